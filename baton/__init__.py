@@ -1,0 +1,1 @@
+"""Baton: a disaggregated LLM inference cluster."""

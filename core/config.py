@@ -1,0 +1,135 @@
+"""The cluster's configuration: frozen, every field with unit, range and default. Loaded once; a constructor gets its own part."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from core.errors import ConfigError
+from core.types import Slo
+
+ENV_PREFIX = "BATON_"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(_Frozen):
+    path: str = "embedded"
+    """A Hugging Face folder or hub id; `embedded` is the model that ships with Baton."""
+    name: str = ""
+    """The name clients use; empty: the folder's or hub id's own."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto`: float32 on CPUs, the checkpoint's on GPUs."""
+    max_context_tokens: int = Field(default=0, ge=0)
+    """Prompt and output together; 0: what the model was made for."""
+
+
+class EngineConfig(_Frozen):
+    block_size: int = Field(default=16, ge=1, le=256)
+    """Tokens of one KV block."""
+    num_blocks: int = Field(default=0, ge=0)
+    """KV blocks of one instance; 0: as many as `kv_bytes` holds."""
+    kv_bytes: int = Field(default=256 << 20, ge=1 << 16)
+    """Memory for one instance's KV pool, in bytes, when `num_blocks` is 0."""
+    max_batch_tokens: int = Field(default=512, ge=1)
+    """Tokens computed in one step: the budget that chunked prefill fills."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Sequences in one step."""
+    lookahead: bool = True
+    """Plan the next step while one runs."""
+    prefix_cache: bool = True
+    num_threads: int = Field(default=1, ge=1)
+    """Compute threads of one rank on a CPU."""
+
+
+class TransferConfig(_Frozen):
+    transport: Literal["auto", "shm", "tcp", "loopback"] = "auto"
+    """`auto`: shared memory within a host, TCP between hosts, loopback within a process."""
+    checksum: bool = False
+    """CRC-32 over each chunk, checked by the receiver."""
+    grant_ttl_s: float = Field(default=120.0, gt=0)
+    """How long a prefill instance may take before it starts on a grant."""
+    drain_timeout_s: float = Field(default=30.0, gt=0)
+    """How long to wait for a writer's Drained before its connection is cut (a fence)."""
+
+
+class ScheduleConfig(_Frozen):
+    max_queued_requests: int = Field(default=1024, ge=1)
+    """Requests that wait for a place; one more is refused with 429."""
+    max_queue_wait_s: float = Field(default=60.0, gt=0)
+    """Predicted or actual waiting beyond this is refused with 429."""
+    local_threshold_tokens: int = Field(default=32, ge=0)
+    """Uncached prompt tokens up to which decode computes the prompt itself, whatever the load."""
+    report_interval_s: float = Field(default=0.05, gt=0)
+    """How often instances report their load while they are busy."""
+
+
+class ServeConfig(_Frozen):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_keys: tuple[SecretStr, ...] = ()
+    """Clients must present one of these; empty: no key is asked for."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    drain_timeout_s: float = Field(default=30.0, gt=0)
+    """How long running requests may go on after SIGTERM."""
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+
+
+class ClusterConfig(_Frozen):
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    serve: ServeConfig = ServeConfig()
+    prefill_instances: int = Field(default=1, ge=0)
+    decode_instances: int = Field(default=1, ge=1)
+    cpus_per_instance: float = Field(default=0.25, gt=0)
+    """What an instance asks of Ray; it does not bound its threads."""
+    cluster_key: SecretStr | None = None
+    """Shared secret of the cluster's processes; None: a fresh one for each start."""
+    slo_classes: Mapping[str, Slo] = {
+        "interactive": Slo("interactive", 0.45, 0.04, 2),
+        "chat": Slo("chat", 1.0, 0.05, 1),
+        "standard": Slo(),
+        "long-context": Slo("long-context", 10.0, 0.1, 0),
+        "batch": Slo("batch", 3600.0, 10.0, -1),
+    }
+
+
+def load(
+    content: Mapping[str, Any] | None,
+    env: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+) -> ClusterConfig:
+    """The configuration from a YAML file's content, then `BATON_SECTION__FIELD` variables, then `overrides` (dotted keys).
+
+    Raises ConfigError, in one line, naming the key."""
+    values: dict[str, Any] = deepcopy(dict(content or {}))
+    for name, text in env.items():
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            _put(values, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(text))
+    for dotted, value in (overrides or {}).items():
+        _put(values, dotted.split("."), value)
+    try:
+        return ClusterConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"configuration key {where!r}: {first['msg']} (got {first['input']!r})") from None
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _put(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        values = values.setdefault(key, {})
+    values[keys[-1]] = value

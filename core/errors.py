@@ -1,0 +1,53 @@
+"""One exception tree.
+
+BatonError
+|-- RequestError        the client's fault: status 400 (or its own), names the field
+|-- Overloaded          try again in `retry_after_s`
+|-- ReplicaLost         an instance died or became unreachable
+|-- TransferError       a KV transfer failed; the request can be recomputed
+|-- ConfigError         the operator's fault: refused before anything starts
+|-- UnsupportedModel    a model that Baton does not (fully) implement: says which part
+`-- Bug                 an invariant of Baton's own is broken
+"""
+
+
+class BatonError(Exception):
+    pass
+
+
+class RequestError(BatonError):
+    def __init__(
+        self, message: str, *, field: str | None = None, status: int = 400, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.field, self.status, self.code = message, field, status, code
+
+
+class Overloaded(BatonError):
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.message, self.retry_after_s = message, retry_after_s
+
+
+class ReplicaLost(BatonError):
+    pass
+
+
+class TransferError(BatonError):
+    pass
+
+
+class ProtocolError(BatonError):
+    pass
+
+
+class ConfigError(BatonError):
+    pass
+
+
+class UnsupportedModel(ConfigError):
+    pass
+
+
+class Bug(BatonError):
+    pass

@@ -1,0 +1,88 @@
+"""Sizes and offsets of a paged KV cache, without tensors.
+
+A rank's pool is one contiguous region, row-major over (layer, block, K|V, head, slot, head_dim): one block of one layer is
+contiguous, so whole blocks and runs of neighbouring blocks are moved in one piece."""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The model's KV state for one token, and how many tokens a block holds."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one K or V vector of one head."""
+        return self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's K and V over all layers and heads."""
+        return 2 * self.num_layers * self.num_kv_heads * self.vector_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KVShard:
+    """What one rank holds: layers [layers[0], layers[1]) and KV heads [heads[0], heads[1]) of `layout`."""
+
+    layout: KVLayout
+    layers: tuple[int, int]
+    heads: tuple[int, int]
+
+    @classmethod
+    def whole(cls, layout: KVLayout) -> "KVShard":
+        return cls(layout, (0, layout.num_layers), (0, layout.num_kv_heads))
+
+    @property
+    def num_layers(self) -> int:
+        return self.layers[1] - self.layers[0]
+
+    @property
+    def num_heads(self) -> int:
+        return self.heads[1] - self.heads[0]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of one layer: K and V of all local heads."""
+        return 2 * self.num_heads * self.layout.block_size * self.layout.vector_bytes
+
+    def pool_bytes(self, num_blocks: int) -> int:
+        return self.num_layers * num_blocks * self.block_bytes
+
+    def offset(self, num_blocks: int, layer: int, block: int, is_value: int, head: int, slot: int) -> int:
+        """Byte offset in a pool of `num_blocks` of one vector; `layer` and `head` are the model's, not local, indices."""
+        local_layer, local_head = layer - self.layers[0], head - self.heads[0]
+        row = (local_layer * num_blocks + block) * 2 + is_value
+        return (
+            (row * self.num_heads + local_head) * self.layout.block_size + slot
+        ) * self.layout.vector_bytes
+
+
+def num_blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "") -> tuple[int, ...]:
+    """Chained 64-bit hashes of the full blocks of `tokens`: equal hashes mean (all but surely) equal prefixes.
+
+    Routing hints only; whoever shares KV compares the tokens themselves."""
+    return tuple(_hash_chain(tokens, block_size, salt))
+
+
+def _hash_chain(tokens: Sequence[int], block_size: int, salt: str) -> Iterator[int]:
+    parent = hashlib.blake2b(salt.encode(), digest_size=8).digest()
+    pack = struct.Struct(f"<{block_size}I").pack
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        parent = hashlib.blake2b(parent + pack(*tokens[start : start + block_size]), digest_size=8).digest()
+        yield int.from_bytes(parent, "little")

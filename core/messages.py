@@ -1,0 +1,230 @@
+"""Every message between Baton's processes. One list, so that the protocol can be read in one place.
+
+frontend  -> scheduler   Place, Finished
+scheduler -> frontend    Placed, Rejected
+frontend  -> decode      Submit, Cancel
+worker    -> frontend    Tokens, Failed
+decode    -> prefill     StartPrefill, Revoke
+prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
+worker    -> scheduler   Register, LoadReport, NeedPrefill
+scheduler -> decode      PrefillAssigned
+any       -> any         Ping, Pong
+"""
+
+from dataclasses import dataclass
+
+from core.kv import KVShard
+from core.types import Request, Route, Slo, TokenOut
+
+
+# --- placing -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ask for a route. `exclude` names instances that this request has just lost."""
+
+    request_id: str
+    attempt: int
+    num_tokens: int
+    """Known tokens: prompt and what earlier attempts emitted."""
+    max_new_tokens: int
+    block_hashes: tuple[int, ...]
+    """`core.kv.block_hashes` of the known tokens."""
+    slo: Slo
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    request_id: str
+    attempt: int
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    request_id: str
+    attempt: int
+    reason: str
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The frontend is done with this attempt (finished, cancelled or failed): its place is free again."""
+
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """An instance introduces itself; it repeats this whenever it has (re)connected to a scheduler."""
+
+    address: str
+    incarnation: str
+    prefills: bool
+    decodes: bool
+    host: str
+    """Host identity: instances on one host can use shared memory."""
+    block_size: int
+    num_blocks: int
+    max_batch_tokens: int
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    address: str
+    seq: int
+    free_blocks: int
+    """Blocks that can be had at once: unused ones and unreferenced prefix-cache blocks."""
+    waiting_tokens: int
+    """Prompt tokens still to be computed here."""
+    num_waiting: int
+    num_running: int
+    tokens_per_s: float
+    """Measured prompt-token rate of recent steps; 0 until there is a measurement."""
+    step_s: float
+    """Smoothed duration of recent steps."""
+    cache_added: tuple[int, ...] = ()
+    cache_removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NeedPrefill:
+    """A decode instance holds a reservation whose prefill instance was lost or failed; `num_tokens` are still missing."""
+
+    request_id: str
+    attempt: int
+    epoch: int
+    num_tokens: int
+    lost: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillAssigned:
+    """Answer to NeedPrefill. An empty `prefill` means: compute the prompt yourself."""
+
+    request_id: str
+    attempt: int
+    epoch: int
+    prefill: str
+
+
+# --- serving -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    request_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """All tokens of one engine step that go to one frontend."""
+
+    tokens: tuple[TokenOut, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker gives this attempt up. `retryable`: another instance may succeed."""
+
+    request_id: str
+    attempt: int
+    reason: str
+    retryable: bool
+
+
+# --- handing over --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class RegionKey:
+    """How a writer reaches one decode rank's KV pool: by which transport, where, and what lies there."""
+
+    transport: str
+    endpoint: str
+    name: str
+    host: str
+    shard: KVShard
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The right to write the KV of tokens [first_token, first_token + num_tokens) into `block_ids` of the holder's pool.
+
+    Valid for one (request attempt, epoch, holder incarnation). The blocks return to the holder's pool only after the
+    writer's Commit, Drained or PrefillFailed, or after the writer's access was fenced."""
+
+    id: str
+    key: str
+    epoch: int
+    holder: str
+    incarnation: str
+    regions: tuple[RegionKey, ...]
+    block_ids: tuple[int, ...]
+    first_token: int
+    """A multiple of the holder's block size."""
+    num_tokens: int
+    ttl_s: float
+    """The writer drops the request when it could not start within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartPrefill:
+    request: Request
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkDone:
+    """Every write of the chunk's tokens was issued; `num_bytes` were written, with this CRC-32 (0: not computed)."""
+
+    grant_id: str
+    seq: int
+    first_token: int
+    num_tokens: int
+    num_bytes: int
+    crc: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Everything is written, nothing more will be; `first` is the token that prefill drew (and sent to the frontend)."""
+
+    grant_id: str
+    num_chunks: int
+    num_bytes: int
+    first: TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The writer will never write under this grant again."""
+
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFailed:
+    """The writer gave up; it implies Drained."""
+
+    grant_id: str
+    reason: str
+
+
+Message = (
+    Place | Placed | Rejected | Finished | Register | LoadReport | NeedPrefill | PrefillAssigned
+    | Submit | Cancel | Tokens | Failed
+    | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
+)  # fmt: skip

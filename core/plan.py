@@ -1,0 +1,81 @@
+"""The only messages between an engine's scheduler and its ranks. A step knows tokens computed and tokens known, no phases."""
+
+from dataclasses import dataclass
+
+from core.types import SamplingParams, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class NewSeq:
+    """All that a rank must learn about a sequence, once, before its first work. Ranks append what they sample themselves."""
+
+    key: str
+    tokens: tuple[TokenId, ...]
+    num_prompt: int
+    """Length of the client's prompt inside `tokens`; the rest is output of earlier attempts (counted by penalties)."""
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """After each layer of this work, send the KV of tokens [start, start + count) to the holder of grant `grant_id`."""
+
+    grant_id: str
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeqWork:
+    """Compute the KV of tokens [start, start + count) of one sequence.
+
+    `block_ids` covers tokens [0, start + count). Tokens beyond those in `NewSeq` are the rank's own samples, which the
+    planner may not know yet (lookahead)."""
+
+    key: str
+    start: int
+    count: int
+    block_ids: tuple[int, ...]
+    samples: bool
+    """Draw the next token from the logits of the last position."""
+    push: Push | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first `num_tokens` slots of block `src` to `dst`, all layers, before the step's work (shared partial prefix)."""
+
+    src: int
+    dst: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    step: int
+    new: tuple[NewSeq, ...]
+    copies: tuple[BlockCopy, ...]
+    work: tuple[SeqWork, ...]
+    drop: tuple[str, ...]
+    """Keys whose rank-side state goes away (before `new` is applied)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(w.count for w in self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    key: str
+    token: TokenId
+    logprob: float | None = None
+    top: tuple[tuple[TokenId, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """One `Sampled` for each work with `samples`, in the order of the plan."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    duration_s: float = 0.0

@@ -1,0 +1,66 @@
+"""The seams: what each part asks of its neighbours. Everything behind them can be replaced, and is, in the simulator."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from core.messages import Message
+from core.plan import StepPlan, StepResult
+
+S = TypeVar("S")
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+    async def sleep(self, delay_s: float) -> None: ...
+
+
+class Mail(Protocol):
+    """Ordered, authenticated messages between peers. A peer is named by its address.
+
+    `on_message(sender, message)` and `on_lost(peer)` are called on the event loop and must not block. `on_lost` is called
+    once for each connection that breaks, whichever side opened it; nothing more arrives from that incarnation of the peer
+    afterwards. Messages to one peer arrive in order or the peer is reported lost."""
+
+    @property
+    def address(self) -> str: ...
+    def listen(self, on_message: Callable[[str, Message], None], on_lost: Callable[[str], None]) -> None: ...
+    def send(self, to: str, message: Message) -> None:
+        """Queue `message`; connects when needed. Never blocks and never raises: an unreachable peer is reported lost."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LayerSink(Protocol):
+    """Told by the rank, on its compute thread, that the KV of one layer is in the pool for all work of the running step."""
+
+    def step_started(self, plan: StepPlan) -> None: ...
+    def layer_done(self, layer: int) -> None: ...
+
+
+class WorkerGroup(Protocol):
+    """The ranks of one instance. Steps run in the order of the calls; a second call may come while the first runs.
+
+    All writes of a step are in the KV pool when its result is returned."""
+
+    async def execute(self, plan: StepPlan) -> StepResult: ...
+    async def close(self) -> None: ...
+
+
+class SchedulerPolicy(Protocol[S]):
+    """The order in which an engine serves its sequences. `S` is engine.sequence.Sequence. Pure."""
+
+    def order(self, waiting: Sequence[S], now: float) -> Sequence[S]: ...
+    def chunk(self, seq: S, budget_tokens: int) -> int: ...
+    def victim(self, running: Sequence[S]) -> S: ...
+
+
+class TokenCodec(Protocol):
+    """Text to token ids and back; a tokenizer without its library."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+Resolve = Callable[[], Awaitable[str]]
+"""Looks a peer's current address up (service discovery)."""

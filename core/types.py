@@ -1,0 +1,106 @@
+"""What a request is and what comes back for it. Invariant: every value here is immutable and crosses processes as it is."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+TokenId = int
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A service class: the latency targets of one request, from its class name in the configuration."""
+
+    name: str = "standard"
+    ttft_s: float = 2.0
+    tpot_s: float = 0.1
+    priority: int = 0
+    """Higher is served first among requests that wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. The draw for output position i depends on (seed, i) and the logits alone."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int = 0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    num_logprobs: int = -1
+    """-1: none; 0: of the sampled token; k: of the sampled token and the k likeliest."""
+    max_tokens: int = 16
+    """Output tokens over all attempts."""
+    min_tokens: int = 0
+    """Stop tokens cannot be drawn before this many output tokens exist."""
+    stop_token_ids: tuple[TokenId, ...] = ()
+    """Any of these ends the sequence; the model's end-of-sequence ids are among them unless the client ignores them."""
+    masked_until_min: tuple[TokenId, ...] = ()
+    """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate. `attempt` counts re-executions; `emitted` are tokens that earlier attempts delivered."""
+
+    id: str
+    prompt: tuple[TokenId, ...]
+    sampling: SamplingParams
+    reply_to: str
+    """Address of the frontend that the tokens go to."""
+    slo: Slo = Slo()
+    salt: str = ""
+    """Prefix-cache tenant: prefixes are shared only between equal salts."""
+    arrival_s: float = 0.0
+    attempt: int = 0
+    emitted: tuple[TokenId, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Names this attempt on every worker; two attempts of one request never share state."""
+        return f"{self.id}#{self.attempt}"
+
+    @property
+    def tokens(self) -> tuple[TokenId, ...]:
+        """All tokens whose KV must exist before the next one can be drawn."""
+        return self.prompt + self.emitted
+
+    def retry(self, emitted: tuple[TokenId, ...]) -> "Request":
+        """The next attempt, which goes on after `emitted` (all output tokens delivered so far)."""
+        return replace(self, attempt=self.attempt + 1, emitted=emitted)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where one attempt runs: instance addresses. An empty `prefill` means that `decode` computes the prompt itself."""
+
+    decode: str
+    prefill: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """One generated token. `index` counts output tokens from 0 over all attempts: the frontend's deduplication key."""
+
+    request_id: str
+    attempt: int
+    index: int
+    token: TokenId
+    logprob: float | None = None
+    top: tuple[tuple[TokenId, float], ...] = ()
+    """Likeliest tokens and their log-probabilities, likeliest first."""
+    finish: FinishReason | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.request_id}#{self.attempt}"

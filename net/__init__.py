@@ -1,0 +1,1 @@
+"""Authenticated message channels between Baton's processes, and their in-process twin."""

@@ -1,0 +1,287 @@
+"""One authenticated, framed TCP connection.
+
+A frame is `u32 header length, u64 payload length`, a msgpack header and a raw payload. Both sides prove that they know the
+cluster key before anything else is read: each sends a nonce, then HMAC-SHA256 over (role, both nonces, its identity). The
+role byte keeps a proof from being reflected. The payload of a frame can be received straight into the caller's memory.
+
+Invariant: header and payload of a frame are read completely, in order, or the channel is broken and closed."""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from core.errors import ProtocolError, ReplicaLost
+
+_MAGIC = b"BATON1\r\n"
+_FRAME = struct.Struct("<IQ")
+_HELLO = struct.Struct("<8s32sH")
+_MAX_IDENTITY_BYTES = 1024
+_MAX_HEADER_BYTES = 256 << 20
+_READ_BYTES = 1 << 16
+_HANDSHAKE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who speaks: its mail address and which life of the process (a restart on the same address is another incarnation)."""
+
+    address: str
+    incarnation: str
+    pid: int
+
+
+class Channel:
+    """Frames to and from one authenticated peer. One task may send and one may receive at a time."""
+
+    def __init__(self, sock: socket.socket, peer: Identity) -> None:
+        self.peer = peer
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._start = self._end = 0
+        self._closed = False
+        self._num_waiting = 0
+
+    async def send(self, header: Any, payload: Sequence[memoryview] = ()) -> None:
+        """Returns when the kernel has taken every byte, so `payload` may be reused. Raises ReplicaLost."""
+        head: bytes = msgpack.packb(header)  # type: ignore[assignment]
+        size = sum(piece.nbytes for piece in payload)
+        await self._send_all([memoryview(_FRAME.pack(len(head), size) + head), *payload])
+
+    async def send_many(self, headers: Sequence[bytes]) -> None:
+        """Several payload-free frames in one write. Raises ReplicaLost."""
+        joined = b"".join([part for head in headers for part in (_FRAME.pack(len(head), 0), head)])
+        await self._send_all([memoryview(joined)])
+
+    async def recv(self) -> tuple[bytes, int]:
+        """The next frame's packed header and its payload's size in bytes, which must then be taken with `readinto`.
+
+        Raises ReplicaLost at the end of the stream and ProtocolError for an impossible frame."""
+        await self._fill(_FRAME.size)
+        header_bytes, payload_bytes = _FRAME.unpack_from(self._buffer, self._start)
+        self._start += _FRAME.size
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise ProtocolError(f"peer {self.peer.address} announces a header of {header_bytes} bytes")
+        header = bytearray(header_bytes)
+        await self.readinto(memoryview(header))
+        return bytes(header), payload_bytes
+
+    async def readinto(self, target: memoryview) -> None:
+        """Fill `target` from the payload. Raises ReplicaLost."""
+        have = min(self._end - self._start, target.nbytes)
+        target = target.cast("B")
+        target[:have] = self._buffer[self._start : self._start + have]
+        self._start += have
+        while have < target.nbytes:
+            have += await self._recv_into(target[have:])
+
+    def close(self) -> None:
+        """Cut the connection: nothing more is read or written, also by a task that is waiting. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(OSError):  # the peer may have been faster
+                self._sock.shutdown(socket.SHUT_RDWR)
+            self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        # The event loop still watches the descriptor for an operation in flight: shutdown ends it, then it is closed.
+        if self._closed and not self._num_waiting:
+            self._sock.close()
+
+    async def _send_all(self, pieces: list[memoryview]) -> None:
+        self._num_waiting += 1
+        try:
+            for piece in self._send_now(pieces):
+                await self._loop.sock_sendall(self._sock, piece)
+        except (OSError, ValueError) as error:
+            raise ReplicaLost(f"connection to {self.peer.address} broke while sending: {error}") from error
+        finally:
+            self._num_waiting -= 1
+            self._close_when_idle()
+
+    def _send_now(self, pieces: list[memoryview]) -> list[memoryview]:
+        """One gathering write without waiting; returns what is left."""
+        if self._closed:
+            raise OSError("closed")
+        try:
+            sent = self._sock.sendmsg(pieces[:512])
+        except BlockingIOError:
+            return pieces
+        rest: list[memoryview] = []
+        for piece in pieces:
+            if sent >= piece.nbytes:
+                sent -= piece.nbytes
+            else:
+                rest.append(piece.cast("B")[sent:] if sent else piece)
+                sent = 0
+        return rest
+
+    async def _fill(self, num_bytes: int) -> None:
+        have = self._end - self._start
+        if have >= num_bytes:
+            return
+        self._buffer[:have] = bytes(self._buffer[self._start : self._end])
+        self._start, self._end = 0, have
+        while self._end < num_bytes:
+            self._end += await self._recv_into(self._buffer[self._end :])
+
+    async def _recv_into(self, target: memoryview) -> int:
+        self._num_waiting += 1
+        try:
+            count = 0 if self._closed else await self._loop.sock_recv_into(self._sock, target)
+        except (OSError, ValueError) as error:
+            raise ReplicaLost(f"connection to {self.peer.address} broke: {error}") from error
+        finally:
+            self._num_waiting -= 1
+            self._close_when_idle()
+        if not count:
+            raise ReplicaLost(f"peer {self.peer.address} closed the connection")
+        return count
+
+
+async def connect(address: str, key: bytes, me: Identity, timeout_s: float = _HANDSHAKE_S) -> Channel:
+    """Connect to `host:port` and authenticate both ways. Raises ReplicaLost or ProtocolError."""
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(sock, (host.strip("[]"), int(port)))
+            _tune(sock)
+            peer = await _handshake(sock, key, me, dialled=True)
+    except TimeoutError as error:
+        sock.close()
+        raise ReplicaLost(f"no answer from {address} within {timeout_s:g} s") from error
+    except OSError as error:
+        sock.close()
+        raise ReplicaLost(f"cannot connect to {address}: {error.strerror or error}") from error
+    except BaseException:
+        sock.close()
+        raise
+    return Channel(sock, peer)
+
+
+class Listener:
+    """Accepts authenticated channels on `host`; `address` is known once constructed.
+
+    `serve(channel)` runs as a task for each peer; `on_refused` hears of peers that failed to authenticate."""
+
+    def __init__(
+        self,
+        host: str,
+        key: bytes,
+        serve: Callable[[Channel], Awaitable[None]],
+        on_refused: Callable[[str], None],
+        port: int = 0,
+    ) -> None:
+        self._sock = socket.create_server((host, port), backlog=512)
+        self._sock.setblocking(False)
+        self._key, self._serve, self._on_refused = key, serve, on_refused
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.address = f"{host}:{self._sock.getsockname()[1]}"
+
+    def start(self, me: Identity) -> None:
+        self._spawn(self._accept(me))
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sock.close()
+
+    async def _accept(self, me: Identity) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._sock)
+            except OSError as error:  # out of file descriptors, or a peer that left while it waited
+                self._on_refused(f"accept failed: {error}")
+                await asyncio.sleep(0.1)
+                continue
+            self._spawn(self._welcome(sock, me))
+
+    async def _welcome(self, sock: socket.socket, me: Identity) -> None:
+        try:
+            _tune(sock)
+            async with asyncio.timeout(_HANDSHAKE_S):
+                channel = Channel(sock, await _handshake(sock, self._key, me, dialled=False))
+        except (TimeoutError, OSError, ReplicaLost, ProtocolError) as error:
+            sock.close()
+            self._on_refused(str(error) or type(error).__name__)
+            return
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            await self._serve(channel)
+        finally:
+            channel.close()
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", 5),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 15_000),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+async def _handshake(sock: socket.socket, key: bytes, me: Identity, *, dialled: bool) -> Identity:
+    loop = asyncio.get_running_loop()
+    identity: bytes = msgpack.packb([me.address, me.incarnation, me.pid])  # type: ignore[assignment]
+    nonce = os.urandom(32)
+    await loop.sock_sendall(sock, _HELLO.pack(_MAGIC, nonce, len(identity)) + identity)
+    magic, peer_nonce, size = _HELLO.unpack(await _exactly(sock, _HELLO.size))
+    if magic != _MAGIC or size > _MAX_IDENTITY_BYTES:
+        raise ProtocolError("the other side does not speak Baton's protocol, version 1")
+    peer_identity = await _exactly(sock, size)
+    mine, theirs = (b"d", b"a") if dialled else (b"a", b"d")
+    await loop.sock_sendall(sock, _proof(key, mine, nonce, peer_nonce, identity))
+    proof = await _exactly(sock, 32)
+    if not hmac.compare_digest(proof, _proof(key, theirs, peer_nonce, nonce, peer_identity)):
+        raise ProtocolError("the peer does not know the cluster key")
+    return _read_identity(peer_identity)
+
+
+def _proof(key: bytes, role: bytes, own_nonce: bytes, other_nonce: bytes, identity: bytes) -> bytes:
+    return hmac.new(key, role + own_nonce + other_nonce + identity, hashlib.sha256).digest()
+
+
+def _read_identity(packed: bytes) -> Identity:
+    try:
+        address, incarnation, pid = msgpack.unpackb(packed)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"unreadable identity: {error}") from error
+    return Identity(str(address), str(incarnation), int(pid))
+
+
+async def _exactly(sock: socket.socket, num_bytes: int) -> bytes:
+    data = b""
+    while len(data) < num_bytes:
+        piece = await asyncio.get_running_loop().sock_recv(sock, num_bytes - len(data))
+        if not piece:
+            raise ReplicaLost("the peer closed the connection while authenticating (a wrong cluster key?)")
+        data += piece
+    return data
