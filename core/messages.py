@@ -88,6 +88,8 @@ class LoadReport:
     """Smoothed duration of recent steps."""
     cache_added: tuple[int, ...] = ()
     cache_removed: tuple[int, ...] = ()
+    defect: str = ""
+    """What the last idle self-check of the block accounting found wrong; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,33 @@ class PrefillAssigned:
     attempt: int
     epoch: int
     prefill: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskStatus:
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus:
+    address: str
+    prefills: bool
+    decodes: bool
+    num_blocks: int
+    free_blocks: int
+    num_waiting: int
+    num_running: int
+    defect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the scheduler knows. `why_not`: why a request would not be answered now; empty: it would be."""
+
+    nonce: int
+    why_not: str
+    num_queued: int
+    instances: tuple[InstanceStatus, ...]
 
 
 # --- serving -------------------------------------------------------------------------------------------------------
@@ -224,7 +253,7 @@ class PrefillFailed:
 
 
 Message = (
-    Place | Placed | Rejected | Finished | Register | LoadReport | NeedPrefill | PrefillAssigned
+    Place | Placed | AskStatus | Status | Rejected | Finished | Register | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | Failed
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -1,0 +1,303 @@
+"""The frontend's half of a request: place it, submit it, put its tokens in order, and start over elsewhere when a worker dies.
+
+Invariant: a client sees output token i exactly once, after token i-1, whatever was lost, doubled or reordered on the way."""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+
+from core.config import ScheduleConfig
+from core.errors import Overloaded, ReplicaLost, RequestError
+from core.kv import block_hashes
+from core.messages import (
+    AskStatus,
+    Cancel,
+    Failed,
+    Finished,
+    Message,
+    Place,
+    Placed,
+    Rejected,
+    Status,
+    Submit,
+    Tokens,
+)
+from core.ports import Clock, Mail, Resolve
+from core.types import Request, Route, TokenOut
+
+log = logging.getLogger(__name__)
+
+_MAX_FRUITLESS_ATTEMPTS = 5
+_STATUS_TIMEOUT_S = 2.0
+_GRACE_S = 5.0
+"""How much longer than the scheduler's own limit the frontend waits for its answer."""
+
+
+class _Lost(Exception):
+    """This attempt is over, the request is not. Carries the instance to avoid."""
+
+
+class _Flight:
+    """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.route: Route | None = None
+        self.next_index = len(request.emitted)
+        self.ready: deque[TokenOut] = deque()
+        self.early: dict[int, TokenOut] = {}
+        self.failure: Exception | None = None
+        self.changed = asyncio.Event()
+
+    def receive(self, token: TokenOut) -> None:
+        """Token 0 comes from prefill, the others from decode: on different connections, so in any order."""
+        if token.index < self.next_index:
+            return
+        self.early[token.index] = token
+        while (following := self.early.pop(self.next_index, None)) is not None:
+            self.ready.append(following)
+            self.next_index += 1
+        if self.ready:
+            self.changed.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = self.failure or failure
+        self.changed.set()
+
+    def place(self, route: Route) -> None:
+        self.route = route
+        self.changed.set()
+
+    async def wait(self) -> None:
+        await self.changed.wait()
+        self.changed.clear()
+
+
+class Frontend:
+    """Generates for the API; one per ingress process. `run` must be running; `close` ends it."""
+
+    def __init__(
+        self,
+        mail: Mail,
+        clock: Clock,
+        config: ScheduleConfig,
+        block_size: int,
+        resolve_scheduler: Resolve,
+        request_timeout_s: float,
+    ) -> None:
+        self._mail, self._clock, self._config = mail, clock, config
+        self._block_size = block_size
+        self._resolve = resolve_scheduler
+        self._timeout_s = request_timeout_s
+        self._scheduler = ""
+        self._scheduler_changed = asyncio.Event()
+        self._flights: dict[str, _Flight] = {}
+        self._asked: dict[int, asyncio.Future[Status]] = {}
+        self._nonces = itertools.count()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._prefix = uuid.uuid4().hex[:8]
+
+    @property
+    def address(self) -> str:
+        return self._mail.address
+
+    @property
+    def num_running(self) -> int:
+        return len(self._flights)
+
+    def new_request_id(self) -> str:
+        return f"{self._prefix}-{next(self._nonces)}"
+
+    async def run(self) -> None:
+        """Keep the scheduler's address current, for as long as the frontend lives."""
+        self._mail.listen(self._on_message, self._on_lost)
+        while True:
+            try:
+                self._scheduler = await self._resolve()
+            except Exception as error:
+                log.warning("cannot find the scheduler: %s", error)
+                await self._clock.sleep(0.2)
+                continue
+            for flight in self._flights.values():
+                if flight.route is None:
+                    self._mail.send(self._scheduler, self._place(flight.request, ()))
+            self._scheduler_changed.clear()
+            await self._scheduler_changed.wait()
+            await self._clock.sleep(0.1)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and let the running ones finish, for at most `timeout_s`."""
+        self._draining = True
+        if not self._flights:
+            return
+        log.info("draining: %d requests are running", len(self._flights))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning(
+                "drain deadline of %g s passed: %d requests are cut off", timeout_s, len(self._flights)
+            )
+
+    async def close(self) -> None:
+        for flight in list(self._flights.values()):
+            flight.fail(ReplicaLost("the server is shutting down"))
+        await self._mail.close()
+
+    async def status(self) -> Status:
+        """What the scheduler knows now. Raises ReplicaLost when it does not answer."""
+        if not self._scheduler:
+            raise ReplicaLost("the scheduler is not known yet")
+        nonce = next(self._nonces)
+        answer = self._asked[nonce] = asyncio.get_running_loop().create_future()
+        self._mail.send(self._scheduler, AskStatus(nonce))
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            raise ReplicaLost(f"the scheduler did not answer within {_STATUS_TIMEOUT_S:g} s") from None
+        finally:
+            del self._asked[nonce]
+
+    async def ready(self) -> tuple[bool, str]:
+        """Would a request be answered, and if not, why."""
+        if self._draining:
+            return False, "shutting down"
+        try:
+            status = await self.status()
+        except ReplicaLost as error:
+            return False, str(error)
+        return not status.why_not, status.why_not
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenOut]:
+        """The request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
+
+        Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
+        if self._draining:
+            raise Overloaded("the server is shutting down", retry_after_s=1.0)
+        deadline = self._clock.now() + self._timeout_s
+        fruitless, exclude = 0, ()
+        while True:
+            num_before = len(request.emitted)
+            flight = self._begin(request)
+            emitted = list(request.emitted)
+            finished = False
+            try:
+                async for token in self._attempt(flight, exclude, deadline):
+                    emitted.append(token.token)
+                    finished = token.finish is not None
+                    yield token
+                if finished:
+                    return
+            except _Lost as lost:
+                exclude = (*exclude, str(lost))[-4:]
+                log.warning(
+                    "request %s attempt %d: lost %s; it goes on elsewhere", request.id, request.attempt, lost
+                )
+            finally:
+                self._end(flight, finished)
+            fruitless = 0 if len(emitted) > num_before else fruitless + 1
+            if fruitless >= _MAX_FRUITLESS_ATTEMPTS:
+                raise ReplicaLost(
+                    f"{fruitless} instances in a row were lost before the next token; giving up"
+                )
+            request = request.retry(tuple(emitted))
+
+    async def _attempt(
+        self, flight: _Flight, exclude: tuple[str, ...], deadline: float
+    ) -> AsyncIterator[TokenOut]:
+        request = flight.request
+        if self._scheduler:
+            self._mail.send(self._scheduler, self._place(request, exclude))
+        try:
+            async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
+                while flight.route is None:
+                    await flight.wait()
+                    if flight.failure:
+                        raise flight.failure
+        except TimeoutError:
+            raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
+        self._mail.send(flight.route.decode, Submit(request, flight.route))
+        while True:
+            while flight.ready:
+                token = flight.ready.popleft()
+                yield token
+                if token.finish is not None:
+                    return
+            if flight.failure:
+                raise flight.failure
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
+                    await flight.wait()
+            except TimeoutError:
+                raise ReplicaLost(f"the request took longer than {self._timeout_s:g} s") from None
+
+    def _begin(self, request: Request) -> _Flight:
+        flight = self._flights[request.key] = _Flight(request)
+        self._idle.clear()
+        return flight
+
+    def _end(self, flight: _Flight, finished: bool) -> None:
+        request = flight.request
+        del self._flights[request.key]
+        if not self._flights:
+            self._idle.set()
+        if flight.route is not None and not finished:
+            self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
+        if self._scheduler:
+            self._mail.send(self._scheduler, Finished(request.id, request.attempt))
+
+    def _place(self, request: Request, exclude: tuple[str, ...]) -> Place:
+        return Place(
+            request_id=request.id,
+            attempt=request.attempt,
+            num_tokens=len(request.tokens),
+            max_new_tokens=request.sampling.max_tokens - len(request.emitted),
+            block_hashes=block_hashes(request.tokens, self._block_size, request.salt),
+            slo=request.slo,
+            exclude=exclude,
+        )
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case Tokens(tokens):
+                for token in tokens:
+                    if (flight := self._flights.get(token.key)) is not None:
+                        flight.receive(token)
+            case Placed(request_id, attempt, route):
+                self._on_placed(request_id, attempt, route)
+            case Rejected(request_id, attempt, reason, retry_after_s):
+                never = retry_after_s <= 0
+                self._fail(
+                    request_id, attempt, RequestError(reason) if never else Overloaded(reason, retry_after_s)
+                )
+            case Failed(request_id, attempt, reason, retryable):
+                self._fail(request_id, attempt, _Lost(sender) if retryable else RequestError(reason))
+            case Status(nonce):
+                if (asked := self._asked.get(nonce)) is not None and not asked.done():
+                    asked.set_result(message)
+            case _:
+                log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
+
+    def _on_placed(self, request_id: str, attempt: int, route: Route) -> None:
+        flight = self._flights.get(f"{request_id}#{attempt}")
+        if flight is None:
+            self._mail.send(self._scheduler, Finished(request_id, attempt))
+        elif flight.route is None:
+            flight.place(route)
+
+    def _fail(self, request_id: str, attempt: int, failure: Exception) -> None:
+        if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
+            flight.fail(failure)
+
+    def _on_lost(self, peer: str) -> None:
+        if peer == self._scheduler:
+            self._scheduler_changed.set()
+        for flight in self._flights.values():
+            if flight.route is not None and flight.route.decode == peer:
+                flight.fail(_Lost(peer))
