@@ -1,0 +1,70 @@
+"""The operations a model is made of, and their shapes. `kernels.select` chooses the implementation for a device.
+
+T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads. D: head dimension.
+A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D): core.kv's layout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMeta:
+    """Which rows of a packed step belong to which sequence, and where each sequence's KV lies."""
+
+    query_starts: tuple[int, ...]
+    """(B+1,) first row of each sequence."""
+    query_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+    """Tokens in the KV cache once the step's own are written."""
+    block_tables: tuple[Tensor, ...]
+    """Per sequence (num_blocks of its context,) int64."""
+    slots: Tensor
+    """(T,) int64: block_id * block_size + offset, where each token's KV goes."""
+    cache: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """What an implementation derives from the above, once a step and not once a layer."""
+
+    @classmethod
+    def build(
+        cls,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_tables: Sequence[np.ndarray],
+        slots: np.ndarray,
+        device: torch.device,
+    ) -> "AttentionMeta":
+        starts = [0]
+        for length in query_lens:
+            starts.append(starts[-1] + length)
+        return cls(
+            tuple(starts),
+            tuple(query_lens),
+            tuple(context_lens),
+            tuple(torch.from_numpy(table).to(device) for table in block_tables),
+            torch.from_numpy(slots).to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """One implementation of everything, for one kind of device. Outputs have the dtype of the inputs."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    """(x (..., N), weight (N,), eps) -> (..., N); statistics in float32."""
+    rope: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """(x (T, heads, D), cos (T, D), sin (T, D)) -> (T, heads, D); halves are rotated (GPT-NeoX order)."""
+    silu_mul: Callable[[Tensor], Tensor]
+    """(x (T, 2N)) -> silu(x[:, :N]) * x[:, N:]"""
+    gelu_tanh_mul: Callable[[Tensor], Tensor]
+    """The same with GELU's tanh approximation."""
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M)"""
+    write_kv: Callable[[Tensor, Tensor, Tensor, AttentionMeta], None]
+    """(k (T, Hkv, D), v (T, Hkv, D), kv_layer, meta): store at meta.slots."""
+    paged_attention: Callable[[Tensor, Tensor, AttentionMeta, float, int, float], Tensor]
+    """(q (T, H, D), kv_layer, meta, scale, window, soft_cap) -> (T, H, D). Causal. A token attends to at most the last
+    `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not)."""

@@ -1,0 +1,27 @@
+"""Where a model's files are: the embedded one, a folder, or a Hugging Face hub id."""
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from core.errors import ConfigError
+
+_EMBEDDED = Path(__file__).resolve().parent / "embedded"
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+
+
+def resolve(path_or_id: str) -> Path:
+    """The model's folder; a hub id is downloaded (or found in the local cache). Raises ConfigError."""
+    if path_or_id == "embedded":
+        return _EMBEDDED
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
+        raise ConfigError(f"there is no model folder {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)")
+    try:
+        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}") from None

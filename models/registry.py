@@ -1,0 +1,32 @@
+"""Load a model: description first, weights last, so that what cannot work is said before any weight is read."""
+
+from pathlib import Path
+
+import torch
+
+from core.errors import UnsupportedModel
+from kernels.select import select_ops
+from models.families import read_spec
+from models.model import Model
+from models.spec import DTYPES, ModelSpec
+from models.weights import Checkpoint
+
+
+def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
+    """`auto`: float32 on CPUs, the checkpoint's own elsewhere. Raises UnsupportedModel."""
+    if wanted == "auto":
+        wanted = "float32" if device.type == "cpu" else spec.dtype
+    if wanted not in DTYPES:
+        raise UnsupportedModel(f"dtype {wanted!r} is not supported (float32 and bfloat16 are)")
+    return wanted
+
+
+@torch.inference_mode()
+def load_model(folder: Path, dtype: str, device: torch.device) -> Model:
+    """Raises ConfigError and UnsupportedModel."""
+    spec = read_spec(folder)
+    torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
+    checkpoint = Checkpoint(folder, torch_dtype, device)
+    model = Model(spec, select_ops(device), checkpoint, device)
+    checkpoint.close()
+    return model

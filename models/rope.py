@@ -1,0 +1,59 @@
+"""Rotary position embeddings (Su et al., 2021) and their scalings: linear (Chen et al., 2023), Llama 3.1, YaRN (Peng et al., 2023)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from models.spec import RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) -> tuple[Tensor, float]:
+    """(head_dim / 2,) float32, and the factor that cosines and sines are multiplied by."""
+    plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    match rope.kind:
+        case "linear":
+            return plain / rope.parameters["factor"], 1.0
+        case "llama3":
+            return _llama3(plain, rope), 1.0
+        case "yarn":
+            return _yarn(plain, rope, head_dim, max_context_tokens)
+        case "default" | "dynamic":  # dynamic scaling begins beyond the contexts that are served
+            return plain, 1.0
+
+
+def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:
+    p = rope.parameters
+    factor, low, high = p["factor"], p["low_freq_factor"], p["high_freq_factor"]
+    original = p["original_max_position_embeddings"]
+    rotations = original * plain / (2 * math.pi)
+    keep = ((rotations - low) / (high - low)).clamp(0, 1)
+    return plain / factor * (1 - keep) + plain * keep
+
+
+def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int, max_context_tokens: int) -> tuple[Tensor, float]:
+    p = rope.parameters
+    original = p["original_max_position_embeddings"]
+    factor = p.get("factor") or max_context_tokens / original
+
+    def dim_with(rotations: float) -> float:
+        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dim_with(p.get("beta_fast") or 32), dim_with(p.get("beta_slow") or 1)
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = ((torch.arange(head_dim // 2).float() - low) / max(high - low, 0.001)).clamp(0, 1)
+    return plain / factor * ramp + plain * (1 - ramp), _yarn_attention_factor(rope, factor)
+
+
+def _yarn_attention_factor(rope: RopeSpec, factor: float) -> float:
+    def magnitude(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    p = rope.parameters
+    if p.get("attention_factor") is not None:
+        return float(p["attention_factor"])
+    if p.get("mscale") and p.get("mscale_all_dim"):
+        return magnitude(p["mscale"]) / magnitude(p["mscale_all_dim"])
+    return magnitude(1.0)

@@ -1,0 +1,95 @@
+"""A decoder-only model, described without its family: all that the engine and the forward pass must know."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from core.errors import ConfigError, UnsupportedModel
+from core.kv import KVLayout
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"]
+    theta: float
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    max_context_tokens: int
+    rope: RopeSpec
+    tied: bool
+    dtype: str
+    """Of the checkpoint."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    windows: tuple[int, ...] = ()
+    """For each layer how many tokens it attends to; 0: all."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    """Gemma 2: also norms behind attention and behind the MLP."""
+    unit_offset_norm: bool = False
+    """Norm weights are stored as an offset from one."""
+    embedding_scale: float = 1.0
+    query_scale: float = 0.0
+    """Factor on attention scores; 0: 1 / sqrt(head_dim)."""
+    attention_soft_cap: float = 0.0
+    logit_soft_cap: float = 0.0
+    eos_token_ids: tuple[int, ...] = ()
+    default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
+
+    @property
+    def attention_scale(self) -> float:
+        return self.query_scale or 1.0 / math.sqrt(self.head_dim)
+
+    def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
+        return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ConfigError when the file is missing or is not a JSON object."""
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path.parent} is no model folder: it has no {path.name}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} does not hold a JSON object")
+    return content
+
+
+def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
+    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises UnsupportedModel."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise UnsupportedModel("rope_parameters that differ by layer type are not supported")
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
+        raise UnsupportedModel(f"rope scaling {kind!r} is not supported (default, linear, dynamic, llama3 and yarn are)")
+    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if partial not in (None, 1, 1.0):
+        raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported (only 1.0)")
+    theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+    parameters.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    if parameters["original_max_position_embeddings"] is None:
+        parameters["original_max_position_embeddings"] = config["max_position_embeddings"]
+    return RopeSpec(kind, float(theta), parameters)

@@ -1,0 +1,53 @@
+"""A model's tokenizer and chat template, through transformers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import TemplateError
+from transformers import AutoTokenizer
+
+from core.errors import ConfigError, RequestError
+
+
+class Tokenizer:
+    """core.ports.TokenCodec, and the chat template."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._inner: Any = AutoTokenizer.from_pretrained(str(folder))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot load the tokenizer in {folder}: {str(error).splitlines()[0]}") from None
+        self.eos_token_id: int | None = self._inner.eos_token_id
+        self.vocab_size = len(self._inner)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._inner.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._inner.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_arguments: Any,
+    ) -> list[int]:
+        """Token ids of a conversation. Raises RequestError when the model has no template or refuses the messages."""
+        if self._inner.chat_template is None:
+            raise RequestError("this model has no chat template; use /v1/completions", field="messages")
+        try:
+            text = self._inner.apply_chat_template(
+                list(messages), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **template_arguments
+            )
+        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            raise RequestError(f"the chat template refuses these messages: {error}", field="messages") from error
+        return self._inner.encode(text, add_special_tokens=False)
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """Raises ConfigError."""
+    return Tokenizer(Path(folder))

@@ -1,0 +1,54 @@
+"""The ranks of an instance without a device: steps take modelled time and draw tokens that depend on (seed, position) alone."""
+
+import asyncio
+import hashlib
+
+from core.plan import NewSeq, Sampled, StepPlan, StepResult
+from core.ports import Clock, LayerSink
+from sim.cost import StepCost
+
+
+def modelled_token(seed: int, position: int, vocab_size: int) -> int:
+    """The token at an absolute position of a sequence; never 0, which workloads use as their end-of-sequence id."""
+    digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (vocab_size - 1)
+
+
+class ModelledGroup:
+    """core.ports.WorkerGroup. Layers finish evenly over a step, and the sink hears of each, as from a real rank."""
+
+    def __init__(
+        self, clock: Clock, cost: StepCost, num_layers: int, vocab_size: int, sink: LayerSink | None
+    ) -> None:
+        self._clock, self._cost, self._num_layers, self._vocab_size = clock, cost, num_layers, vocab_size
+        self._sink = sink
+        self._seqs: dict[str, NewSeq] = {}
+        self._busy = asyncio.Lock()
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        async with self._busy:  # fair: steps run in the order of the calls
+            for key in plan.drop:
+                self._seqs.pop(key, None)
+            for seq in plan.new:
+                self._seqs[seq.key] = seq
+            duration_s = self._cost.duration_s(plan)
+            await self._run_layers(plan, duration_s)
+            sampled = tuple(
+                self._sample(work.key, work.start + work.count) for work in plan.work if work.samples
+            )
+            return StepResult(plan.step, sampled, duration_s)
+
+    async def close(self) -> None:
+        self._seqs.clear()
+
+    async def _run_layers(self, plan: StepPlan, duration_s: float) -> None:
+        if self._sink is None or not any(work.push for work in plan.work):
+            await self._clock.sleep(duration_s)
+            return
+        self._sink.step_started(plan)
+        for layer in range(self._num_layers):
+            await self._clock.sleep(duration_s / self._num_layers)
+            self._sink.layer_done(layer)
+
+    def _sample(self, key: str, position: int) -> Sampled:
+        return Sampled(key, modelled_token(self._seqs[key].sampling.seed, position, self._vocab_size))
