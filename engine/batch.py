@@ -1,0 +1,83 @@
+"""What a rank knows of its sequences, and a step's packed tensors. The rank appends its own samples, so a plan needs no tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from core.plan import NewSeq, SeqWork
+from core.types import SamplingParams
+from kernels.ops import AttentionMeta
+
+
+class RankSeq:
+    """Tokens of one sequence, known and drawn, in a preallocated array."""
+
+    __slots__ = ("counts", "num_prompt", "num_tokens", "sampling", "table", "table_ids", "tokens")
+
+    def __init__(self, new: NewSeq) -> None:
+        known = len(new.tokens)
+        self.tokens = np.empty(known + new.sampling.max_tokens + 1, np.int64)
+        self.tokens[:known] = new.tokens
+        self.num_tokens = known
+        self.num_prompt = new.num_prompt
+        self.sampling: SamplingParams = new.sampling
+        self.table: np.ndarray = np.empty(0, np.int64)
+        self.table_ids: tuple[int, ...] = ()
+
+    def append(self, token: int) -> None:
+        self.tokens[self.num_tokens] = token
+        self.num_tokens += 1
+
+    def block_table(self, block_ids: tuple[int, ...]) -> np.ndarray:
+        """`block_ids` as an array; converted again only when the planner has added blocks."""
+        if self.table_ids is not block_ids:
+            self.table_ids = block_ids
+            self.table = np.array(block_ids, np.int64)
+        return self.table
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    tokens: torch.Tensor
+    """(T,) int64"""
+    positions: torch.Tensor
+    """(T,) int64"""
+    meta: AttentionMeta
+    sample_rows: torch.Tensor
+    """(N,) int64: rows of the packed tokens whose next token is drawn."""
+
+
+def build_batch(work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, device: torch.device) -> Batch:
+    """Pack a step's work; `seqs[i]` belongs to `work[i]`."""
+    total = sum(item.count for item in work)
+    tokens, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    tables: list[np.ndarray] = []
+    rows: list[int] = []
+    at = 0
+    for item, seq in zip(work, seqs, strict=True):
+        start, count = item.start, item.count
+        table = seq.block_table(item.block_ids)
+        tables.append(table)
+        if count == 1:
+            tokens[at] = seq.tokens[start]
+            positions[at] = start
+            slots[at] = table[start // block_size] * block_size + start % block_size
+        else:
+            span = np.arange(start, start + count)
+            tokens[at : at + count] = seq.tokens[start : start + count]
+            positions[at : at + count] = span
+            slots[at : at + count] = table[span // block_size] * block_size + span % block_size
+        at += count
+        if item.samples:
+            rows.append(at - 1)
+    meta = AttentionMeta.build(
+        tuple(item.count for item in work), tuple(item.start + item.count for item in work), tables, slots, device
+    )
+    return Batch(
+        torch.from_numpy(tokens).to(device),
+        torch.from_numpy(positions).to(device),
+        meta,
+        torch.tensor(rows, dtype=torch.int64, device=device),
+    )

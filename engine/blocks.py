@@ -1,0 +1,84 @@
+"""Who uses which KV block. Invariant: a block is free, referenced by sequences, or kept by the prefix cache, never two of free and another."""
+
+from collections.abc import Iterable, Sequence
+
+from core.errors import Bug
+
+
+class BlockPool:
+    """Reference counts over `num_blocks` blocks and the list of free ones."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._refs = [0] * num_blocks
+        self._cached = [False] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._num_used = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks with no content worth keeping."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that some sequence refers to."""
+        return self._num_used
+
+    def refs(self, block: int) -> int:
+        return self._refs[block]
+
+    def take(self, count: int) -> list[int]:
+        """`count` free blocks, each with one reference. The caller has checked `num_free`."""
+        taken = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        for block in taken:
+            self._refs[block] = 1
+        self._num_used += count
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more reference to each of `blocks`, which are in use or cached."""
+        for block in blocks:
+            self._num_used += self._refs[block] == 0
+            self._refs[block] += 1
+
+    def drop(self, blocks: Sequence[int]) -> list[int]:
+        """One reference less; returns those cached blocks that nobody refers to any more. Uncached ones become free."""
+        idle: list[int] = []
+        for block in blocks:
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._num_used -= 1
+                if self._cached[block]:
+                    idle.append(block)
+                else:
+                    self._free.append(block)
+            elif self._refs[block] < 0:
+                raise Bug(f"block {block} was given back twice")
+        return idle
+
+    def keep(self, block: int) -> None:
+        """The prefix cache keeps `block` from now on."""
+        self._cached[block] = True
+
+    def forget(self, block: int) -> None:
+        """The prefix cache gives up `block`, which nobody refers to."""
+        if self._refs[block] or not self._cached[block]:
+            raise Bug(f"block {block} was evicted while in use")
+        self._cached[block] = False
+        self._free.append(block)
+
+    def check_integrity(self, expected_refs: Sequence[int]) -> None:
+        """Raises Bug when the counts differ from `expected_refs`, counted by the owners, or a block is in two states."""
+        for block, (have, want) in enumerate(zip(self._refs, expected_refs, strict=True)):
+            if have != want:
+                raise Bug(f"block {block} has {have} references, its owners hold {want}")
+        free = set(self._free)
+        if len(free) != len(self._free):
+            raise Bug("a block is twice in the free list")
+        for block in range(self.num_blocks):
+            if (block in free) != (self._refs[block] == 0 and not self._cached[block]):
+                raise Bug(
+                    f"block {block}: free {block in free}, {self._refs[block]} references, cached {self._cached[block]}"
+                )

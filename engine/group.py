@@ -1,0 +1,22 @@
+"""The ranks of an instance, in this process: one compute thread, strictly in the order of the calls."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from core.plan import StepPlan, StepResult
+
+
+class InlineGroup:
+    """core.ports.WorkerGroup over `step`, which runs on a thread of its own."""
+
+    def __init__(self, step: Callable[[StepPlan], StepResult]) -> None:
+        self._step = step
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-rank")
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
+
+    async def close(self) -> None:
+        """Waits for the running step."""
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)

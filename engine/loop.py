@@ -1,0 +1,173 @@
+"""The engine: drives one instance's steps and keeps the next one planned while one runs."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.errors import RequestError
+from core.messages import Grant
+from core.plan import StepPlan, StepResult
+from core.ports import Clock, WorkerGroup
+from core.types import Request, TokenOut
+from engine.scheduler import Reservation, StepScheduler
+
+_SMOOTHING = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    free_blocks: int
+    waiting_tokens: int
+    num_waiting: int
+    num_running: int
+    tokens_per_s: float
+    """Prompt tokens per second of recent steps that computed prompts; 0 before the first."""
+    step_s: float
+
+
+@dataclass(slots=True)
+class _Waiter:
+    request: Request
+    future: "asyncio.Future[Reservation]"
+
+
+class Engine:
+    """`run` must be running. `emit` gets all tokens of a step at once; `on_error` hears once if the ranks fail."""
+
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        group: WorkerGroup,
+        clock: Clock,
+        emit: Callable[[list[TokenOut]], None],
+        on_error: Callable[[BaseException], None],
+        lookahead: bool = True,
+    ) -> None:
+        self._scheduler, self._group, self._clock = scheduler, group, clock
+        self._emit, self._on_error = emit, on_error
+        self._depth = 2 if lookahead else 1
+        self._changed = asyncio.Event()
+        self._reserving: deque[_Waiter] = deque()
+        self._tokens_per_s = 0.0
+        self._step_s = 0.0
+        self._closing = False
+
+    def add(self, request: Request, *, push: Grant | None = None) -> None:
+        """Compute `request` here. With `push`, its KV is sent on, it draws one token, and its blocks stay until `release`.
+
+        Raises RequestError when it can never fit."""
+        self._scheduler.add(request, push)
+        self._changed.set()
+
+    def reserve(self, request: Request) -> "asyncio.Future[Reservation]":
+        """Blocks for the request's known tokens, in the order of the calls; cancelling the future withdraws it."""
+        future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        try:
+            self._scheduler.check_fits(request)
+        except RequestError as error:
+            future.set_exception(error)
+            return future
+        self._reserving.append(_Waiter(request, future))
+        self._serve_reservations()
+        return future
+
+    def activate(self, reservation: Reservation, first: TokenOut) -> None:
+        """All known tokens' KV is in the reserved blocks; go on from `first`, which was drawn elsewhere."""
+        self._scheduler.activate(reservation.key, first)
+        self._blocks_may_be_free()
+
+    def compute(self, reservation: Reservation) -> None:
+        """Compute what the reserved blocks lack here."""
+        self._scheduler.compute(reservation.key)
+        self._changed.set()
+
+    def release(self, key: str) -> None:
+        """Give back a reservation or a pushed sequence; its writers or readers are gone."""
+        self._scheduler.release(key)
+        self._blocks_may_be_free()
+
+    def abort(self, key: str) -> None:
+        """Stop computing. Idempotent; reservations and pushed sequences keep their blocks until `release`."""
+        self._scheduler.abort(key)
+        self._blocks_may_be_free()
+
+    def load(self) -> EngineLoad:
+        scheduler = self._scheduler
+        return EngineLoad(
+            scheduler.num_available_blocks,
+            scheduler.num_waiting_tokens,
+            scheduler.num_waiting + len(self._reserving),
+            scheduler.num_running,
+            self._tokens_per_s,
+            self._step_s,
+        )
+
+    def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._scheduler.drain_cache_events()
+
+    def check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+
+    async def run(self) -> None:
+        """Until `close`. One step runs, one more is planned and submitted behind it."""
+        in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        try:
+            while not self._closing:
+                while len(in_flight) < self._depth and (plan := self._scheduler.plan(self._clock.now())) is not None:
+                    in_flight.append((plan, asyncio.create_task(self._group.execute(plan))))
+                    await asyncio.sleep(0)  # the step starts before the next one is planned
+                if not in_flight:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    continue
+                plan, task = in_flight[0]
+                result = await task
+                in_flight.popleft()
+                self._commit(plan, result)
+        except Exception as error:
+            self._on_error(error)
+        finally:
+            for _, task in in_flight:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in in_flight), return_exceptions=True)
+
+    async def close(self) -> None:
+        self._closing = True
+        self._changed.set()
+        for waiter in self._reserving:
+            waiter.future.cancel()
+        await self._group.close()
+
+    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+        tokens = self._scheduler.commit(plan, result)
+        self._measure(plan, result)
+        if tokens:
+            self._emit(tokens)
+        self._blocks_may_be_free()
+
+    def _measure(self, plan: StepPlan, result: StepResult) -> None:
+        if result.duration_s <= 0:
+            return
+        self._step_s = _smooth(self._step_s, result.duration_s)
+        prompt_tokens = sum(work.count for work in plan.work if work.count > 1)
+        if prompt_tokens >= 8:
+            self._tokens_per_s = _smooth(self._tokens_per_s, prompt_tokens / result.duration_s)
+
+    def _blocks_may_be_free(self) -> None:
+        self._serve_reservations()
+        self._changed.set()
+
+    def _serve_reservations(self) -> None:
+        while self._reserving:
+            waiter = self._reserving[0]
+            if not waiter.future.cancelled():
+                reservation = self._scheduler.reserve(waiter.request)
+                if reservation is None:
+                    return
+                waiter.future.set_result(reservation)
+            self._reserving.popleft()
+
+
+def _smooth(old: float, new: float) -> float:
+    return new if old == 0 else old + _SMOOTHING * (new - old)

@@ -1,0 +1,184 @@
+"""The prefix cache: a tree of full blocks, one root for each tenant, compared token by token.
+
+Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is. Leaves that nobody
+refers to are evicted, least recently used first."""
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from core.errors import Bug
+from engine.blocks import BlockPool
+
+_MAX_SIBLINGS_SCANNED = 64
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    tokens: tuple[int, ...]
+    block: int
+    hash: int
+    parent: "_Node | None"
+    children: dict[tuple[int, ...], "_Node"] = field(default_factory=dict)
+    last_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Cached KV of a prefix: full blocks, and perhaps the first `partial_tokens` tokens of one more."""
+
+    blocks: tuple[int, ...]
+    partial_block: int = -1
+    partial_tokens: int = 0
+
+
+class RadixCache:
+    def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True) -> None:
+        self._pool, self._block_size, self._enabled = pool, block_size, enabled
+        self._roots: dict[str, _Node] = {}
+        self._nodes: dict[int, _Node] = {}
+        self._idle: list[tuple[int, int, _Node]] = []
+        self._ticks = itertools.count(1)
+        self._added: dict[int, None] = {}
+        self._removed: dict[int, None] = {}
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks that nobody refers to: as good as free."""
+        return self._pool.num_blocks - self._pool.num_free - self._pool.num_used
+
+    def match(self, tokens: Sequence[int], salt: str, *, partial: bool) -> Match:
+        """The longest cached prefix that leaves at least one token to compute. Takes no reference."""
+        node = self._roots.get(salt)
+        size, limit = self._block_size, len(tokens) - 1
+        blocks: list[int] = []
+        start = 0
+        while node is not None and start + size <= limit:
+            child = node.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                break
+            child.last_used = next(self._ticks)
+            blocks.append(child.block)
+            node, start = child, start + size
+        if node is None or not partial:
+            return Match(tuple(blocks))
+        best, best_length = _longest_common(node, tokens[start : min(start + size, limit)])
+        return Match(tuple(blocks), best, best_length)
+
+    def insert(self, tokens: Sequence[int], blocks: Sequence[int], salt: str, num_known: int) -> list[int]:
+        """Keep the full blocks of a sequence whose KV is complete; the first `num_known` were handled before.
+
+        Where another block with the same prefix is kept already, the sequence's own stays private. Such twins are returned:
+        the sequence must refer to them too, so that no cached block is in use while its prefix could be evicted."""
+        if not self._enabled:
+            return []
+        size = self._block_size
+        node = self._roots.setdefault(salt, _Node((), -1, _root_hash(salt), None))
+        twins: list[int] = []
+        for index in range(len(tokens) // size):
+            key = tuple(tokens[index * size : (index + 1) * size])
+            child = node.children.get(key) or self._keep(node, key, blocks[index])
+            if index >= num_known and child.block != blocks[index]:
+                twins.append(child.block)
+            node = child
+        return twins
+
+    def release(self, idle_blocks: Sequence[int]) -> None:
+        """Nobody refers to these cached blocks any more (as BlockPool.drop reports): they may be evicted."""
+        for block in idle_blocks:
+            node = self._nodes[block]
+            node.last_used = next(self._ticks)
+            self._offer(node)
+
+    def evict(self, count: int) -> None:
+        """Give `count` blocks back to the pool. The caller has checked `num_evictable`."""
+        while count:
+            last_used, _, node = heapq.heappop(self._idle)
+            if not self._is_idle_leaf(node):
+                continue
+            if node.last_used != last_used:
+                self._offer(node)
+                continue
+            self._remove(node)
+            count -= 1
+
+    def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
+        events = tuple(self._added), tuple(self._removed)
+        self._added.clear()
+        self._removed.clear()
+        return events
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the tree and the pool disagree."""
+        for block, node in self._nodes.items():
+            if (
+                node.block != block
+                or node.parent is None
+                or node.parent.children.get(node.tokens) is not node
+            ):
+                raise Bug(f"cached block {block} is not where the prefix tree says")
+            parent_idle = node.parent.block >= 0 and not self._pool.refs(node.parent.block)
+            if parent_idle and self._pool.refs(block):
+                raise Bug(f"cached block {block} is in use but its prefix is not")
+        idle = sum(not self._pool.refs(block) for block in self._nodes)
+        if self.num_evictable != idle:
+            raise Bug(f"{self.num_evictable} blocks look evictable, the tree knows {idle}")
+
+    def _keep(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
+        if block in self._nodes:
+            raise Bug(f"block {block} is cached for another prefix")
+        parent_hash = parent.hash.to_bytes(8, "little")
+        node = _Node(key, block, _child_hash(parent_hash, key), parent, last_used=next(self._ticks))
+        parent.children[key] = node
+        self._nodes[block] = node
+        self._pool.keep(block)
+        if self._removed.pop(node.hash, 0) == 0:
+            self._added[node.hash] = None
+        return node
+
+    def _remove(self, node: _Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.tokens]
+        del self._nodes[node.block]
+        self._pool.forget(node.block)
+        if self._added.pop(node.hash, 0) == 0:
+            self._removed[node.hash] = None
+        self._offer(parent)
+
+    def _offer(self, node: _Node) -> None:
+        if self._is_idle_leaf(node):
+            heapq.heappush(self._idle, (node.last_used, node.block, node))
+
+    def _is_idle_leaf(self, node: _Node) -> bool:
+        return (
+            node.block >= 0
+            and not node.children
+            and self._nodes.get(node.block) is node
+            and not self._pool.refs(node.block)
+        )
+
+
+def _longest_common(node: _Node, wanted: Sequence[int]) -> tuple[int, int]:
+    """The child block that shares the most leading tokens with `wanted`, and how many (-1, 0 if none)."""
+    best, best_length = -1, 0
+    for key, child in itertools.islice(reversed(node.children.items()), _MAX_SIBLINGS_SCANNED):
+        length = next(
+            (i for i, (a, b) in enumerate(zip(key, wanted, strict=False)) if a != b),
+            min(len(key), len(wanted)),
+        )
+        if length > best_length:
+            best, best_length = child.block, length
+    return best, best_length
+
+
+def _root_hash(salt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
+
+
+def _child_hash(parent: bytes, tokens: tuple[int, ...]) -> int:
+    packed = b"".join(token.to_bytes(4, "little") for token in tokens)
+    return int.from_bytes(hashlib.blake2b(parent + packed, digest_size=8).digest(), "little")

@@ -1,0 +1,421 @@
+"""Plans an engine's steps: continuous batching, chunked prefill, prefix sharing, preemption by recompute, lookahead.
+
+There is no prefill phase and no decode phase, only tokens computed versus tokens known. `plan` advances counters; `commit`
+only learns what was drawn, so the next step can be planned while one runs. Steps are committed in the order of their plans.
+
+Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it. Pure."""
+
+import itertools
+from dataclasses import dataclass
+
+from core.config import EngineConfig
+from core.errors import Bug, RequestError
+from core.kv import num_blocks_for
+from core.messages import Grant
+from core.plan import BlockCopy, NewSeq, Push, SeqWork, StepPlan, StepResult
+from core.ports import SchedulerPolicy
+from core.types import FinishReason, Request, TokenOut
+from engine.blocks import BlockPool
+from engine.radix import Match, RadixCache
+from engine.sequence import Sequence, State
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks for a request's known tokens. The first `matched_tokens` (whole blocks) are in the cache already."""
+
+    key: str
+    block_ids: tuple[int, ...]
+    matched_tokens: int
+    num_tokens: int
+
+
+class StepScheduler:
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        max_context_tokens: int,
+        policy: SchedulerPolicy[Sequence],
+    ) -> None:
+        self._config, self._policy = config, policy
+        self._max_context_tokens = max_context_tokens
+        self._pool = BlockPool(num_blocks)
+        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
+        self._seqs: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._drop: list[str] = []
+        self._copy_sources: dict[int, list[int]] = {}
+        """Step -> blocks referenced until it is committed, because it copies from them."""
+        self._steps = itertools.count()
+        self._arrivals = itertools.count()
+
+    # Facts ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self._pool.num_used
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Unused blocks and those that the prefix cache would give up."""
+        return self._pool.num_free + self._cache.num_evictable
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens still to be computed before everything here decodes."""
+        missing = sum(seq.num_missing for seq in self._running if seq.num_missing > 1)
+        return missing + sum(len(seq.tokens) for seq in self._waiting)
+
+    def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._cache.drain_events()
+
+    # Requests -------------------------------------------------------------------------------------------------------
+
+    def check_fits(self, request: Request) -> None:
+        """Raises RequestError for a request that could never be served here."""
+        size = len(request.prompt) + request.sampling.max_tokens
+        if len(request.tokens) >= self._max_context_tokens:
+            raise RequestError(
+                f"{len(request.tokens)} tokens do not fit a context of {self._max_context_tokens}"
+            )
+        capacity = self.num_blocks * self._config.block_size
+        if min(size, self._max_context_tokens) > capacity:
+            raise RequestError(
+                f"prompt and output of {size} tokens exceed this instance's KV cache of {capacity}"
+            )
+        if request.key in self._seqs:
+            raise RequestError(f"request {request.key} is already here")
+
+    def add(self, request: Request, push: Grant | None = None) -> None:
+        """Compute `request` here; with `push`, only up to its next token, sending its KV on. Raises RequestError."""
+        self.check_fits(request)
+        seq = self._new(request, push)
+        self._waiting.append(seq)
+
+    def abort(self, key: str) -> None:
+        """Compute no more of it. Blocks that a pusher or a writer uses stay until `release`. Idempotent."""
+        seq = self._seqs.get(key)
+        if seq is None or seq.aborted or seq.state in (State.RESERVED, State.HELD):
+            return
+        seq.aborted = True
+        if seq.state is State.WAITING:
+            self._waiting.remove(seq)
+            self._forget(seq)
+        elif seq.state is State.RUNNING:
+            self._running.remove(seq)
+            self._leave(seq)
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
+        self.check_fits(request)
+        match = self._cache.match(request.tokens, request.salt, partial=False)
+        seq = self._new(request, None)
+        if not self._admit(seq, match, num_tokens=len(seq.tokens) + 1):
+            del self._seqs[seq.key]
+            return None
+        seq.state = State.RESERVED
+        return Reservation(seq.key, seq.table, seq.num_computed, len(seq.tokens))
+
+    def activate(self, key: str, first: TokenOut) -> None:
+        """The KV of all known tokens is in the reserved blocks, and `first` was drawn from it: go on."""
+        seq = self._reserved(key)
+        seq.num_computed = len(seq.tokens)
+        self._offer_to_cache(seq, seq.num_computed)
+        seq.tokens.append(first.token)
+        if first.finish is not None:
+            self._forget(seq)
+        else:
+            self._run(seq)
+
+    def compute(self, key: str) -> None:
+        """Nobody will write the reserved blocks: compute the missing tokens here."""
+        self._run(self._reserved(key))
+
+    def release(self, key: str) -> None:
+        """Give back a reservation, or a sequence whose blocks the pusher has read. Its users are gone."""
+        seq = self._seqs.get(key)
+        if seq is None:
+            return
+        if seq.state is State.RUNNING:
+            raise Bug(f"{key} is released while it runs")
+        if seq.state is State.WAITING:
+            self._waiting.remove(seq)
+        seq.push = None
+        if seq.num_in_flight == 0:
+            self._forget(seq)
+        else:
+            seq.aborted = True
+            seq.state = State.DONE
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now."""
+        new: list[NewSeq] = []
+        copies: list[BlockCopy] = []
+        work: list[SeqWork] = []
+        step = next(self._steps)
+        budget = self._config.max_batch_tokens
+        for seq in [*self._by_need()]:
+            if budget <= 0 or len(work) >= self._config.max_num_seqs:
+                break
+            budget -= self._plan_one(seq, budget, new, work)
+        self._admit_waiting(now, step, budget, new, copies, work)
+        if not work:
+            return None
+        drop = tuple(self._drop)
+        self._drop.clear()
+        return StepPlan(step, tuple(new), tuple(copies), tuple(work), drop)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
+        """Learn what `plan` has drawn."""
+        out: list[TokenOut] = []
+        sampled = iter(result.sampled)
+        self._give_back(self._copy_sources.pop(plan.step, []))
+        for item in plan.work:
+            drawn = next(sampled) if item.samples else None
+            seq = self._seqs.get(item.key)
+            if seq is None:
+                raise Bug(f"{item.key} was forgotten while a step computed it")
+            seq.num_in_flight -= 1
+            if drawn is not None:
+                seq.num_pending -= 1
+            if seq.aborted or seq.state in (State.HELD, State.DONE):
+                self._settle(seq)
+                continue
+            self._offer_to_cache(seq, item.start + item.count)
+            if drawn is not None:
+                seq.tokens.append(drawn.token)
+                finish = self._finish_reason(seq, drawn.token)
+                index = seq.num_output - 1
+                out.append(
+                    TokenOut(
+                        seq.request.id,
+                        seq.request.attempt,
+                        index,
+                        drawn.token,
+                        drawn.logprob,
+                        drawn.top,
+                        finish,
+                    )
+                )
+                if finish is not None or seq.push is not None:
+                    self._finish(seq)
+            self._settle(seq)
+        return out
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the sequences, the pool and the prefix cache disagree."""
+        refs = [0] * self.num_blocks
+        held = [block for blocks in self._copy_sources.values() for block in blocks]
+        for block in itertools.chain(
+            held, *(itertools.chain(s.block_ids, s.twins) for s in self._seqs.values())
+        ):
+            refs[block] += 1
+        self._pool.check_integrity(refs)
+        self._cache.check_integrity()
+        listed = {id(seq) for seq in self._running} | {id(seq) for seq in self._waiting}
+        for seq in self._seqs.values():
+            if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
+                raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
+
+    # Planning -------------------------------------------------------------------------------------------------------
+
+    def _by_need(self) -> list[Sequence]:
+        """Sequences that decode before those that still compute their prompt, so that prompts cannot stall them."""
+        return sorted(self._running, key=lambda seq: seq.num_missing > 1)
+
+    def _plan_one(self, seq: Sequence, budget: int, new: list[NewSeq], work: list[SeqWork]) -> int:
+        """Adds the sequence's next work if there is any; returns its tokens."""
+        if seq.state is not State.RUNNING or seq.num_missing <= 0 or self._is_complete(seq):
+            return 0
+        count = self._policy.chunk(seq, budget)
+        needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
+        if count <= 0 or (needed > 0 and not self._grow(seq, needed)):
+            return 0
+        start = seq.num_computed
+        samples = start + count == seq.num_planned_tokens
+        if not seq.announced:
+            new.append(seq.as_new())
+            seq.announced = True
+        work.append(SeqWork(seq.key, start, count, seq.table, samples, self._next_push(seq, start + count)))
+        seq.num_computed += count
+        seq.num_pending += samples
+        seq.num_in_flight += 1
+        return count
+
+    def _next_push(self, seq: Sequence, end: int) -> Push | None:
+        grant = seq.push
+        if grant is None:
+            return None
+        start = max(seq.num_pushed, grant.first_token)
+        end = min(end, grant.first_token + grant.num_tokens)
+        if end <= start:
+            return None
+        seq.num_pushed = end
+        return Push(grant.id, start, end - start)
+
+    def _is_complete(self, seq: Sequence) -> bool:
+        """Nothing may be drawn beyond what is pending: the last token is on its way."""
+        if seq.num_pending == 0:
+            return False
+        num_output = seq.num_output + seq.num_pending
+        return (
+            seq.push is not None
+            or num_output >= seq.request.sampling.max_tokens
+            or seq.num_planned_tokens >= self._max_context_tokens
+        )
+
+    def _grow(self, seq: Sequence, count: int) -> bool:
+        """More blocks for a running sequence, taken from a victim when none are left."""
+        while self.num_available_blocks < count:
+            victims = [s for s in self._running if s.push is None and s.state is State.RUNNING]
+            victim = self._policy.victim(victims) if victims else None
+            if victim is None:
+                return False
+            self._preempt(victim)
+            if victim is seq or victim.num_in_flight:
+                return False
+        seq.grow(self._take(count))
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        seq.state = State.PREEMPTED
+        self._settle(seq)
+
+    def _admit_waiting(
+        self,
+        now: float,
+        step: int,
+        budget: int,
+        new: list[NewSeq],
+        copies: list[BlockCopy],
+        work: list[SeqWork],
+    ) -> None:
+        if not self._waiting:
+            return
+        for seq in self._policy.order(self._waiting, now):
+            if budget <= 0 or len(self._running) >= self._config.max_num_seqs:
+                return
+            match = self._cache.match(seq.tokens, seq.request.salt, partial=True)
+            if not self._admit(seq, match, num_tokens=len(seq.tokens)):
+                return
+            if match.partial_tokens:
+                self._copy_partial(seq, match, step, copies)
+            self._waiting.remove(seq)
+            self._run(seq)
+            budget -= self._plan_one(seq, budget, new, work)
+
+    def _admit(self, seq: Sequence, match: Match, num_tokens: int) -> bool:
+        """Give a new sequence its cached prefix and fresh blocks for the rest, leaving some for those that run."""
+        needed = num_blocks_for(num_tokens, self._config.block_size) - len(match.blocks)
+        idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
+        idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
+        headroom = len(self._running)
+        if self.num_available_blocks - idle < needed + headroom:
+            return False
+        self._pool.share(match.blocks)
+        if match.partial_tokens:
+            self._pool.share([match.partial_block])
+        seq.grow([*match.blocks, *self._take(needed)])
+        seq.num_kept = len(match.blocks)
+        seq.num_computed = len(match.blocks) * self._config.block_size
+        return True
+
+    def _copy_partial(self, seq: Sequence, match: Match, step: int, copies: list[BlockCopy]) -> None:
+        destination = seq.block_ids[len(match.blocks)]
+        copies.append(BlockCopy(match.partial_block, destination, match.partial_tokens))
+        self._copy_sources.setdefault(step, []).append(match.partial_block)
+        seq.num_computed += match.partial_tokens
+
+    def _take(self, count: int) -> list[int]:
+        if (short := count - self._pool.num_free) > 0:
+            self._cache.evict(short)
+        return self._pool.take(count)
+
+    # Life of a sequence ---------------------------------------------------------------------------------------------
+
+    def _new(self, request: Request, push: Grant | None) -> Sequence:
+        seq = Sequence(request, list(request.tokens), len(request.prompt), next(self._arrivals), push)
+        self._seqs[seq.key] = seq
+        return seq
+
+    def _reserved(self, key: str) -> Sequence:
+        seq = self._seqs[key]
+        if seq.state is not State.RESERVED:
+            raise Bug(f"{key} holds no reservation (it is {seq.state.name})")
+        return seq
+
+    def _run(self, seq: Sequence) -> None:
+        seq.state = State.RUNNING
+        self._running.append(seq)
+
+    def _finish(self, seq: Sequence) -> None:
+        self._running = [s for s in self._running if s is not seq]
+        self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Stop computing: a pushed sequence keeps its blocks for the pusher, others lose theirs when nothing is in flight."""
+        seq.state = State.HELD if seq.push is not None else State.DONE
+        self._settle(seq)
+
+    def _settle(self, seq: Sequence) -> None:
+        """Nothing more is in flight for a sequence that has left: give its blocks back."""
+        if seq.num_in_flight:
+            return
+        if seq.state is State.DONE:
+            if seq.key in self._seqs:
+                self._forget(seq)
+        elif seq.state is State.PREEMPTED:
+            self._strip(seq)
+            seq.state = State.WAITING
+            self._waiting.append(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        self._strip(seq)
+        seq.state = State.DONE
+        del self._seqs[seq.key]
+
+    def _strip(self, seq: Sequence) -> None:
+        self._give_back([*reversed(seq.block_ids), *reversed(seq.twins)])
+        seq.block_ids, seq.table, seq.twins = [], (), []
+        seq.num_kept = seq.num_computed = 0
+        if seq.announced:
+            self._drop.append(seq.key)
+            seq.announced = False
+
+    def _give_back(self, blocks: list[int]) -> None:
+        self._cache.release(self._pool.drop(blocks))
+
+    def _offer_to_cache(self, seq: Sequence, num_tokens: int) -> None:
+        """The KV of the first `num_tokens` tokens is complete."""
+        num_full = min(num_tokens, len(seq.tokens)) // self._config.block_size
+        if num_full > seq.num_kept:
+            tokens = seq.tokens[: num_full * self._config.block_size]
+            twins = self._cache.insert(tokens, seq.block_ids, seq.request.salt, seq.num_kept)
+            self._pool.share(twins)
+            seq.twins += twins
+            seq.num_kept = num_full
+
+    def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
+        sampling = seq.request.sampling
+        if token in sampling.stop_token_ids and seq.num_output > sampling.min_tokens:
+            return FinishReason.STOP
+        if seq.num_output >= sampling.max_tokens or len(seq.tokens) >= self._max_context_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,77 @@
+"""One sequence on one instance. Owned by StepScheduler; nobody else changes it.
+
+`tokens` are known; `num_pending` more were drawn by steps that have not been committed yet (lookahead). `num_computed` counts
+tokens whose KV exists once every planned step has run."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from core.messages import Grant
+from core.plan import NewSeq
+from core.types import Request
+
+
+class State(Enum):
+    WAITING = auto()
+    """Has no blocks."""
+    RUNNING = auto()
+    PREEMPTED = auto()
+    """Gives its blocks up as soon as no step in flight writes them, then waits again."""
+    RESERVED = auto()
+    """Has blocks that another instance writes, or will."""
+    HELD = auto()
+    """Computes no more; its blocks are still being read by the pusher."""
+    DONE = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request: Request
+    tokens: list[int]
+    num_prompt: int
+    arrival: int
+    """Order of arrival on this instance."""
+    push: Grant | None = None
+    state: State = State.WAITING
+    block_ids: list[int] = field(default_factory=list[int])
+    table: tuple[int, ...] = ()
+    """`block_ids` as the plans carry it."""
+    twins: list[int] = field(default_factory=list[int])
+    """Cached blocks with the same content as private ones of ours: referenced so that the cache keeps our prefix."""
+    num_kept: int = 0
+    """Leading blocks that the prefix cache has been offered."""
+    num_computed: int = 0
+    num_pending: int = 0
+    num_in_flight: int = 0
+    """Planned steps with work of this sequence that have not been committed."""
+    num_pushed: int = 0
+    """Tokens whose KV the pushes so far cover (absolute)."""
+    announced: bool = False
+    """The ranks know this sequence."""
+    aborted: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.request.key
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens known, over all attempts."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_planned_tokens(self) -> int:
+        return len(self.tokens) + self.num_pending
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens that a step could compute now."""
+        return self.num_planned_tokens - self.num_computed
+
+    def as_new(self) -> NewSeq:
+        return NewSeq(self.key, tuple(self.tokens), self.num_prompt, self.request.sampling)
+
+    def grow(self, blocks: list[int]) -> None:
+        if blocks:
+            self.block_ids += blocks
+            self.table = tuple(self.block_ids)

@@ -1,0 +1,181 @@
+"""The engine's accounting against a rank that knows which token every KV slot holds."""
+
+import random
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.config import EngineConfig
+from core.messages import Grant
+from core.plan import Sampled, StepPlan, StepResult
+from core.types import FinishReason, Request, SamplingParams, TokenOut
+from engine.policy import FifoPolicy
+from engine.scheduler import StepScheduler
+
+
+def next_token(tokens: list[int]) -> int:
+    """What the fake model says after `tokens`: depends on all of them."""
+    return hash(tuple(tokens)) % 50
+
+
+class FakeRank:
+    """Stores tokens instead of KV and refuses to read a slot that holds anything but its sequence's token."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.size = block_size
+        self.seqs: dict[str, list[int]] = {}
+        self.pushed: dict[str, list[int]] = {}
+
+    def step(self, plan: StepPlan) -> StepResult:
+        for key in plan.drop:
+            del self.seqs[key]
+        for new in plan.new:
+            assert new.key not in self.seqs
+            self.seqs[new.key] = list(new.tokens)
+        for copy in plan.copies:
+            self.slots[copy.dst][: copy.num_tokens] = self.slots[copy.src][: copy.num_tokens]
+        for work in plan.work:
+            tokens = self.seqs[work.key]
+            assert work.start + work.count <= len(tokens)
+            for i in range(work.start, work.start + work.count):
+                self.slots[work.block_ids[i // self.size]][i % self.size] = tokens[i]
+        sampled = []
+        for work in plan.work:
+            tokens = self.seqs[work.key]
+            read = [self.slots[work.block_ids[i // self.size]][i % self.size] for i in range(work.start + work.count)]
+            assert read == tokens[: work.start + work.count], f"{work.key} reads somebody else's KV"
+            if work.push:
+                self.pushed.setdefault(work.key, []).extend(range(work.push.start, work.push.start + work.push.count))
+            if work.samples:
+                token = next_token(tokens[: work.start + work.count])
+                tokens.append(token)
+                sampled.append(Sampled(work.key, token))
+        return StepResult(plan.step, tuple(sampled))
+
+
+def expected(request: Request) -> list[int]:
+    tokens = list(request.tokens)
+    out = len(request.emitted)
+    while out < request.sampling.max_tokens:
+        tokens.append(next_token(tokens))
+        out += 1
+        if tokens[-1] in request.sampling.stop_token_ids and out > request.sampling.min_tokens:
+            break
+    return tokens[len(request.tokens) :]
+
+
+class Drive:
+    """Runs a scheduler with `depth` steps in flight and checks its accounting after every move."""
+
+    def __init__(self, config: EngineConfig, num_blocks: int, depth: int, rng: random.Random) -> None:
+        self.scheduler = StepScheduler(config, num_blocks, 10_000, FifoPolicy())
+        self.rank = FakeRank(num_blocks, config.block_size)
+        self.depth, self.rng = depth, rng
+        self.flight: list[tuple[StepPlan, StepResult]] = []
+        self.out: dict[str, list[TokenOut]] = {}
+
+    def turn(self) -> bool:
+        while len(self.flight) < self.depth and (plan := self.scheduler.plan(0.0)):
+            self.flight.append((plan, self.rank.step(plan)))
+            self.scheduler.check_integrity()
+        if not self.flight:
+            return False
+        for token in self.scheduler.commit(*self.flight.pop(0)):
+            self.out.setdefault(token.key, []).append(token)
+        self.scheduler.check_integrity()
+        return True
+
+
+@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(6, 40),
+    block_size=st.sampled_from([1, 2, 4]),
+    budget=st.integers(1, 24),
+    depth=st.sampled_from([1, 2]),
+    cache=st.booleans(),
+)
+def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
+    seed: int, num_blocks: int, block_size: int, budget: int, depth: int, cache: bool
+) -> None:
+    rng = random.Random(seed)
+    config = EngineConfig(block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8), prefix_cache=cache)
+    drive = Drive(config, num_blocks, depth, rng)
+    scheduler = drive.scheduler
+    capacity = num_blocks * block_size
+    prefixes = [[rng.randrange(4) for _ in range(rng.randint(1, capacity // 3))] for _ in range(3)]
+    requests: list[Request] = []
+    reserved: list[tuple[Request, int]] = []
+    aborted: set[str] = set()
+    held: set[str] = set()
+    for i in range(rng.randint(1, 12)):
+        prompt = (prefixes[rng.randrange(3)] + [rng.randrange(4) for _ in range(rng.randint(1, 6))])[: capacity // 2]
+        sampling = SamplingParams(
+            max_tokens=rng.randint(1, max(1, capacity - len(prompt) - 1)),
+            min_tokens=rng.choice((0, 3)),
+            stop_token_ids=tuple(rng.sample(range(50), 2)),
+        )
+        emitted: tuple[int, ...] = ()
+        request = Request(f"r{i}", tuple(prompt), sampling, "f", salt=rng.choice(("", "t")), emitted=emitted)
+        requests.append(request)
+    todo = list(requests)
+    for _ in range(4000):
+        if todo and rng.random() < 0.5:
+            request = todo.pop()
+            kind = rng.random()
+            if kind < 0.5:
+                scheduler.add(request)
+            elif kind < 0.75:
+                grant = Grant("g" + request.key, request.key, 0, "d", "i", (), (), 0, len(request.prompt), 1.0)
+                scheduler.add(request, grant)
+                held.add(request.key)
+            elif (reservation := scheduler.reserve(request)) is None:
+                todo.append(request)
+            else:
+                reserved.append((request, 3))
+                for i, token in enumerate(request.tokens):
+                    drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size] = (
+                        token if i >= reservation.matched_tokens else drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size]
+                    )
+                first = next_token(list(request.tokens))
+                if rng.random() < 0.3:
+                    scheduler.release(request.key)
+                    aborted.add(request.key)
+                elif rng.random() < 0.5:
+                    scheduler.compute(request.key)
+                else:
+                    done = request.sampling.max_tokens == 1 or (first in request.sampling.stop_token_ids and not request.sampling.min_tokens)
+                    token = TokenOut(request.id, 0, 0, first, finish=FinishReason.STOP if done else None)
+                    drive.out.setdefault(request.key, []).append(token)
+                    scheduler.activate(request.key, token)
+        if rng.random() < 0.05 and requests:
+            victim = rng.choice(requests).key
+            if victim not in {t.key for t in todo} and victim not in held:
+                scheduler.abort(victim)
+                aborted.add(victim)
+        for key in list(held):
+            if rng.random() < 0.1 and drive.out.get(key):
+                scheduler.release(key)
+                held.discard(key)
+        if not drive.turn() and not todo and not held:
+            break
+    else:
+        raise AssertionError("it never ends")
+    for request in requests:
+        tokens = [t.token for t in drive.out.get(request.key, [])]
+        full = expected(request)
+        if request.key in aborted:
+            assert tokens == full[: len(tokens)]
+        elif request.key in drive.rank.pushed or (tokens and len(tokens) == 1 and len(full) > 1):
+            assert tokens == full[:1]
+            assert drive.rank.pushed[request.key] == list(range(len(request.prompt)))
+        else:
+            assert tokens == full, request.key
+            assert [t.index for t in drive.out[request.key]] == list(range(len(full)))
+            assert drive.out[request.key][-1].finish is not None
+    assert scheduler.num_used_blocks == 0
+    assert scheduler.num_available_blocks == num_blocks
+    scheduler.check_integrity()
+
+
