@@ -28,6 +28,10 @@ class Mail(Protocol):
         """Queue `message`; connects when needed. Never blocks and never raises: an unreachable peer is reported lost."""
         ...
 
+    def pid(self, peer: str) -> int | None:
+        """The process behind a peer on this host, also after it was lost; None when unknown or this very process."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -49,7 +49,9 @@ class Batch:
     """(N,) int64: rows of the packed tokens whose next token is drawn."""
 
 
-def build_batch(work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, device: torch.device) -> Batch:
+def build_batch(
+    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, device: torch.device
+) -> Batch:
     """Pack a step's work; `seqs[i]` belongs to `work[i]`."""
     total = sum(item.count for item in work)
     tokens, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
@@ -73,7 +75,11 @@ def build_batch(work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: in
         if item.samples:
             rows.append(at - 1)
     meta = AttentionMeta.build(
-        tuple(item.count for item in work), tuple(item.start + item.count for item in work), tables, slots, device
+        tuple(item.count for item in work),
+        tuple(item.start + item.count for item in work),
+        tables,
+        slots,
+        device,
     )
     return Batch(
         torch.from_numpy(tokens).to(device),

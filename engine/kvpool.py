@@ -14,7 +14,14 @@ class KVPool:
     """`layers[l]` is (num_blocks, 2, heads, block_size, head_dim). The buffer may be shared with other processes."""
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
-        shape = (shard.num_layers, num_blocks, 2, shard.num_heads, shard.layout.block_size, shard.layout.head_dim)
+        shape = (
+            shard.num_layers,
+            num_blocks,
+            2,
+            shard.num_heads,
+            shard.layout.block_size,
+            shard.layout.head_dim,
+        )
         dtype = TORCH_DTYPES[shard.layout.dtype]
         size = shard.pool_bytes(num_blocks)
         host = torch.frombuffer(buffer, dtype=torch.uint8, count=size).view(dtype).view(shape)

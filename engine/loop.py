@@ -106,6 +106,10 @@ class Engine:
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._scheduler.drain_cache_events()
 
+    def replay_cache_events(self) -> None:
+        """The next `drain_cache_events` reports everything that is cached, for a listener that knows nothing."""
+        self._scheduler.replay_cache_events()
+
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
@@ -114,7 +118,10 @@ class Engine:
         in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
         try:
             while not self._closing:
-                while len(in_flight) < self._depth and (plan := self._scheduler.plan(self._clock.now())) is not None:
+                while (
+                    len(in_flight) < self._depth
+                    and (plan := self._scheduler.plan(self._clock.now())) is not None
+                ):
                     in_flight.append((plan, asyncio.create_task(self._group.execute(plan))))
                     await asyncio.sleep(0)  # the step starts before the next one is planned
                 if not in_flight:

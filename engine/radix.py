@@ -111,6 +111,11 @@ class RadixCache:
         self._removed.clear()
         return events
 
+    def replay_events(self) -> None:
+        """Report everything that is kept as if it were new."""
+        self._removed.clear()
+        self._added = dict.fromkeys(node.hash for node in self._nodes.values())
+
     def check_integrity(self) -> None:
         """Raises Bug where the tree and the pool disagree."""
         for block, node in self._nodes.items():

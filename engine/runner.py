@@ -29,7 +29,9 @@ class Runner:
         self._pool.copy_blocks(plan.copies)
         seqs = [self._seqs[item.key] for item in plan.work]
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
-        hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, self._layer_hook(plan))
+        hidden = self._model.forward(
+            batch.tokens, batch.positions, self._pool.layers, batch.meta, self._layer_hook(plan)
+        )
         sampled = self._sample(plan, seqs, hidden[batch.sample_rows])
         return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
 

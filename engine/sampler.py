@@ -35,7 +35,10 @@ def sample(logits: torch.Tensor, keys: Sequence[str], seqs: Sequence[RankSeq]) -
     if drawn:
         tokens[drawn] = _draw(logits[drawn], [seqs[row] for row in drawn])
     ids: list[int] = tokens.tolist()
-    return [_sampled(key, token, row, logprobs, seqs[row].sampling) for row, (key, token) in enumerate(zip(keys, ids, strict=True))]
+    return [
+        _sampled(key, token, row, logprobs, seqs[row].sampling)
+        for row, (key, token) in enumerate(zip(keys, ids, strict=True))
+    ]
 
 
 def _raw_logprobs(logits: torch.Tensor, seqs: Sequence[RankSeq]) -> dict[int, torch.Tensor]:
@@ -45,7 +48,9 @@ def _raw_logprobs(logits: torch.Tensor, seqs: Sequence[RankSeq]) -> dict[int, to
     return dict(zip(rows, torch.log_softmax(logits[rows], -1), strict=True))
 
 
-def _sampled(key: str, token: int, row: int, logprobs: dict[int, torch.Tensor], sampling: SamplingParams) -> Sampled:
+def _sampled(
+    key: str, token: int, row: int, logprobs: dict[int, torch.Tensor], sampling: SamplingParams
+) -> Sampled:
     raw = logprobs.get(row)
     if raw is None:
         return Sampled(key, token)
@@ -78,7 +83,9 @@ def _shape(row: torch.Tensor, seq: RankSeq) -> None:
     if sampling.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(history))
         values = row[seen]
-        row[seen] = torch.where(values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty)
+        row[seen] = torch.where(
+            values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+        )
     if (sampling.presence_penalty or sampling.frequency_penalty) and num_output:
         ids, counts = np.unique(history[seq.num_prompt :], return_counts=True)
         penalty = sampling.presence_penalty + sampling.frequency_penalty * torch.from_numpy(counts).float()
@@ -114,7 +121,7 @@ def _top_k(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:
 
 def _top_p(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Keep the likeliest tokens up to and including the one that reaches `top_p`."""
-    ordered, index = probs.sort(-1, descending=True, stable=True)
+    ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     ordered = ordered.masked_fill((before >= top_p[:, None]) & (top_p < 1)[:, None], 0.0)
     return torch.zeros_like(probs).scatter_(1, index, ordered)

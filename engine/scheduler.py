@@ -83,6 +83,9 @@ class StepScheduler:
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._cache.drain_events()
 
+    def replay_cache_events(self) -> None:
+        self._cache.replay_events()
+
     # Requests -------------------------------------------------------------------------------------------------------
 
     def check_fits(self, request: Request) -> None:

@@ -46,6 +46,7 @@ class TcpMail:
         self.me = Identity(self._listener.address, uuid.uuid4().hex, os.getpid())
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pids: dict[str, int] = {}
         self._closed = False
 
     @property
@@ -71,6 +72,10 @@ class TcpMail:
         if peer.outbox_bytes > _MAX_OUTBOX_BYTES:
             log.error("peer %s does not read: %d MiB wait for it; dropped", to, peer.outbox_bytes >> 20)
             self._lose(peer)
+
+    def pid(self, peer: str) -> int | None:
+        pid = self._pids.get(peer)
+        return None if pid == self.me.pid else pid
 
     async def close(self) -> None:
         """Flush nothing, cut everything; peers see this process as lost."""
@@ -118,6 +123,7 @@ class TcpMail:
         if peer is None:
             peer = self._peers[address] = _Peer(address)
         peer.incarnation = channel.peer.incarnation
+        self._pids[address] = channel.peer.pid
         peer.channels.append(channel)
         try:
             await self._read_loop(address, channel)

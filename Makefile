@@ -1,0 +1,57 @@
+# Everything a newcomer needs: `make serve`, `make test`. Both set up .venv by themselves, once.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+MODEL ?= embedded
+PREFILL ?= 1
+DECODE ?= 1
+PORT ?= 8000
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := baton benchmarks cluster core decode engine examples kernels kvtransfer models net parallel prefill sim tests
+
+.PHONY: help serve local chat test lint format setup clean
+help:
+	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
+	@echo "make local                                             the same in one process, without Ray"
+	@echo "make chat                                              talk to it"
+	@echo "make test | lint | format | clean"
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Baton needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "==> First run: setting up $(VENV) (a few minutes; later runs start at once)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on "$(TORCH)" numpy
+	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on "$(TORCH)" --editable ".[dev]"
+	@touch $(READY)
+
+serve: $(READY)
+	@exec $(BIN)/baton serve --model "$(MODEL)" --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(ARGS)
+
+local: $(READY)
+	@exec $(BIN)/baton serve --local --model "$(MODEL)" --port $(PORT) $(ARGS)
+
+chat: $(READY)
+	@exec $(BIN)/baton chat --base-url http://127.0.0.1:$(PORT) $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,28 @@
+"""`baton`: the entry point that names the subcommands and turns an operator's mistake into one line."""
+
+import sys
+
+import typer
+
+from baton.cli.bench import bench
+from baton.cli.chat import chat
+from baton.cli.serve import serve
+from core.errors import ConfigError
+
+app = typer.Typer(
+    help="Baton serves large language models from separate pools of prefill and decode workers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(serve)
+app.command()(chat)
+app.command()(bench)
+
+
+def main() -> None:
+    try:
+        app()
+    except ConfigError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,171 @@
+"""Offline use from Python: the whole cluster in this process, behind one blocking call."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from os import environ
+from secrets import randbits
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from cluster.api.detokenize import TextStream
+from cluster.local import LocalCluster
+from cluster.model_card import read_model_card
+from core.config import ClusterConfig, load
+from core.errors import RequestError
+from core.types import FinishReason, Request, SamplingParams, Slo
+from models.tokenizer import load_tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one prompt was answered with."""
+
+    prompt: Prompt
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+class LLM:
+    """A model for offline batches: `LLM("embedded").generate(["def f("])`. Also a context manager; `close` frees it.
+
+    `config` and `overrides` are the server's own configuration; without them there is one instance that does everything."""
+
+    def __init__(
+        self, model: str = "embedded", config: ClusterConfig | None = None, **overrides: Any
+    ) -> None:
+        dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+        base = config.model_dump() if config else {"prefill_instances": 0}
+        self.config = load(base, environ, {"model.path": model, **dotted})
+        self.card = read_model_card(self.config)
+        self.tokenizer = load_tokenizer(self.card.folder)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="baton-llm", daemon=True)
+        self._thread.start()
+        self._stack = AsyncExitStack()
+        try:
+            self._cluster = self._call(self._stack.enter_async_context(LocalCluster.running(self.config)))
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """One Completion for each prompt (a text or token ids), in the order of the prompts. Raises RequestError."""
+        batch = _as_batch(prompts)
+        params = self._with_eos(params or SamplingParams(max_tokens=64), ignore_eos)
+        with Progress(
+            TextColumn("generating"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            disable=not progress,
+            transient=True,
+        ) as bar:
+            task = bar.add_task("", total=len(batch))
+            return self._call(self._all(batch, params, tuple(stop), lambda: bar.advance(task)))
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
+    ) -> Completion:
+        """The assistant's next turn. `options` are those of `generate`."""
+        prompt = self.tokenizer.chat_template(list(messages))
+        return self.generate([prompt], params, progress=False, **options)[0]
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._call(self._stack.aclose())
+            self._stop_loop()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _all(
+        self, batch: list[Prompt], params: SamplingParams, stop: tuple[str, ...], done: Any
+    ) -> list[Completion]:
+        limit = asyncio.Semaphore(self.config.schedule.max_queued_requests)
+
+        async def one(prompt: Prompt, seed: int) -> Completion:
+            async with limit:
+                answer = await self._one(prompt, replace(params, seed=seed), stop)
+            done()
+            return answer
+
+        seeds = [params.seed or randbits(63)] * len(batch)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt, seed)) for prompt, seed in zip(batch, seeds, strict=True)]
+        return [task.result() for task in tasks]
+
+    async def _one(self, prompt: Prompt, params: SamplingParams, stop: tuple[str, ...]) -> Completion:
+        ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        self._check(ids, params)
+        frontend = self._cluster.frontend
+        request = Request(
+            frontend.new_request_id(), ids, params, frontend.address, Slo("batch", 3600.0, 10.0, -1)
+        )
+        stream = TextStream(self.tokenizer, ids, stop=stop)
+        text, tokens, finish = "", [], FinishReason.STOP
+        source = frontend.generate(request)
+        try:
+            async for token in source:
+                tokens.append(token.token)
+                if token.finish is FinishReason.STOP:
+                    break
+                text += stream.push(token.token)
+                if stream.stopped:
+                    break
+                finish = token.finish or finish
+        finally:
+            await source.aclose()
+        return Completion(prompt, text + stream.finish(), tuple(tokens), finish)
+
+    def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
+        if not ids:
+            raise RequestError("a prompt is empty", field="prompts")
+        if len(ids) >= self.card.max_context_tokens:
+            raise RequestError(
+                f"a prompt has {len(ids)} tokens; the model takes {self.card.max_context_tokens} with the output",
+                field="prompts",
+            )
+
+    def _with_eos(self, params: SamplingParams, ignore_eos: bool) -> SamplingParams:
+        stops = params.stop_token_ids if ignore_eos else (*params.stop_token_ids, *self.card.eos_token_ids)
+        return replace(
+            params, stop_token_ids=stops, masked_until_min=(*params.stop_token_ids, *self.card.eos_token_ids)
+        )
+
+    def _call(self, work: Any) -> Any:
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]

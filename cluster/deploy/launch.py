@@ -1,0 +1,131 @@
+"""Start the cluster on this machine (or join a running Ray cluster), wait until it answers, and take it down again."""
+
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from cluster.deploy.app import build_application
+from cluster.model_card import ModelCard
+from core.config import ClusterConfig
+from core.errors import ConfigError
+
+_APP = "baton"
+_READY_TIMEOUT_S = 300.0
+
+
+def serve_cluster(
+    config: ClusterConfig,
+    card: ModelCard,
+    ray_address: str,
+    log_level: str,
+    on_ready: Callable[[], None],
+    say: Callable[[str], None],
+) -> None:
+    """Run until SIGINT or SIGTERM; then finish running requests, stop every replica and Ray itself (if started here)."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    started = time.monotonic()
+    say("  starting Ray ...")
+    cluster = Cluster.start(config, card, ray_address, log_level, lambda: say("  starting the pools ..."))
+    try:
+        if cluster.wait_ready(stop):
+            say(f"  ready after {time.monotonic() - started:.0f} s")
+            on_ready()
+            stop.wait()
+        say("  stopping: running requests finish first")
+        cluster.drain(config.serve.drain_timeout_s)
+    finally:
+        cluster.stop()
+
+
+class Cluster:
+    """A running Serve application. Owns the local Ray cluster when it has started one."""
+
+    def __init__(self, config: ClusterConfig, handle: Any, owns_ray: bool) -> None:
+        self._config, self._handle, self._owns_ray = config, handle, owns_ray
+
+    @classmethod
+    def start(
+        cls,
+        config: ClusterConfig,
+        card: ModelCard,
+        ray_address: str = "local",
+        log_level: str = "warning",
+        on_ray: Callable[[], None] = lambda: None,
+    ) -> "Cluster":
+        """Returns when the application is deployed; it answers once `wait_ready` says so. Raises ConfigError."""
+        key = (
+            config.cluster_key.get_secret_value().encode() if config.cluster_key else secrets.token_bytes(32)
+        )
+        owns_ray = ray_address == "local"
+        _init_ray(config, ray_address)
+        try:
+            on_ray()
+            serve.start(
+                http_options={"host": config.serve.host, "port": config.serve.port}, proxy_location="HeadOnly"
+            )
+            handle = serve.run(build_application(config, card, key, log_level), name=_APP, route_prefix="/")
+        except BaseException:
+            _stop(owns_ray)
+            raise
+        return cls(config, handle, owns_ray)
+
+    @property
+    def base_url(self) -> str:
+        host = self._config.serve.host
+        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self._config.serve.port}"
+
+    def wait_ready(self, stop: threading.Event | None = None, timeout_s: float = _READY_TIMEOUT_S) -> bool:
+        """True once a request would be answered; False when `stop` was set first. Raises ConfigError at the deadline."""
+        deadline = time.monotonic() + timeout_s
+        stop = stop or threading.Event()
+        last = "no answer yet"
+        while time.monotonic() < deadline:
+            try:
+                answer = httpx.get(f"{self.base_url}/ready", timeout=5.0)
+                if answer.status_code == 200:
+                    return True
+                last = answer.text[:200]
+            except httpx.HTTPError as error:
+                last = str(error)
+            if stop.wait(0.1):
+                return False
+        raise ConfigError(f"the cluster was not ready after {timeout_s:g} s; /ready said: {last}")
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait for the running ones, for at most `timeout_s`."""
+        self._handle.drain.remote(timeout_s).result(timeout_s=timeout_s + 10)
+
+    def stop(self) -> None:
+        _stop(self._owns_ray)
+
+
+def _init_ray(config: ClusterConfig, ray_address: str) -> None:
+    if ray_address != "local":
+        ray.init(address=ray_address, namespace=_APP, logging_level="warning", log_to_driver=False)
+        return
+    num_instances = config.prefill_instances + config.decode_instances
+    ray.init(
+        address="local",
+        # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
+        num_cpus=max(2, int(num_instances * config.cpus_per_instance + 1.5)),
+        num_gpus=0,
+        include_dashboard=False,
+        namespace=_APP,
+        logging_level="warning",
+        log_to_driver=True,
+    )
+
+
+def _stop(owns_ray: bool) -> None:
+    serve.shutdown()
+    if owns_ray:
+        ray.shutdown()

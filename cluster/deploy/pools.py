@@ -1,0 +1,63 @@
+"""The deployments that hold instances: a replica is one instance, owns its placement group and dies with its worker."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from ray import serve
+
+from cluster.deploy.logs import configure_logging
+from cluster.instance import Instance, Role
+from cluster.real_parts import remote_parts
+from core.clock import WallClock
+from core.config import ClusterConfig
+from core.errors import ReplicaLost
+from core.ports import Resolve
+from models.hub import resolve
+from net.mail import TcpMail
+
+
+def scheduler_resolver(scheduler: Any) -> Resolve:
+    """Asks the Scheduler deployment where its replica listens now."""
+
+    async def resolve() -> str:
+        async with asyncio.timeout(10):
+            return await scheduler.endpoint.remote()
+
+    return resolve
+
+
+class _Pool:
+    """One instance per replica. Serve's health check kills and replaces a replica whose instance has failed."""
+
+    role: Role
+
+    async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, log_level: str) -> None:
+        configure_logging(log_level)
+        mail = TcpMail(key, config.serve.host if config.serve.host not in ("0.0.0.0", "::") else "127.0.0.1")
+        parts = await asyncio.to_thread(
+            remote_parts, config, resolve(config.model.path), self.role, mail, key
+        )
+        self._instance = Instance(config, self.role, mail, WallClock(), scheduler_resolver(scheduler), parts)
+        self._instance.run()
+
+    async def check_health(self) -> None:
+        if self._instance.failure is not None:
+            raise ReplicaLost(f"this {self.role} instance has stopped: {self._instance.failure}")
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._instance.drain(timeout_s)
+
+    async def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the constructor failed
+            await self._instance.close()
+
+
+@serve.deployment
+class PrefillPool(_Pool):
+    role = "prefill"
+
+
+@serve.deployment
+class DecodePool(_Pool):
+    role = "decode"

@@ -1,0 +1,155 @@
+"""What the scheduler knows of one instance: its own last report, and what was promised to it since. Pure.
+
+Invariant: every promise is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
+with no promises all sums are zero."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.kv import num_blocks_for
+from core.messages import InstanceStatus, LoadReport, Register
+
+DEFAULT_TOKENS_PER_S = 4000.0
+"""Prompt tokens per second of an instance, until anything was measured anywhere."""
+DEFAULT_STEP_S = 0.02
+_ROOM_BATCHES = 4
+_ROOM_S = 1.0
+"""An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What one placed request takes of one instance."""
+
+    made_s: float
+    num_seqs: int
+    num_blocks: int
+    compute_tokens: int
+    hashes: tuple[int, ...]
+    """Full prompt blocks that it will hold here."""
+
+
+class Instance:
+    """One registered instance. Owned by the GlobalScheduler; policies read it."""
+
+    def __init__(self, info: Register) -> None:
+        self.info = info
+        self.num_running = 0
+        self.num_waiting = 0
+        self.defect = ""
+        self.measured_tokens_per_s = 0.0
+        self.step_s = DEFAULT_STEP_S
+        self._reported_used_blocks = 0
+        self._reported_waiting_tokens = 0
+        self._unsettled: dict[str, Promise] = {}
+        self._settled: dict[str, Promise] = {}
+        self._unsettled_sum = _Sum()
+        self._settled_sum = _Sum()
+        self._held: Counter[int] = Counter()
+
+    @property
+    def address(self) -> str:
+        return self.info.address
+
+    @property
+    def num_promises(self) -> int:
+        return len(self._unsettled) + len(self._settled)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nothing uses and nothing was promised.
+
+        Settled promises are in the report as far as they have grown, so the larger of the two counts for them;
+        unsettled ones come on top."""
+        known = max(self._reported_used_blocks, self._settled_sum.num_blocks)
+        return self.info.num_blocks - known - self._unsettled_sum.num_blocks
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that are or will be here."""
+        known = max(self.num_running + self.num_waiting, self._settled_sum.num_seqs)
+        return known + self._unsettled_sum.num_seqs
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens to be computed here, reported and promised."""
+        return self._reported_waiting_tokens + self._unsettled_sum.compute_tokens
+
+    def has_prompt_room(self, tokens_per_s: float) -> bool:
+        """Is there less prompt work than keeps the instance busy until the next decision?"""
+        return self.queued_tokens < max(_ROOM_BATCHES * self.info.max_batch_tokens, _ROOM_S * tokens_per_s)
+
+    def holds(self, num_tokens: int) -> bool:
+        """Could it hold a sequence of this length if it were empty?"""
+        return num_blocks_for(num_tokens, self.info.block_size) <= self.info.num_blocks
+
+    def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
+        """Blocks that `num_tokens` would take from `free_blocks`.
+
+        Of the `num_cached` leading blocks in its cache only those that a promise already pays for are free of charge:
+        the others count as available in the report and stop being so."""
+        shared = 0
+        while shared < num_cached and self._held[hashes[shared]] > 0:
+            shared += 1
+        return num_blocks_for(num_tokens, self.info.block_size) - shared
+
+    def promise(self, key: str, promise: Promise) -> None:
+        assert key not in self._unsettled, key
+        assert key not in self._settled, key
+        self._unsettled[key] = promise
+        self._unsettled_sum.add(promise, 1)
+        self._held.update(promise.hashes)
+
+    def release(self, key: str) -> None:
+        """Forget a promise; nothing happens when there is none."""
+        if (promise := self._unsettled.pop(key, None)) is not None:
+            self._unsettled_sum.add(promise, -1)
+        elif (promise := self._settled.pop(key, None)) is not None:
+            self._settled_sum.add(promise, -1)
+        else:
+            return
+        for block in promise.hashes:
+            self._held[block] -= 1
+            if not self._held[block]:
+                del self._held[block]
+
+    def report(self, report: LoadReport, settled_before_s: float) -> None:
+        """Take a report over; it is taken to show all promises made before `settled_before_s`."""
+        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.defect = report.defect
+        self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
+        self.step_s = report.step_s or self.step_s
+        self._reported_used_blocks = self.info.num_blocks - report.free_blocks
+        self._reported_waiting_tokens = report.waiting_tokens
+        while self._unsettled:
+            key, promise = next(iter(self._unsettled.items()))
+            if promise.made_s >= settled_before_s:
+                break
+            self._unsettled_sum.add(self._unsettled.pop(key), -1)
+            self._settled[key] = promise
+            self._settled_sum.add(promise, 1)
+
+    def status(self) -> InstanceStatus:
+        return InstanceStatus(
+            address=self.address,
+            prefills=self.info.prefills,
+            decodes=self.info.decodes,
+            num_blocks=self.info.num_blocks,
+            free_blocks=self.info.num_blocks - self._reported_used_blocks,
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            defect=self.defect,
+        )
+
+
+@dataclass(slots=True)
+class _Sum:
+    num_seqs: int = 0
+    num_blocks: int = 0
+    compute_tokens: int = 0
+
+    def add(self, promise: Promise, sign: int) -> None:
+        self.num_seqs += sign * promise.num_seqs
+        self.num_blocks += sign * promise.num_blocks
+        self.compute_tokens += sign * promise.compute_tokens

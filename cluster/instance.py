@@ -1,0 +1,184 @@
+"""One instance: its engine, its roles' workers, its transports, and their life together in one process."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from core.config import ClusterConfig
+from core.kv import KVShard
+from core.messages import Failed, Message, PrefillFailed, Register, StartPrefill, Submit
+from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
+from core.types import TokenOut
+from decode.policy import HeadroomPolicy
+from decode.worker import DecodeWorker
+from engine.loop import Engine
+from engine.reporting import Reporter
+from engine.scheduler import StepScheduler
+from engine.sequence import Sequence
+from kvtransfer.inbox import Inbox
+from kvtransfer.pusher import Pusher
+from kvtransfer.transport.base import Receiver, Sender
+from prefill.policy import DeadlinePolicy
+from prefill.worker import PrefillWorker
+
+log = logging.getLogger(__name__)
+
+Role = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What differs between a real instance and a modelled one."""
+
+    shard: KVShard
+    num_blocks: int
+    max_context_tokens: int
+    make_receivers: Callable[[Inbox], list[Receiver]]
+    make_senders: Callable[[], list[Sender]]
+    make_group: Callable[[LayerSink | None], WorkerGroup]
+    host: str
+
+
+class Instance:
+    """`start` returns it running; `close` gives everything back. `failure` is set once the engine has stopped by itself."""
+
+    def __init__(
+        self, config: ClusterConfig, role: Role, mail: Mail, clock: Clock, resolve: Resolve, parts: Parts
+    ) -> None:
+        self.role: Role = role
+        self.failure: BaseException | None = None
+        self.address = mail.address
+        self._config, self._mail, self._clock = config, mail, clock
+        self._draining = False
+        policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
+        self._scheduler = StepScheduler(config.engine, parts.num_blocks, parts.max_context_tokens, policy)
+        self._pusher = (
+            Pusher(parts.shard, parts.num_blocks, mail, parts.make_senders()) if role == "prefill" else None
+        )
+        group = parts.make_group(self._pusher)
+        self._engine = Engine(
+            self._scheduler, group, clock, self._on_tokens, self._on_error, config.engine.lookahead
+        )
+        info = Register(
+            mail.address,
+            mail.address,
+            role == "prefill",
+            role == "decode",
+            parts.host,
+            config.engine.block_size,
+            parts.num_blocks,
+            config.engine.max_batch_tokens,
+            config.engine.max_num_seqs,
+        )
+        interval_s = config.schedule.report_interval_s
+        self._reporter = Reporter(info, self._engine, mail, clock, resolve, interval_s, self.check_integrity)
+        self._prefill: PrefillWorker | None = None
+        self._decode: DecodeWorker | None = None
+        self._inbox: Inbox | None = None
+        if self._pusher is not None:
+            self._prefill = PrefillWorker(mail, self._pusher)
+            self._prefill.engine = self._engine
+        else:
+            self._make_decode(parts)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def _make_decode(self, parts: Parts) -> None:
+        inbox = self._inbox = Inbox(
+            parts.shard,
+            parts.num_blocks,
+            self._mail.address,
+            self._mail.address,
+            lambda commit: worker.on_complete(commit),
+            lambda grant_id: worker.on_corrupted(grant_id),
+        )
+        inbox.attach(parts.make_receivers(inbox))
+        worker = self._decode = DecodeWorker(
+            self._mail, self._clock, inbox, self._config.transfer, self._reporter
+        )
+        worker.engine = self._engine
+
+    def run(self) -> None:
+        """Begin to serve."""
+        self._mail.listen(self._on_message, self._on_lost)
+        self._tasks = [asyncio.create_task(self._engine.run()), asyncio.create_task(self._reporter.run())]
+
+    @property
+    def num_jobs(self) -> int:
+        return (self._prefill.num_jobs if self._prefill else 0) + (
+            self._decode.num_jobs if self._decode else 0
+        )
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self._scheduler.num_used_blocks
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the block accounting or the grants disagree with themselves."""
+        self._engine.check_integrity()
+        if self._inbox is not None:
+            self._inbox.check_integrity()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new work and let what is here finish, for at most `timeout_s`."""
+        self._draining = True
+        deadline = self._clock.now() + timeout_s
+        while self.num_jobs and self._clock.now() < deadline:
+            await self._clock.sleep(0.05)
+
+    async def close(self) -> None:
+        await self._mail.close()
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._engine.close()
+        if self._decode is not None:
+            await self._decode.close()
+        if self._pusher is not None:
+            await self._pusher.close()
+        if self._inbox is not None:
+            await self._inbox.shut()
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        if self._draining or self.failure is not None:
+            match message:
+                case Submit(request):
+                    self._mail.send(
+                        sender, Failed(request.id, request.attempt, "the instance is stopping", True)
+                    )
+                    return
+                case StartPrefill(_, grant):
+                    self._mail.send(sender, PrefillFailed(grant.id, "the instance is stopping"))
+                    return
+                case _:
+                    pass
+        taken = self._prefill is not None and self._prefill.on_message(sender, message)
+        taken = taken or (self._decode is not None and self._decode.on_message(sender, message))
+        if not taken:
+            log.error("%s is not for a %s instance (from %s)", type(message).__name__, self.role, sender)
+
+    def _on_lost(self, peer: str) -> None:
+        self._reporter.peer_lost(peer)
+        if self._prefill is not None:
+            self._prefill.on_lost(peer)
+        if self._decode is not None:
+            self._decode.on_lost(peer)
+
+    def _on_tokens(self, tokens: list[TokenOut]) -> None:
+        if self._prefill is not None:
+            tokens = self._prefill.on_tokens(tokens)
+        if self._decode is not None:
+            self._decode.on_tokens(tokens)
+
+    def _on_error(self, error: BaseException) -> None:
+        log.error("the %s engine has stopped", self.role, exc_info=error)
+        self.failure = error
+        reason = f"the instance's engine has stopped: {type(error).__name__}: {error}"
+        if self._prefill is not None:
+            self._prefill.fail_all(reason)
+        if self._decode is not None:
+            self._decode.fail_all(reason)

@@ -1,0 +1,124 @@
+"""The same scheduler, workers and frontend in one process: for embedded use, and as the truth that the cluster must equal."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+
+import uvicorn
+
+from cluster.api.factory import build_app
+from cluster.frontend import Frontend
+from cluster.instance import Instance
+from cluster.model_card import ModelCard
+from cluster.real_parts import local_parts
+from cluster.routing import GlobalScheduler
+from cluster.scheduler_node import SchedulerNode
+from core.clock import WallClock
+from core.config import ClusterConfig
+from core.messages import Status
+from kvtransfer.transport.loopback import LoopbackFabric
+from models.hub import resolve as find_model
+from net.loopback import LoopbackNetwork
+
+_START_TIMEOUT_S = 300.0
+
+
+class LocalCluster:
+    """All parts of a cluster on one event loop. Use `async with LocalCluster.running(config)`."""
+
+    def __init__(self, frontend: Frontend, instances: list[Instance]) -> None:
+        self.frontend, self.instances = frontend, instances
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, config: ClusterConfig):
+        """Started and ready inside the block; everything is given back after it."""
+        network, fabric, clock = LoopbackNetwork(), LoopbackFabric(), WallClock()
+        folder = find_model(config.model.path)
+        async with contextlib.AsyncExitStack() as stack:
+            scheduler_mail = network.join("scheduler")
+            stack.push_async_callback(scheduler_mail.close)
+            node = SchedulerNode(scheduler_mail, clock, GlobalScheduler(config.schedule))
+            stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
+
+            async def resolve() -> str:
+                return scheduler_mail.address
+
+            instances: list[Instance] = []
+            for role, count in (("decode", config.decode_instances), ("prefill", config.prefill_instances)):
+                for _ in range(count):
+                    mail = network.join(role)
+                    parts = local_parts(config, folder, mail, fabric)
+                    instance = Instance(config, role, mail, clock, resolve, parts)
+                    stack.push_async_callback(instance.close)
+                    instance.run()
+                    instances.append(instance)
+            frontend = Frontend(
+                network.join("frontend"),
+                clock,
+                config.schedule,
+                config.engine.block_size,
+                resolve,
+                config.serve.request_timeout_s,
+            )
+            stack.push_async_callback(frontend.close)
+            stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))
+            cluster = cls(frontend, instances)
+            await cluster.wait_ready()
+            yield cluster
+
+    async def wait_ready(self) -> Status:
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            while not (await self.frontend.ready())[0]:
+                await asyncio.sleep(0.01)
+        return await self.frontend.status()
+
+
+def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
+    """HTTP on one event loop until SIGINT or SIGTERM; running requests finish first."""
+    with asyncio.Runner() as runner:
+        runner.run(_serve(config, card, on_ready))
+
+
+async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
+    async with LocalCluster.running(config) as cluster:
+        app = build_app(cluster.frontend, config, card)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                config.serve.host,
+                config.serve.port,
+                log_level="warning",
+                lifespan="off",
+                access_log=False,
+            )
+        )
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        with _own_signals(server):
+            serving = asyncio.create_task(server.serve())
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.01)
+            on_ready()
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            await cluster.frontend.drain(config.serve.drain_timeout_s)
+            server.should_exit = True
+            await serving
+
+
+@contextlib.contextmanager
+def _own_signals(server: uvicorn.Server):
+    """uvicorn would replace our signal handlers by its own, which know nothing of draining."""
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    yield
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

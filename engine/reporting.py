@@ -1,0 +1,99 @@
+"""An instance's word to the global scheduler: it registers, reports its load, and does both again after either was reborn."""
+
+import logging
+from collections.abc import Callable
+
+from core.messages import LoadReport, Register
+from core.ports import Clock, Mail, Resolve
+from engine.loop import Engine, EngineLoad
+
+log = logging.getLogger(__name__)
+
+_IDLE_REPORT_S = 1.0
+_RETRY_S = 0.2
+
+
+class Reporter:
+    """Runs beside a worker. `check` is the idle self-check; what it raises is reported as the instance's defect."""
+
+    def __init__(
+        self,
+        info: Register,
+        engine: Engine,
+        mail: Mail,
+        clock: Clock,
+        resolve: Resolve,
+        interval_s: float,
+        check: Callable[[], None],
+    ) -> None:
+        self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
+        self._resolve, self._interval_s, self._check = resolve, interval_s, check
+        self.scheduler = ""
+        self._lost = False
+        self._seq = 0
+        self._last: EngineLoad | None = None
+        self._defect = ""
+
+    def peer_lost(self, peer: str) -> None:
+        if peer == self.scheduler:
+            self.scheduler, self._lost = "", True
+
+    async def run(self) -> None:
+        idle_since = self._clock.now()
+        while True:
+            if not self.scheduler:
+                await self._register()
+                idle_since = self._clock.now()
+            load = self._engine.load()
+            now = self._clock.now()
+            if load != self._last:
+                self._report(load)
+                idle_since = now
+            elif now - idle_since >= _IDLE_REPORT_S:
+                if not load.num_running and not load.num_waiting:
+                    self._self_check()
+                self._report(load)
+                idle_since = now
+            await self._clock.sleep(self._interval_s)
+
+    async def _register(self) -> None:
+        """The scheduler forgets a lost instance, and a reborn scheduler knows none: begin with everything cached."""
+        while not self.scheduler:
+            try:
+                self.scheduler = await self._resolve()
+            except Exception as error:
+                log.warning("cannot find the scheduler: %s", error)
+                await self._clock.sleep(_RETRY_S)
+        if self._lost:
+            await self._clock.sleep(_RETRY_S)
+            self._lost = False
+        self._mail.send(self.scheduler, self._info)
+        self._engine.replay_cache_events()
+        self._last = None
+
+    def _self_check(self) -> None:
+        try:
+            self._check()
+            self._defect = ""
+        except Exception as error:
+            self._defect = str(error)
+            log.exception("the idle self-check failed")
+
+    def _report(self, load: EngineLoad) -> None:
+        added, removed = self._engine.drain_cache_events()
+        self._seq += 1
+        self._last = load
+        report = LoadReport(
+            self._info.address,
+            self._seq,
+            load.free_blocks,
+            load.waiting_tokens,
+            load.num_waiting,
+            load.num_running,
+            load.tokens_per_s,
+            load.step_s,
+            added,
+            removed,
+            self._defect,
+        )
+        self._mail.send(self.scheduler, report)

@@ -1,0 +1,55 @@
+"""The holder's ledger: who may write which of its blocks. Pure.
+
+Invariant: a block is in at most one live grant. A grant ends by its writer's last word (Commit, Drained, PrefillFailed) or by
+a fence of the writer; until then its blocks belong to nobody else, however long that takes."""
+
+from dataclasses import dataclass
+
+from core.errors import Bug
+from core.messages import Grant
+
+
+@dataclass(slots=True)
+class LiveGrant:
+    grant: Grant
+    writer: str
+    """Address of the prefill instance."""
+    arrived_bytes: int = 0
+    expected_bytes: int = -1
+    """-1 until the writer's Commit says it."""
+
+
+class GrantLedger:
+    def __init__(self) -> None:
+        self._live: dict[str, LiveGrant] = {}
+        self._owner: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def open(self, grant: Grant, writer: str) -> None:
+        """Raises Bug when a block could be written by two."""
+        for block in grant.block_ids:
+            if block in self._owner:
+                raise Bug(f"block {block} is granted to {self._owner[block]} and would be to {grant.id}")
+        self._owner |= dict.fromkeys(grant.block_ids, grant.id)
+        self._live[grant.id] = LiveGrant(grant, writer)
+
+    def get(self, grant_id: str) -> LiveGrant | None:
+        return self._live.get(grant_id)
+
+    def close(self, grant_id: str) -> None:
+        """The writer will never write again. Idempotent: its last word may come more than once."""
+        live = self._live.pop(grant_id, None)
+        if live is not None:
+            for block in live.grant.block_ids:
+                del self._owner[block]
+
+    def of_writer(self, writer: str) -> list[LiveGrant]:
+        return [live for live in self._live.values() if live.writer == writer]
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the two views differ."""
+        granted = {block: live.grant.id for live in self._live.values() for block in live.grant.block_ids}
+        if granted != self._owner:
+            raise Bug("the grant ledger's blocks and grants disagree")

@@ -1,0 +1,118 @@
+"""The holder's side of a transfer: offers its pool, counts what arrives, and says when a grant is complete."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from core.kv import KVShard, num_blocks_for
+from core.messages import Commit, Grant, RegionKey
+from kvtransfer.grants import GrantLedger
+from kvtransfer.transport.base import Receiver
+
+
+class Inbox:
+    """`on_complete(commit)` is called once for a grant whose every byte is in the pool; `on_corrupted(grant_id)` for a bad one.
+
+    Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them."""
+
+    def __init__(
+        self,
+        shard: KVShard,
+        num_blocks: int,
+        holder: str,
+        incarnation: str,
+        on_complete: Callable[[Commit], None],
+        on_corrupted: Callable[[str], None],
+    ) -> None:
+        self._shard, self._num_blocks = shard, num_blocks
+        self._holder, self._incarnation = holder, incarnation
+        self._on_complete, self.corrupted = on_complete, on_corrupted
+        self._ledger = GrantLedger()
+        self._commits: dict[str, Commit] = {}
+        self._blocks: dict[str, frozenset[int]] = {}
+        self._receivers: list[Receiver] = []
+        self._layer_bytes = num_blocks * shard.block_bytes
+
+    def attach(self, receivers: Sequence[Receiver]) -> None:
+        self._receivers = list(receivers)
+
+    def open(
+        self,
+        key: str,
+        epoch: int,
+        writer: str,
+        block_ids: Sequence[int],
+        first_token: int,
+        num_tokens: int,
+        ttl_s: float,
+    ) -> Grant:
+        """The right to write tokens [first_token, num_tokens) into the sequence's blocks, of which `block_ids` is the table."""
+        size = self._shard.layout.block_size
+        granted = tuple(block_ids[first_token // size : num_blocks_for(num_tokens, size)])
+        grant = Grant(
+            id=f"{key}@{epoch}@{self._incarnation}",
+            key=key,
+            epoch=epoch,
+            holder=self._holder,
+            incarnation=self._incarnation,
+            regions=self.regions(),
+            block_ids=granted,
+            first_token=first_token,
+            num_tokens=num_tokens - first_token,
+            ttl_s=ttl_s,
+        )
+        self._ledger.open(grant, writer)
+        self._blocks[grant.id] = frozenset(granted)
+        return grant
+
+    def regions(self) -> tuple[RegionKey, ...]:
+        return tuple(receiver.region(self._shard, self._num_blocks) for receiver in self._receivers)
+
+    def is_live(self, grant_id: str) -> bool:
+        return self._ledger.get(grant_id) is not None
+
+    def may_write(self, grant_id: str, start: int, end: int) -> bool:
+        """Do the pool's bytes [start, end) lie in blocks of this live grant?"""
+        blocks = self._blocks.get(grant_id)
+        if blocks is None or end > self._layer_bytes * self._shard.num_layers or start >= end:
+            return False
+        layer_start = start // self._layer_bytes * self._layer_bytes
+        first = (start - layer_start) // self._shard.block_bytes
+        last = (end - 1 - layer_start) // self._shard.block_bytes
+        return all(block in blocks for block in range(first, last + 1))
+
+    def arrived(self, grant_id: str, num_bytes: int) -> None:
+        """So many more bytes are in the pool. Unknown grants are none of ours any more."""
+        live = self._ledger.get(grant_id)
+        if live is not None:
+            live.arrived_bytes += num_bytes
+            self._check(grant_id)
+
+    def committed(self, commit: Commit) -> None:
+        """The writer's last word. It may come before the last bytes, which travel on another connection."""
+        live = self._ledger.get(commit.grant_id)
+        if live is not None:
+            live.expected_bytes = commit.num_bytes
+            self._commits[commit.grant_id] = commit
+            self._check(commit.grant_id)
+
+    def close(self, grant_id: str) -> None:
+        """The writer is done, drained or fenced: from now on nothing is accepted for this grant."""
+        self._ledger.close(grant_id)
+        self._blocks.pop(grant_id, None)
+        self._commits.pop(grant_id, None)
+
+    async def fence(self, writer: str, pid: int | None) -> None:
+        """Returns once `writer` cannot change the pool any more, by any transport."""
+        await asyncio.gather(*(receiver.fence(writer, pid) for receiver in self._receivers))
+
+    async def shut(self) -> None:
+        for receiver in self._receivers:
+            await receiver.close()
+
+    def check_integrity(self) -> None:
+        self._ledger.check_integrity()
+
+    def _check(self, grant_id: str) -> None:
+        live, commit = self._ledger.get(grant_id), self._commits.get(grant_id)
+        if live is not None and commit is not None and live.arrived_bytes >= live.expected_bytes:
+            self._on_complete(commit)

@@ -1,0 +1,60 @@
+"""The seam between hand-over and transports.
+
+The holder of the blocks has a Receiver for each way in which it can be reached, the writer one Sender for each way in which it
+can write. A transport never decides whether a write is allowed: the Receiver asks, or the writer's process is trusted for as
+long as it lives (shared memory) and fenced by its death."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from core.errors import TransferError
+from core.kv import KVShard
+from core.messages import RegionKey
+from kvtransfer.copies import CopyRun
+
+MayWrite = Callable[[str, int, int], bool]
+"""(grant id, first byte, end byte) -> is this write covered by a live grant?"""
+Arrived = Callable[[str, int], None]
+"""(grant id, bytes): so many more bytes of a grant are in the pool."""
+
+
+class Receiver(Protocol):
+    counts_bytes: bool
+    """It sees every byte arrive; otherwise the writer's ChunkDone vouches for them."""
+
+    def region(self, shard: KVShard, num_blocks: int) -> RegionKey: ...
+    async def fence(self, writer: str, pid: int | None) -> None:
+        """Returns once nothing that `writer` (its mail address) may still do can change the pool."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Sender(Protocol):
+    name: str
+    vouches: bool
+    """The Receiver cannot count these bytes: ChunkDone must say how many were written."""
+
+    def reaches(self, region: RegionKey) -> bool: ...
+    async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
+        """Returns when the source may be reused. Raises ReplicaLost or TransferError."""
+        ...
+
+    def forget(self, endpoint_owner: str) -> None:
+        """The holder at this mail address is gone: drop what was kept to reach it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def choose(senders: Sequence[Sender], regions: Sequence[RegionKey]) -> list[tuple[Sender, RegionKey]]:
+    """For each rank of the holder (a distinct shard) the first of `senders` that reaches it. Raises TransferError."""
+    chosen: list[tuple[Sender, RegionKey]] = []
+    for shard in dict.fromkeys(region.shard for region in regions):
+        pairs = [(s, r) for s in senders for r in regions if r.shard == shard and s.reaches(r)]
+        if not pairs:
+            offered = ", ".join(sorted({region.transport for region in regions}))
+            have = ", ".join(sender.name for sender in senders)
+            raise TransferError(f"no common KV transport: decode offers {offered}, prefill has {have}")
+        chosen.append(pairs[0])
+    return chosen

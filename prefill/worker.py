@@ -1,0 +1,128 @@
+"""The prefill role of one instance: compute a granted prompt, send its first token to the client and its KV to decode."""
+
+import logging
+from dataclasses import dataclass, field
+
+from core.errors import RequestError, TransferError
+from core.messages import Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
+from core.ports import Mail
+from core.types import Request, TokenOut
+from engine.loop import Engine
+from kvtransfer.handoff import PushAction, PushFact, PushHandoff
+from kvtransfer.pusher import Pusher
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Job:
+    request: Request
+    grant: Grant
+    handoff: PushHandoff = field(default_factory=PushHandoff)
+    reason: str = ""
+
+
+class PrefillWorker:
+    """Reacts to messages and engine output; owns the hand-overs in progress. Needs `engine` set before the first message."""
+
+    def __init__(self, mail: Mail, pusher: Pusher) -> None:
+        self._mail, self._pusher = mail, pusher
+        self.engine: Engine
+        self._jobs: dict[str, _Job] = {}
+        self._by_key: dict[str, str] = {}
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._jobs)
+
+    def on_message(self, sender: str, message: Message) -> bool:
+        """True when the message was for this role."""
+        match message:
+            case StartPrefill(request, grant):
+                self._start(sender, request, grant)
+            case Revoke(grant_id):
+                self._on_fact(grant_id, PushFact.REVOKED)
+            case _:
+                return False
+        return True
+
+    def on_lost(self, peer: str) -> None:
+        """A decode instance is gone: so are the reservations that we fill there."""
+        for grant_id, job in list(self._jobs.items()):
+            if job.grant.holder == peer:
+                self._on_fact(grant_id, PushFact.HOLDER_LOST)
+        self._pusher.holder_lost(peer)
+
+    def on_tokens(self, tokens: list[TokenOut]) -> list[TokenOut]:
+        """Takes the first tokens of its own sequences out of a step's output; returns the others'."""
+        others: list[TokenOut] = []
+        for token in tokens:
+            grant_id = self._by_key.get(token.key)
+            if grant_id is None:
+                others.append(token)
+                continue
+            job = self._jobs[grant_id]
+            if job.handoff.on(PushFact.FIRST_TOKEN) is PushAction.COMMIT:
+                # The client's first token does not wait for the transfer.
+                self._mail.send(job.request.reply_to, Tokens((token,)))
+                self._pusher.finish(grant_id, token)
+        return others
+
+    def fail_all(self, reason: str) -> None:
+        for grant_id, job in list(self._jobs.items()):
+            job.reason = reason
+            self._on_fact(grant_id, PushFact.FAILED)
+
+    def _start(self, sender: str, request: Request, grant: Grant) -> None:
+        if grant.id in self._jobs:
+            return
+        try:
+            self._pusher.open(grant, self._delivered, self._quiet, self._failed)
+        except TransferError as error:
+            log.error("request %s cannot be handed over: %s", request.id, error)
+            self._mail.send(sender, PrefillFailed(grant.id, str(error)))
+            return
+        self._jobs[grant.id] = _Job(request, grant)
+        self._by_key[request.key] = grant.id
+        try:
+            self.engine.add(request, push=grant)
+        except RequestError as error:
+            self._failed(grant.id, str(error))
+
+    def _delivered(self, grant_id: str) -> None:
+        self._on_fact(grant_id, PushFact.DELIVERED)
+
+    def _quiet(self, grant_id: str) -> None:
+        self._on_fact(grant_id, PushFact.QUIET)
+
+    def _failed(self, grant_id: str, reason: str) -> None:
+        job = self._jobs.get(grant_id)
+        if job is not None:
+            job.reason = job.reason or reason
+            log.warning("request %s: its KV cannot be sent: %s", job.request.id, reason)
+            self._on_fact(grant_id, PushFact.FAILED)
+
+    def _on_fact(self, grant_id: str, fact: PushFact) -> None:
+        job = self._jobs.get(grant_id)
+        if job is None:
+            return
+        match job.handoff.on(fact):
+            case PushAction.STOP:
+                self._stop(job)
+                self._pusher.stop(grant_id)
+            case PushAction.ABANDON:
+                self._stop(job)
+                self._pusher.stop(grant_id, tell=False)
+            case PushAction.GIVE_UP:
+                self._stop(job)
+                self._pusher.stop(grant_id, reason=job.reason or "prefill failed")
+            case PushAction.RELEASE:
+                del self._jobs[grant_id]
+                if self._by_key.get(job.request.key) == grant_id:
+                    del self._by_key[job.request.key]
+                self.engine.release(job.request.key)
+            case _:
+                pass
+
+    def _stop(self, job: _Job) -> None:
+        self.engine.abort(job.request.key)

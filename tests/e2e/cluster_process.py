@@ -1,0 +1,141 @@
+"""A real `baton serve` in a process of its own, for the end-to-end tests."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 180.0
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class ServeProcess:
+    """`baton serve` with the given arguments, up to `stop`. `base_url` answers once the constructor returns."""
+
+    def __init__(self, *args: str, log: Path) -> None:
+        self.port = free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [
+            sys.executable,
+            "-m",
+            "baton.cli",
+            "serve",
+            "--port",
+            str(self.port),
+            "--log-level",
+            "info",
+            *args,
+        ]
+        with log.open("wb") as out:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        self._wait_ready()
+
+    def _wait_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"baton serve ended:\n{self.log.read_text()[-4000:]}"
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(f"{self.base_url}/ready", timeout=5).status_code == 200:
+                    return
+            time.sleep(0.1)
+        self.kill()
+        raise AssertionError(f"baton serve was not ready in time:\n{self.log.read_text()[-4000:]}")
+
+    def descendants(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def replicas(self, deployment: str) -> list[psutil.Process]:
+        """The processes of one Serve deployment, oldest first."""
+        found: list[tuple[float, psutil.Process]] = []
+        for process in self.descendants():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if any(f"ServeReplica:baton:{deployment}" in part for part in process.cmdline()):
+                    found.append((process.create_time(), process))
+        return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+    def status(self) -> dict[str, Any]:
+        answer = httpx.get(f"{self.base_url}/cluster", timeout=10)
+        answer.raise_for_status()
+        return answer.json()
+
+    def wait_status(self, what: str, done: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        status: dict[str, Any] = {}
+        while time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                status = self.status()
+                if done(status):
+                    return status
+            time.sleep(0.1)
+        raise AssertionError(f"not within {timeout_s:g} s: {what}; last status {status}")
+
+    def wait_idle(self, num_instances: int) -> dict[str, Any]:
+        """Every instance is there, holds no used block and found its accounting in order."""
+
+        def idle(status: dict[str, Any]) -> bool:
+            instances = status["instances"]
+            return len(instances) == num_instances and all(
+                i["free_blocks"] == i["num_blocks"] and not i["num_running"] and not i["num_waiting"]
+                for i in instances
+            )
+
+        status = self.wait_status("all pools back to zero used blocks", idle)
+        assert [i["defect"] for i in status["instances"]] == [""] * num_instances
+        return status
+
+    def stop(self) -> int:
+        """SIGTERM, and wait until everything is gone. Returns the exit status."""
+        descendants = self.descendants()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(60)
+        finally:
+            self.kill()
+        _, alive = psutil.wait_procs(descendants, timeout=15)
+        left = [_describe(process) for process in alive]
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert not left, f"processes are left behind: {left}"
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+
+
+def _describe(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline())[:80]}"
+    return str(process.pid)
+
+
+@contextlib.contextmanager
+def serving(*args: str, log: Path) -> Iterator[ServeProcess]:
+    server = ServeProcess(*args, log=log)
+    try:
+        yield server
+        assert server.stop() == 0, log.read_text()[-4000:]
+    finally:
+        server.kill()

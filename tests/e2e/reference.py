@@ -1,0 +1,61 @@
+"""Somebody else's truth: greedy continuations by transformers, in float32."""
+
+from functools import cache
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from models.hub import resolve
+
+
+@cache
+def _model():
+    torch.set_num_threads(1)
+    return AutoModelForCausalLM.from_pretrained(
+        resolve("embedded"), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@cache
+def tokenizer():
+    return AutoTokenizer.from_pretrained(resolve("embedded"))
+
+
+@cache
+def greedy(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+    """Up to `max_tokens` ids; ends before the end-of-sequence token."""
+    model = _model()
+    with torch.inference_mode():
+        ids = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            attention_mask=torch.ones(1, len(prompt)),
+        )[0, len(prompt) :].tolist()
+    eos = model.generation_config.eos_token_id
+    ends = {eos} if isinstance(eos, int) else set(eos or ())
+    return tuple(ids[:-1] if ids and ids[-1] in ends else ids)
+
+
+def greedy_text(prompt: tuple[int, ...], max_tokens: int) -> str:
+    return tokenizer().decode(greedy(prompt, max_tokens), skip_special_tokens=True)
+
+
+def corpus_prompts(count: int, min_tokens: int = 5, max_tokens: int = 300) -> list[tuple[int, ...]]:
+    """Prompts of mixed lengths cut from the standard library; every third shares its predecessor's first half."""
+    import inspect
+    import json
+    import textwrap
+
+    ids = tokenizer().encode(inspect.getsource(json) + inspect.getsource(textwrap))
+    prompts: list[tuple[int, ...]] = []
+    for i in range(count):
+        length = min_tokens + (i * 7919) % (max_tokens - min_tokens)
+        start = (i * 104729) % (len(ids) - max_tokens)
+        prompt = tuple(ids[start : start + length])
+        if i % 3 == 2:
+            half = prompts[-1][: max(2, len(prompts[-1]) // 2)]
+            prompt = half + prompt[: max(1, length - len(half))]
+        prompts.append(prompt)
+    return prompts
