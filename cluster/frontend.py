@@ -7,7 +7,7 @@ import itertools
 import logging
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from core.config import ScheduleConfig
 from core.errors import Overloaded, ReplicaLost, RequestError
@@ -174,7 +174,7 @@ class Frontend:
             return False, str(error)
         return not status.why_not, status.why_not
 
-    async def generate(self, request: Request) -> AsyncIterator[TokenOut]:
+    async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
         """The request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
@@ -210,7 +210,7 @@ class Frontend:
 
     async def _attempt(
         self, flight: _Flight, exclude: tuple[str, ...], deadline: float
-    ) -> AsyncIterator[TokenOut]:
+    ) -> AsyncGenerator[TokenOut, None]:
         request = flight.request
         if self._scheduler:
             self._mail.send(self._scheduler, self._place(request, exclude))

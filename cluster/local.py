@@ -3,19 +3,21 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import Callable
 
 import uvicorn
 
 from cluster.api.factory import build_app
 from cluster.frontend import Frontend
-from cluster.instance import Instance
+from cluster.instance import Instance, Role
 from cluster.model_card import ModelCard
 from cluster.real_parts import local_parts
 from cluster.routing import GlobalScheduler
 from cluster.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig
+from core.errors import ReplicaLost
 from core.messages import Status
 from kvtransfer.transport.loopback import LoopbackFabric
 from models.hub import resolve as find_model
@@ -46,14 +48,16 @@ class LocalCluster:
                 return scheduler_mail.address
 
             instances: list[Instance] = []
-            for role, count in (("decode", config.decode_instances), ("prefill", config.prefill_instances)):
-                for _ in range(count):
-                    mail = network.join(role)
-                    parts = local_parts(config, folder, mail, fabric)
-                    instance = Instance(config, role, mail, clock, resolve, parts)
-                    stack.push_async_callback(instance.close)
-                    instance.run()
-                    instances.append(instance)
+            decodes: list[Role] = ["decode"] * config.decode_instances
+            prefills: list[Role] = ["prefill"] * config.prefill_instances
+            for role in (*decodes, *prefills):
+                mail = network.join(role)
+                instance = Instance(
+                    config, role, mail, clock, resolve, local_parts(config, folder, mail, fabric)
+                )
+                stack.push_async_callback(instance.close)
+                instance.run()
+                instances.append(instance)
             frontend = Frontend(
                 network.join("frontend"),
                 clock,
@@ -69,10 +73,14 @@ class LocalCluster:
             yield cluster
 
     async def wait_ready(self) -> Status:
+        """Once every instance has registered."""
         async with asyncio.timeout(_START_TIMEOUT_S):
-            while not (await self.frontend.ready())[0]:
-                await asyncio.sleep(0.01)
-        return await self.frontend.status()
+            while True:
+                with contextlib.suppress(ReplicaLost):
+                    status = await self.frontend.status()
+                    if len(status.instances) == len(self.instances):
+                        return status
+                await asyncio.sleep(0.005)
 
 
 def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
@@ -84,7 +92,7 @@ def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], N
 async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
     async with LocalCluster.running(config) as cluster:
         app = build_app(cluster.frontend, config, card)
-        server = uvicorn.Server(
+        server = _Server(
             uvicorn.Config(
                 app,
                 config.serve.host,
@@ -98,24 +106,23 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        with _own_signals(server):
-            serving = asyncio.create_task(server.serve())
-            while not server.started and not serving.done():
-                await asyncio.sleep(0.01)
-            on_ready()
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            await cluster.frontend.drain(config.serve.drain_timeout_s)
-            server.should_exit = True
-            await serving
+        listener = socket.create_server((config.serve.host, config.serve.port), backlog=2048)
+        serving = asyncio.create_task(server.serve([listener]))
+        on_ready()
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await cluster.frontend.drain(config.serve.drain_timeout_s)
+        server.should_exit = True
+        await serving
 
 
-@contextlib.contextmanager
-def _own_signals(server: uvicorn.Server):
-    """uvicorn would replace our signal handlers by its own, which know nothing of draining."""
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-    yield
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, which know nothing of draining."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

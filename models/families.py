@@ -18,10 +18,14 @@ def read_spec(folder: Path) -> ModelSpec:
     names = config.get("architectures") or ["(none)"]
     family = _FAMILIES.get(names[0])
     if family is None:
-        raise UnsupportedModel(f"architecture {names[0]!r} is not supported; Baton serves {', '.join(_FAMILIES)}")
+        raise UnsupportedModel(
+            f"architecture {names[0]!r} is not supported; Baton serves {', '.join(_FAMILIES)}"
+        )
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModel(f"quantization_config ({method}) is not supported: use a float32 or bfloat16 checkpoint")
+        raise UnsupportedModel(
+            f"quantization_config ({method}) is not supported: use a float32 or bfloat16 checkpoint"
+        )
     try:
         spec = family(config)
     except KeyError as error:
@@ -31,7 +35,9 @@ def read_spec(folder: Path) -> ModelSpec:
 
 def _llama(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
-    return replace(_common(config), qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.get("mlp_bias", False)))
+    return replace(
+        _common(config), qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.get("mlp_bias", False))
+    )
 
 
 def _mistral(config: Config) -> ModelSpec:
@@ -111,7 +117,9 @@ def _windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     num_layers, window = int(config["num_hidden_layers"]), int(config.get("sliding_window") or 0)
     kinds = config.get("layer_types")
     if kinds and (unknown := set(kinds) - {"full_attention", "sliding_attention"}):
-        raise UnsupportedModel(f"layer type {sorted(unknown)[0]!r} is not supported (full_attention and sliding_attention are)")
+        raise UnsupportedModel(
+            f"layer type {sorted(unknown)[0]!r} is not supported (full_attention and sliding_attention are)"
+        )
     if kinds:
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
     return tuple(window if slides(layer) else 0 for layer in range(num_layers))

@@ -19,9 +19,13 @@ def resolve(path_or_id: str) -> Path:
     if path.is_dir():
         return path
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
-        raise ConfigError(f"there is no model folder {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)")
+        raise ConfigError(
+            f"there is no model folder {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
+        )
     try:
         return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}") from None
+        raise ConfigError(
+            f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}"
+        ) from None

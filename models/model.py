@@ -43,7 +43,9 @@ class Model:
             self._head = self._embedding
         else:
             self._head = checkpoint.take("lm_head.weight", (spec.vocab_size, spec.hidden_size))
-        frequencies, self._rope_factor = inverse_frequencies(spec.rope, spec.head_dim, spec.max_context_tokens)
+        frequencies, self._rope_factor = inverse_frequencies(
+            spec.rope, spec.head_dim, spec.max_context_tokens
+        )
         self._frequencies = frequencies.to(device)
         self._activation = ops.silu_mul if spec.activation == "silu" else ops.gelu_tanh_mul
 
@@ -99,12 +101,16 @@ class Model:
             q, k = rotated[:, :heads], rotated[:, heads:]
         else:
             q = ops.rope(ops.rms_norm(qkv[:, :heads], layer.q_norm, spec.norm_eps), cos, sin)
-            k = ops.rope(ops.rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, spec.norm_eps), cos, sin)
+            k = ops.rope(
+                ops.rms_norm(qkv[:, heads : heads + kv_heads], layer.k_norm, spec.norm_eps), cos, sin
+            )
         ops.write_kv(k, qkv[:, heads + kv_heads :], kv_layer, meta)
         if on_layer is not None:
             on_layer(index)
         window = spec.windows[index]
-        attended = ops.paged_attention(q, kv_layer, meta, spec.attention_scale, window, spec.attention_soft_cap)
+        attended = ops.paged_attention(
+            q, kv_layer, meta, spec.attention_scale, window, spec.attention_soft_cap
+        )
         out = ops.linear(attended.reshape(-1, heads * spec.head_dim), layer.out, layer.out_bias)
         if layer.post_attention_norm is not None:
             out = ops.rms_norm(out, layer.post_attention_norm, spec.norm_eps)
@@ -112,7 +118,9 @@ class Model:
 
     def _mlp(self, x: Tensor, layer: Layer) -> Tensor:
         spec, ops = self.spec, self._ops
-        gate_up = ops.linear(ops.rms_norm(x, layer.mlp_norm, spec.norm_eps), layer.gate_up, layer.gate_up_bias)
+        gate_up = ops.linear(
+            ops.rms_norm(x, layer.mlp_norm, spec.norm_eps), layer.gate_up, layer.gate_up_bias
+        )
         out = ops.linear(self._activation(gate_up), layer.down, layer.down_bias)
         if layer.post_mlp_norm is not None:
             out = ops.rms_norm(out, layer.post_mlp_norm, spec.norm_eps)
@@ -129,7 +137,9 @@ def _read_layer(spec: ModelSpec, checkpoint: Checkpoint, prefix: str) -> Layer:
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
     def fused(parts: Sequence[tuple[str, int]], bias: bool) -> tuple[Tensor, Tensor | None]:
-        weight = torch.cat([checkpoint.take(f"{prefix}{name}.weight", (size, hidden)) for name, size in parts])
+        weight = torch.cat(
+            [checkpoint.take(f"{prefix}{name}.weight", (size, hidden)) for name, size in parts]
+        )
         if not bias:
             return weight, None
         return weight, torch.cat([checkpoint.take(f"{prefix}{name}.bias", (size,)) for name, size in parts])
@@ -142,7 +152,8 @@ def _read_layer(spec: ModelSpec, checkpoint: Checkpoint, prefix: str) -> Layer:
         return _norm(spec, checkpoint, f"{prefix}{name}.weight", size) if wanted else None
 
     qkv, qkv_bias = fused(
-        [("self_attn.q_proj", q_size), ("self_attn.k_proj", kv_size), ("self_attn.v_proj", kv_size)], spec.qkv_bias
+        [("self_attn.q_proj", q_size), ("self_attn.k_proj", kv_size), ("self_attn.v_proj", kv_size)],
+        spec.qkv_bias,
     )
     out, out_bias = single("self_attn.o_proj", q_size, spec.out_bias)
     gate_up, gate_up_bias = fused([("mlp.gate_proj", middle), ("mlp.up_proj", middle)], spec.mlp_bias)

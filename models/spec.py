@@ -84,7 +84,9 @@ def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
         raise UnsupportedModel("rope_parameters that differ by layer type are not supported")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
-        raise UnsupportedModel(f"rope scaling {kind!r} is not supported (default, linear, dynamic, llama3 and yarn are)")
+        raise UnsupportedModel(
+            f"rope scaling {kind!r} is not supported (default, linear, dynamic, llama3 and yarn are)"
+        )
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported (only 1.0)")

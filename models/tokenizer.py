@@ -17,7 +17,9 @@ class Tokenizer:
         try:
             self._inner: Any = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot load the tokenizer in {folder}: {str(error).splitlines()[0]}") from None
+            raise ConfigError(
+                f"cannot load the tokenizer in {folder}: {str(error).splitlines()[0]}"
+            ) from None
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.vocab_size = len(self._inner)
 
@@ -41,10 +43,16 @@ class Tokenizer:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
         try:
             text = self._inner.apply_chat_template(
-                list(messages), tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **template_arguments
+                list(messages),
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **template_arguments,
             )
         except (TemplateError, ValueError, TypeError, KeyError) as error:
-            raise RequestError(f"the chat template refuses these messages: {error}", field="messages") from error
+            raise RequestError(
+                f"the chat template refuses these messages: {error}", field="messages"
+            ) from error
         return self._inner.encode(text, add_special_tokens=False)
 
 

@@ -1,6 +1,5 @@
 """Reads a checkpoint's tensors by name. A tensor that nobody asks for, or that is missing, is an error that names it."""
 
-import json
 from pathlib import Path
 
 import torch
@@ -8,6 +7,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
+from models.spec import read_json
 
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 
@@ -40,15 +40,14 @@ class Checkpoint:
         self._files.clear()
         self._where.clear()
         if left:
-            raise UnsupportedModel(f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}")
+            raise UnsupportedModel(
+                f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}"
+            )
 
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
+    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
     for name in names:
         if not (folder / name).exists():
             raise ConfigError(f"{folder} has no {name}: the model's weights are missing (safetensors only)")

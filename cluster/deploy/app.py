@@ -51,7 +51,7 @@ class Scheduler:
 
 
 @serve.deployment
-@serve.ingress(current.current_app)
+@serve.ingress(current.current_app)  # type: ignore[reportUntypedClassDecorator]
 class Ingress:
     """HTTP in, mail out. Several replicas may run; each request lives in one of them."""
 

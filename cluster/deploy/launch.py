@@ -1,5 +1,6 @@
 """Start the cluster on this machine (or join a running Ray cluster), wait until it answers, and take it down again."""
 
+import logging
 import secrets
 import signal
 import threading
@@ -110,7 +111,7 @@ class Cluster:
 
 def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     if ray_address != "local":
-        ray.init(address=ray_address, namespace=_APP, logging_level="warning", log_to_driver=False)
+        ray.init(address=ray_address, namespace=_APP, logging_level=logging.WARNING, log_to_driver=False)
         return
     num_instances = config.prefill_instances + config.decode_instances
     ray.init(
@@ -120,7 +121,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
         num_gpus=0,
         include_dashboard=False,
         namespace=_APP,
-        logging_level="warning",
+        logging_level=logging.WARNING,
         log_to_driver=True,
     )
 

@@ -31,12 +31,12 @@ VOCAB_SIZE = 4096
 CONTEXT_TOKENS = 2048
 CHAT_TEMPLATE = (
     "{%- for message in messages -%}"
-    "{%- if message.role == 'assistant' -%}<|assistant|>\n{{ message.content }}<|endoftext|>"
-    "{%- elif message.role in ('system', 'developer') -%}<|system|>\n{{ message.content }}\n"
-    "{%- else -%}<|user|>\n{{ message.content }}\n"
+    "{%- if message.role == 'assistant' -%}{{ '<|assistant|>\\n' + message.content + '<|endoftext|>' }}"
+    "{%- elif message.role in ('system', 'developer') -%}{{ '<|system|>\\n' + message.content + '\\n' }}"
+    "{%- else -%}{{ '<|user|>\\n' + message.content + '\\n' }}"
     "{%- endif -%}"
     "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}<|assistant|>\n{% endif -%}"
+    "{%- if add_generation_prompt -%}{{ '<|assistant|>\\n' }}{%- endif -%}"
 )
 
 
@@ -48,7 +48,9 @@ def main() -> None:
     tokenizer = train_tokenizer(train_texts)
     args.out.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer, args.out)
-    data = torch.tensor(encode(tokenizer, train_texts + chat_samples(train_texts, tokenizer)), dtype=torch.int32)
+    data = torch.tensor(
+        encode(tokenizer, train_texts + chat_samples(train_texts, tokenizer)), dtype=torch.int32
+    )
     held_out = torch.tensor(encode(tokenizer, held_out_texts), dtype=torch.int32)
     held_out_bytes = sum(len(text.encode()) for text in held_out_texts)
     model = LlamaForCausalLM(model_config(tokenizer)).train()
@@ -76,7 +78,9 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch-tokens", type=int, default=4096)
@@ -89,13 +93,24 @@ def _arguments() -> argparse.Namespace:
 def read_corpus() -> tuple[list[str], list[str]]:
     """(training, held-out) texts of the standard library without its tests; one file in 32 is held out."""
     root = Path(sysconfig.get_path("stdlib"))
-    skip = {"site-packages", "test", "tests", "idle_test", "__pycache__", "pydoc_data", "lib2to3", "turtledemo"}
+    skip = {
+        "site-packages",
+        "test",
+        "tests",
+        "idle_test",
+        "__pycache__",
+        "pydoc_data",
+        "lib2to3",
+        "turtledemo",
+    }
     train: list[str] = []
     held_out: list[str] = []
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         # Generated tables (encodings of code pages and the like) teach nothing but themselves.
-        if skip & set(name.parts) or (name.parts[0] == "encodings" and name.stem.startswith(("cp", "iso", "mac", "koi"))):
+        if skip & set(name.parts) or (
+            name.parts[0] == "encodings" and name.stem.startswith(("cp", "iso", "mac", "koi"))
+        ):
             continue
         try:
             text = path.read_text(encoding="utf-8")
@@ -274,7 +289,9 @@ def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path, metrics
     copy.load_state_dict(model.state_dict())
     end = tokenizer.token_to_id(END)
     copy.config.use_cache = True
-    copy.generation_config = GenerationConfig(eos_token_id=end, bos_token_id=end, temperature=0.7, top_p=0.95, do_sample=True)
+    copy.generation_config = GenerationConfig(
+        eos_token_id=end, bos_token_id=end, temperature=0.7, top_p=0.95, do_sample=True
+    )
     copy.bfloat16().save_pretrained(out)
     (out / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
     (out / "README.md").write_text(_card(metrics))

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP API over a generator of tokens; knows nothing of Ray, workers or torch."""

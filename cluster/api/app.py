@@ -1,0 +1,270 @@
+"""The FastAPI application: routes, keys, limits, and one place where errors become responses."""
+
+import hmac
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.exceptions import HTTPException
+
+from cluster.api import params, schema
+from cluster.api.choices import Choice, ChoiceRunner
+from cluster.api.detokenize import TextStream
+from cluster.api.errors import error_response
+from cluster.api.generator import ChatTokenizer, Generator
+from cluster.api.params import ApiSettings
+from cluster.api.responses import ClientGone, events, streamed, whole
+from cluster.api.shapes import ChatShape, CompletionShape, Shape
+from cluster.metrics import IngressMetrics
+from core.errors import BatonError, RequestError
+from core.types import Request
+
+log = logging.getLogger(__name__)
+
+_OPEN_ROUTES = ("/health", "/ready")
+_CLIENT_GONE = 499
+
+
+def create_app(
+    generator: Generator,
+    tokenizer: ChatTokenizer,
+    settings: ApiSettings,
+    registry: CollectorRegistry | None = None,
+) -> FastAPI:
+    """The API over `generator`. Every route but health and readiness asks for a key when `settings.api_keys` are set."""
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    api = _Api(generator, tokenizer, settings, IngressMetrics(registry or CollectorRegistry()))
+    routes: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
+        ("POST", "/v1/chat/completions", api.chat),
+        ("POST", "/v1/completions", api.completions),
+        ("GET", "/v1/models", api.models),
+        ("GET", "/v1/models/{name:path}", api.model),
+        ("POST", "/tokenize", api.tokenize),
+        ("POST", "/detokenize", api.detokenize),
+        ("GET", "/health", api.health),
+        ("GET", "/ready", api.ready),
+        ("GET", "/metrics", api.serve_metrics),
+        ("GET", "/cluster", api.cluster),
+    ]
+    for method, path, handler in routes:
+        app.add_api_route(path, api.guarded(path, handler), methods=[method], response_model=None)
+
+    async def on_http_error(http: HttpRequest, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{http.method} {http.url.path}: {error.detail}"
+        return error_response(RequestError(message, status=error.status_code), _request_id(http))
+
+    app.add_exception_handler(HTTPException, on_http_error)
+    return app
+
+
+class _Api:
+    def __init__(
+        self, generator: Generator, tokenizer: ChatTokenizer, settings: ApiSettings, metrics: IngressMetrics
+    ) -> None:
+        self._generator, self._tokenizer, self._settings, self._metrics = (
+            generator,
+            tokenizer,
+            settings,
+            metrics,
+        )
+        self._runner = ChoiceRunner(generator, tokenizer, metrics)
+        self._started = int(time.time())
+
+    def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
+        """`handler` behind the key check, with its errors as responses and its outcome counted."""
+
+        async def guard(request: HttpRequest) -> Response:
+            request_id = _request_id(request)
+            request.state.request_id = request_id
+            try:
+                if path not in _OPEN_ROUTES:
+                    self._check_key(request)
+                response = await handler(request)
+            except ClientGone:
+                response = Response(status_code=_CLIENT_GONE)
+            except BatonError as error:
+                log.info("request %s is refused: %s", request_id, error)
+                response = error_response(error, request_id)
+            except Exception as error:
+                log.exception("request %s failed", request_id)
+                response = error_response(error, request_id)
+            response.headers["X-Request-Id"] = request_id
+            self._metrics.requests.labels(path, response.status_code).inc()
+            return response
+
+        return guard
+
+    async def chat(self, http: HttpRequest) -> Response:
+        body = schema.validate(schema.ChatRequest, await self._body(http))
+        params.check_model(body.model, self._settings)
+        n = params.check_count(body, 1, self._settings)
+        prompt = params.chat_prompt(body, self._tokenizer)
+        if not prompt:
+            raise RequestError("the conversation renders to no tokens", field="messages")
+        choices = self._choices(http, body, [prompt], n)
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        shape = ChatShape(
+            f"chatcmpl-{uuid.uuid4().hex}",
+            int(time.time()),
+            body.model,
+            self._tokenizer,
+            bool(body.logprobs),
+            usage,
+        )
+        return await self._answer(http, body, choices, 1, shape)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        body = schema.validate(schema.CompletionRequest, await self._body(http))
+        params.check_model(body.model, self._settings)
+        prompts = params.completion_prompts(body, self._tokenizer, self._settings)
+        n = params.check_count(body, len(prompts), self._settings)
+        choices = self._choices(http, body, prompts, n)
+        echoes: dict[int, str] = {}
+        if body.echo:
+            echoes = {
+                c.index: self._tokenizer.decode(
+                    c.request.prompt, skip_special_tokens=body.skip_special_tokens
+                )
+                for c in choices
+            }
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        shape = CompletionShape(
+            f"cmpl-{uuid.uuid4().hex}",
+            int(time.time()),
+            body.model,
+            self._tokenizer,
+            body.logprobs is not None,
+            usage,
+            echoes=echoes,
+        )
+        return await self._answer(http, body, choices, len(prompts), shape)
+
+    async def models(self, http: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+
+    async def model(self, http: HttpRequest) -> Response:
+        params.check_model(http.path_params["name"], self._settings)
+        return JSONResponse(self._model_entry())
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        body = schema.validate(schema.TokenizeRequest, await self._body(http))
+        params.check_model(body.model, self._settings)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("give either prompt or messages", field="prompt")
+        if body.messages is not None:
+            messages = [message.plain() for message in body.messages]
+            ids = self._tokenizer.chat_template(messages, add_generation_prompt=body.add_generation_prompt)
+        else:
+            ids = self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        return JSONResponse(
+            {"tokens": ids, "count": len(ids), "max_model_len": self._settings.max_context_tokens}
+        )
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        body = schema.validate(schema.DetokenizeRequest, await self._body(http))
+        params.check_model(body.model, self._settings)
+        if body.tokens and max(body.tokens) >= self._settings.vocab_size:
+            raise RequestError(f"token id {max(body.tokens)} is outside the vocabulary", field="tokens")
+        return JSONResponse({"prompt": self._tokenizer.decode(body.tokens, skip_special_tokens=False)})
+
+    async def health(self, http: HttpRequest) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def ready(self, http: HttpRequest) -> Response:
+        ok, why_not = await self._generator.ready()
+        return JSONResponse(
+            {"status": "ready"} if ok else {"status": "not ready", "reason": why_not}, 200 if ok else 503
+        )
+
+    async def serve_metrics(self, http: HttpRequest) -> Response:
+        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    async def cluster(self, http: HttpRequest) -> Response:
+        status = asdict(await self._generator.status())
+        del status["nonce"]
+        return JSONResponse(status)
+
+    async def _answer(
+        self, http: HttpRequest, body: schema.Common, choices: list[Choice], num_prompts: int, shape: Shape
+    ) -> Response:
+        if not body.stream:
+            return await whole(http, self._runner, choices, num_prompts, shape)
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+        source = events(self._runner, choices, num_prompts, shape, include_usage, http.state.request_id)
+        return await streamed(http, source)
+
+    def _choices(
+        self, http: HttpRequest, body: schema.Common, prompts: list[tuple[int, ...]], n: int
+    ) -> list[Choice]:
+        slo = params.choose_slo(http.headers.get("x-slo-class"), self._settings)
+        choices: list[Choice] = []
+        for prompt in prompts:
+            max_tokens = params.max_new_tokens(body, len(prompt), self._settings)
+            sampling = params.to_sampling(body, max_tokens, self._settings)
+            for choice in range(n):
+                request = Request(
+                    id=self._generator.new_request_id(),
+                    prompt=prompt,
+                    sampling=replace(sampling, seed=params.seed_of_choice(sampling.seed, choice)),
+                    reply_to=self._generator.address,
+                    slo=slo,
+                    salt=body.cache_salt,
+                    arrival_s=time.monotonic(),
+                )
+                text = TextStream(
+                    self._tokenizer,
+                    prompt,
+                    body.stops,
+                    skip_special_tokens=body.skip_special_tokens,
+                    include_stop=body.include_stop_str_in_output,
+                )
+                choices.append(Choice(len(choices), request, text))
+        log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
+        return choices
+
+    async def _body(self, http: HttpRequest) -> dict[str, Any]:
+        """The body, read no further than allowed."""
+        kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)
+        limit = self._settings.max_body_bytes
+        data = bytearray()
+        async for piece in http.stream():
+            data += piece
+            if len(data) > limit:
+                raise RequestError(f"the body exceeds {limit} bytes", status=413)
+        return schema.parse_json(bytes(data))
+
+    def _check_key(self, http: HttpRequest) -> None:
+        keys = self._settings.api_keys
+        if not keys:
+            return
+        scheme, _, given = http.headers.get("authorization", "").partition(" ")
+        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise RequestError(
+                "a valid API key is required: Authorization: Bearer <key>", status=401, code="invalid_api_key"
+            )
+
+    def _model_entry(self) -> dict[str, Any]:
+        return {
+            "id": self._settings.model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "baton",
+            "max_model_len": self._settings.max_context_tokens,
+        }
+
+
+def _request_id(http: HttpRequest) -> str:
+    """The client's own id where it is harmless in a log, else a new one."""
+    given = http.headers.get("x-request-id", "")
+    return given if given.isascii() and given.isprintable() and 0 < len(given) <= 128 else uuid.uuid4().hex

@@ -1,0 +1,107 @@
+"""Runs the choices of one HTTP request and turns their tokens into pieces of text, in the order in which they come."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from cluster.api.detokenize import TextStream
+from cluster.api.generator import ChatTokenizer, Generator
+from cluster.metrics import IngressMetrics
+from core.types import FinishReason, Request, TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sequence to generate: the `index`-th choice of the response."""
+
+    index: int
+    request: Request
+    text: TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to a choice. `token` is None for text that was held back until the end."""
+
+    index: int
+    text: str
+    token: TokenOut | None
+    finish: FinishReason | None
+
+
+class ChoiceRunner:
+    def __init__(self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics) -> None:
+        self._generator, self._metrics = generator, metrics
+        self.tokenizer = tokenizer
+
+    async def run(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+        """Pieces of all choices, interleaved. Closing it, or an error in one choice, cancels every choice."""
+        if len(choices) == 1:
+            async with aclosing(self._one(choices[0])) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._feed(choice, queue)) for choice in choices]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
+        try:
+            async with aclosing(self._one(choice)) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait(piece)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    async def _one(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+        metrics, text = self._metrics, choice.text
+        started = last = time.monotonic()
+        finished = False
+        metrics.running.inc()
+        metrics.prompt_tokens.inc(len(choice.request.prompt))
+        try:
+            async with aclosing(self._generator.generate(choice.request)) as tokens:
+                async for token in tokens:
+                    now = time.monotonic()
+                    (metrics.ttft_s if last == started else metrics.itl_s).observe(now - last)
+                    metrics.output_tokens.inc()
+                    last = now
+                    piece = _piece(choice, text, token)
+                    finished = piece.finish is not None
+                    yield piece
+                    if finished:
+                        break
+        finally:
+            metrics.running.dec()
+            if finished:
+                metrics.e2e_s.observe(time.monotonic() - started)
+            else:
+                metrics.cancelled.inc()
+
+
+def _piece(choice: Choice, text: TextStream, token: TokenOut) -> Piece:
+    """A stop token ends the text and is no part of it; a stop string ends it wherever it was found."""
+    if token.finish is FinishReason.STOP:
+        return Piece(choice.index, text.finish(), token, FinishReason.STOP)
+    new = text.push(token.token)
+    if token.finish is not None and text.stopped is None:
+        new += text.finish()
+    if text.stopped is not None:
+        return Piece(choice.index, new, token, FinishReason.STOP)
+    return Piece(choice.index, new, token, token.finish)

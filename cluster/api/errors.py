@@ -1,0 +1,41 @@
+"""Errors in the shape that OpenAI's clients understand."""
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from core.errors import Overloaded, ReplicaLost, RequestError
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Status, body and headers for whatever a request ended with. What is not meant for clients stays in the log."""
+    match error:
+        case RequestError():
+            return error.status, error_body(error.message, error.status, error.field, error.code), {}
+        case Overloaded():
+            after = str(max(1, round(error.retry_after_s)))
+            return 429, error_body(error.message, 429, code="overloaded"), {"Retry-After": after}
+        case ReplicaLost():
+            return 503, error_body(str(error), 503, code="unavailable"), {"Retry-After": "1"}
+        case _:
+            return (
+                500,
+                error_body(
+                    f"internal error; the log has more under request {request_id}", 500, code="internal"
+                ),
+                {},
+            )
+
+
+def error_response(error: Exception, request_id: str) -> JSONResponse:
+    status, body, headers = describe(error, request_id)
+    return JSONResponse(body, status, headers)

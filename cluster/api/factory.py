@@ -1,0 +1,24 @@
+"""The API of one ingress, from the cluster's configuration and the model's card."""
+
+from fastapi import FastAPI
+
+from cluster.api.app import create_app
+from cluster.api.generator import Generator
+from cluster.api.params import ApiSettings
+from cluster.model_card import ModelCard
+from core.config import ClusterConfig
+from models.tokenizer import load_tokenizer
+
+
+def build_app(generator: Generator, config: ClusterConfig, card: ModelCard) -> FastAPI:
+    settings = ApiSettings(
+        model_name=card.name,
+        max_context_tokens=card.max_context_tokens,
+        vocab_size=card.vocab_size,
+        eos_token_ids=card.eos_token_ids,
+        default_sampling=card.default_sampling,
+        slo_classes=config.slo_classes,
+        api_keys=tuple(key.get_secret_value() for key in config.serve.api_keys),
+        max_body_bytes=config.serve.max_body_bytes,
+    )
+    return create_app(generator, load_tokenizer(card.folder), settings)

@@ -1,0 +1,33 @@
+"""What the API needs of the cluster behind it, and of the tokenizer."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol
+
+from core.messages import Status
+from core.ports import TokenCodec
+from core.types import Request, TokenOut
+
+
+class Generator(Protocol):
+    @property
+    def address(self) -> str: ...
+    def new_request_id(self) -> str: ...
+    def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
+        """Tokens in order, each once; closing it cancels the request. Raises Overloaded, RequestError, ReplicaLost."""
+        ...
+
+    async def ready(self) -> tuple[bool, str]: ...
+    async def status(self) -> Status: ...
+
+
+class ChatTokenizer(TokenCodec, Protocol):
+    eos_token_id: int | None
+    vocab_size: int
+
+    def chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **template_arguments: Any,
+    ) -> list[int]: ...
