@@ -31,12 +31,21 @@ def serve_cluster(
 ) -> None:
     """Run until SIGINT or SIGTERM; then finish running requests, stop every replica and Ray itself (if started here)."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     started = time.monotonic()
+    _on_signals(signal.default_int_handler)
     say("  starting Ray ...")
-    cluster = Cluster.start(config, card, ray_address, log_level, lambda: say("  starting the pools ..."))
+
+    def ray_is_up() -> None:
+        _on_signals(signal.default_int_handler)  # Ray has put its own handlers in
+        say("  starting the pools ...")
+
     try:
+        cluster = Cluster.start(config, card, ray_address, log_level, ray_is_up)
+    except KeyboardInterrupt:
+        say("  stopped before it was ready")
+        return
+    try:
+        _on_signals(lambda *_: stop.set())
         if cluster.wait_ready(stop):
             say(f"  ready after {time.monotonic() - started:.0f} s")
             on_ready()
@@ -109,6 +118,11 @@ class Cluster:
         _stop(self._owns_ray)
 
 
+def _on_signals(handler: Callable[[int, Any], Any]) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+
+
 def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     if ray_address != "local":
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.WARNING, log_to_driver=False)
@@ -122,7 +136,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
         include_dashboard=False,
         namespace=_APP,
         logging_level=logging.WARNING,
-        log_to_driver=True,
+        log_to_driver=False,
     )
 
 

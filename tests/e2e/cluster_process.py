@@ -111,7 +111,9 @@ class ServeProcess:
             code = self.process.wait(60)
         finally:
             self.kill()
-        _, alive = psutil.wait_procs(descendants, timeout=15)
+        deadline = time.monotonic() + 15
+        while (alive := [p for p in descendants if _is_alive(p)]) and time.monotonic() < deadline:
+            time.sleep(0.1)
         left = [_describe(process) for process in alive]
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -123,6 +125,14 @@ class ServeProcess:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait(10)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """A zombie holds nothing; whether it is reaped is up to whoever adopted it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _describe(process: psutil.Process) -> str:
