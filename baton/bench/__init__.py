@@ -1,0 +1,1 @@
+"""Load on an OpenAI endpoint, and what it measured: workloads, the timed client, statistics and reports."""

@@ -1,0 +1,117 @@
+"""What a run says: a table on the terminal, JSON with the machine it ran on, and a picture."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from rich.console import Console
+from rich.table import Table
+
+from baton.bench.client import Record
+from baton.bench.measure import Summary, gaps_s, goodput, ttft_s
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    cpu = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+    versions: dict[str, str] = {"python": platform.python_version()}
+    for name in ("torch", "ray", "transformers", "baton-serve"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {"cpu": cpu, "cores": os.cpu_count(), "system": platform.platform(), "versions": versions}
+
+
+def print_table(console: Console, summaries: Sequence[Summary]) -> None:
+    table = Table(title="latency in ms")
+    for name in ("", "mean", "p50", "p90", "p99"):
+        table.add_column(name, justify="right" if name else "left")
+    for summary in summaries:
+        rate = f" at {summary.offered_rate:g}/s" if summary.offered_rate else ""
+        for label, values in (
+            ("TTFT", summary.ttft_ms),
+            ("ITL", summary.itl_ms),
+            ("TPOT", summary.tpot_ms),
+            ("E2E", summary.e2e_ms),
+        ):
+            table.add_row(
+                label + rate, *(f"{values[k]:.2f}" if values else "-" for k in ("mean", "p50", "p90", "p99"))
+            )
+        table.add_section()
+    console.print(table)
+    for summary in summaries:
+        errors = f", errors {summary.errors}" if summary.errors else ""
+        rate = f"offered {summary.offered_rate:g}/s: " if summary.offered_rate else ""
+        console.print(
+            f"{rate}{summary.num_ok} of {summary.num_offered} answered{errors}; {summary.requests_per_s:.2f} requests/s, "
+            f"{summary.output_tokens_per_s:.1f} output tokens/s, {summary.total_tokens_per_s:.1f} tokens/s; "
+            f"SLO (TTFT {summary.slo_ttft_ms:g} ms, TPOT {summary.slo_tpot_ms:g} ms) met by {summary.attainment:.1%}",
+            highlight=False,
+        )
+    if len(summaries) > 1:
+        console.print(
+            f"goodput: {goodput(summaries, 0.9):g}/s at 90 % attainment, {goodput(summaries, 0.99):g}/s at 99 %"
+        )
+
+
+def write_json(path: Path, summaries: Sequence[Summary], parameters: dict[str, Any]) -> None:
+    content = {
+        "command": " ".join(["baton", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "parameters": parameters,
+        "runs": [summary.as_json() for summary in summaries],
+    }
+    if len(summaries) > 1:
+        content["goodput"] = {"90%": goodput(summaries, 0.9), "99%": goodput(summaries, 0.99)}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def draw(path: Path, summaries: Sequence[Summary], runs: Sequence[Sequence[Record]]) -> None:
+    """Distributions of TTFT and ITL, requests over time, and attainment by rate."""
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
+    for summary, records in zip(summaries, runs, strict=True):
+        label = f"{summary.offered_rate:g}/s" if summary.offered_rate else None
+        good = [record for record in records if not record.error]
+        _cdf(axes[0][0], [ttft_s(r) * 1e3 for r in good], label)
+        _cdf(axes[0][1], [gap * 1e3 for r in good for gap in gaps_s(r)], label)
+        axes[1][0].scatter([r.sent_s for r in good], [ttft_s(r) * 1e3 for r in good], s=8, label=label)
+    _label(axes[0][0], "time to first token", "ms", "share of requests")
+    _label(axes[0][1], "inter-token latency", "ms", "share of gaps")
+    _label(axes[1][0], "time to first token over the run", "s since start", "ms")
+    rates = [summary.offered_rate for summary in summaries]
+    axes[1][1].plot(rates, [100 * summary.attainment for summary in summaries], marker="o")
+    axes[1][1].axhline(90, linestyle=":", color="grey")
+    axes[1][1].set_ylim(0, 103)
+    _label(axes[1][1], "SLO attainment", "offered requests/s", "% of offered requests")
+    if len(summaries) > 1:
+        axes[0][0].legend(title="offered")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _cdf(axis: Any, values: list[float], label: str | None) -> None:
+    ordered = sorted(values)
+    axis.plot(ordered, [(i + 1) / len(ordered) for i in range(len(ordered))], label=label)
+
+
+def _label(axis: Any, title: str, x: str, y: str) -> None:
+    axis.set_title(title)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3)
