@@ -107,16 +107,7 @@ def _schedules(
             raise ConfigError(f"--rate takes numbers separated by commas, got {rates!r}") from None
         if min(values) <= 0:
             raise ConfigError(f"--rate must be positive, got {min(values):g}")
-        return [
-            (
-                rate,
-                [
-                    replace(job, arrival_s=at)
-                    for job, at in zip(jobs, _arrivals(len(jobs), rate, burstiness, seed), strict=True)
-                ],
-            )
-            for rate in values
-        ]
+        return [(rate, _timed(jobs, rate, burstiness, seed)) for rate in values]
     if from_trace:
         last_s = max(job.arrival_s for job in jobs)
         return [(len(jobs) / last_s if last_s else 0.0, list(jobs))]
