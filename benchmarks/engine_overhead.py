@@ -70,19 +70,33 @@ def run(batch: int, prompt_tokens: int, steps: int) -> dict[str, float]:
         bench.step()
     medians = {part: statistics.median(values[10:]) for part, values in bench.parts.items()}
     totals = [sum(parts) for parts in zip(*bench.parts.values(), strict=True)][10:]
-    return {**medians, "step p50": statistics.median(totals), "step p99": sorted(totals)[int(0.99 * len(totals))]}
+    return {
+        **medians,
+        "step p50": statistics.median(totals),
+        "step p99": sorted(totals)[int(0.99 * len(totals))],
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    results = {f"batch {b}, prompt {p}": run(b, p, steps=300) for b, p in ((1, 128), (32, 128), (32, 1024), (64, 128))}
+    results = {
+        f"batch {b}, prompt {p}": run(b, p, steps=300)
+        for b, p in ((1, 128), (32, 128), (32, 1024), (64, 128))
+    }
     for name, figures in results.items():
         print(f"{name:24s} " + "  ".join(f"{part} {ms:.3f}" for part, ms in figures.items()) + "  (ms)")
     if args.json:
-        content = {"command": "python -m benchmarks.engine_overhead", "machine": machine(), "unit": "ms", "results": results}
+        content = {
+            "command": "python -m benchmarks.engine_overhead",
+            "machine": machine(),
+            "unit": "ms",
+            "results": results,
+        }
         args.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
