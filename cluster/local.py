@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import signal
-import socket
 from collections.abc import Callable
 
-import uvicorn
 import uvloop
 
 from cluster.api.factory import build_app
+from cluster.api.server import HttpServer
 from cluster.frontend import Frontend
 from cluster.instance import Instance, Role
 from cluster.model_card import ModelCard
@@ -93,47 +92,18 @@ def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], N
 async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
     async with LocalCluster.running(config) as cluster:
         app = build_app(cluster.frontend, config, card)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                config.serve.host,
-                config.serve.port,
-                log_level="warning",
-                lifespan="off",
-                access_log=False,
-            )
-        )
+        server = HttpServer(app, config.serve.host, config.serve.port, shared=False)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        listener = _listen(config.serve.host, config.serve.port)
-        serving = asyncio.create_task(server.serve([listener]))
+        serving = server.start()
         on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await cluster.frontend.drain(config.serve.drain_timeout_s)
-        server.should_exit = True
-        await serving
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it the first token waits 40 ms."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    listener.listen(2048)
-    return listener
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which know nothing of draining."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):
-        yield
+        await server.stop()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

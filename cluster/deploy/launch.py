@@ -1,6 +1,7 @@
 """Start the cluster on this machine (or join a running Ray cluster), wait until it answers, and take it down again."""
 
 import logging
+import os
 import secrets
 import signal
 import threading
@@ -79,10 +80,9 @@ class Cluster:
         _init_ray(config, ray_address)
         try:
             on_ray()
-            serve.start(
-                http_options={"host": config.serve.host, "port": config.serve.port}, proxy_location="HeadOnly"
-            )
-            handle = serve.run(build_application(config, card, key, log_level), name=_APP, route_prefix="/")
+            serve.start(proxy_location="Disabled")
+            application = build_application(config, card, key, log_level)
+            handle = serve.run(application, name=_APP, route_prefix=None)
         except BaseException:
             _stop(owns_ray)
             raise
@@ -124,6 +124,9 @@ def _on_signals(handler: Callable[[int, Any], Any]) -> None:
 
 
 def _init_ray(config: ClusterConfig, ray_address: str) -> None:
+    # Ray runs its workers at niceness 15 by default: anything else on the machine would come before every token.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray_address != "local":
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.WARNING, log_to_driver=False)
         return
