@@ -1,0 +1,177 @@
+"""A modelled cluster: the production scheduler, workers, hand-over and frontend over modelled devices and links.
+
+Runs on any asyncio loop; under sim.loop.run_virtual hours take seconds and every run is the same."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.frontend import Frontend
+from cluster.instance import Instance, Parts, Role
+from cluster.routing import GlobalScheduler
+from cluster.scheduler_node import SchedulerNode
+from core.config import ClusterConfig, load
+from core.kv import KVLayout, KVShard
+from core.ports import LayerSink, Mail
+from core.types import Request, SamplingParams
+from kvtransfer.inbox import Inbox
+from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from net.loopback import LoopbackNetwork
+from sim.cost import LinkCost, StepCost
+from sim.loop import LoopClock
+from sim.modelled import ModelledGroup
+
+VOCAB_SIZE = 32_000
+_SETTLE_S = 0.5
+"""Time for all instances to register before the first arrival."""
+
+
+_STAGGER_S = 0.03
+"""Between two instances' starts, so that they register in the same order under any clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimConfig:
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_blocks: int = 4096
+    num_layers: int = 4
+    step_overhead_s: float = 0.002
+    tokens_per_s: float = 20_000.0
+    link: LinkCost = field(default_factory=LinkCost)
+    message_latency_s: float = 0.0002
+    overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Dotted keys of ClusterConfig."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    prompt: tuple[int, ...]
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened. `tokens[i]` and `first_token_s[i]` belong to the i-th arrival; times count from it."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    first_token_s: tuple[float, ...]
+    last_token_s: tuple[float, ...]
+    decisions: tuple[str, ...]
+
+
+async def simulate(
+    config: SimConfig, arrivals: Sequence[Arrival], kill: tuple[Role, float] | None = None
+) -> Outcome:
+    """Serve the arrivals; `kill` = (role, seconds after the start) takes the first instance of a role away.
+
+    Raises Bug when an instance's accounting is off at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        cluster = _Cluster(config, stack)
+        await cluster.start()
+        start_s = cluster.clock.now()
+        if kill is not None:
+            stack.push_async_callback(_cancel, asyncio.create_task(cluster.kill_later(*kill)))
+        results = await asyncio.gather(
+            *(cluster.serve(i, arrival, start_s) for i, arrival in enumerate(arrivals))
+        )
+        for instance in cluster.instances:
+            instance.check_integrity()
+        tokens, first, last = zip(*results, strict=True)
+        return Outcome(tokens, first, last, tuple(cluster.decisions))
+
+
+class _Cluster:
+    def __init__(self, config: SimConfig, stack: contextlib.AsyncExitStack) -> None:
+        self._config, self._stack = config, stack
+        self.clock = LoopClock()
+        self.decisions: list[str] = []
+        self.instances: list[Instance] = []
+        self._settings: ClusterConfig = load(None, {}, config.overrides)
+        self._network = LoopbackNetwork(config.message_latency_s)
+        self._fabric = LoopbackFabric(self._delay)
+        layout = KVLayout(config.num_layers, 2, 16, self._settings.engine.block_size, "bfloat16")
+        self._shard = KVShard.whole(layout)
+
+    async def start(self) -> None:
+        mail = self._network.join("scheduler")
+        self._scheduler = mail.address
+        node = SchedulerNode(
+            mail, self.clock, GlobalScheduler(self._settings.schedule, log=self.decisions.append)
+        )
+        self._spawn(node.run())
+        decodes: list[Role] = ["decode"] * self._config.num_decode
+        prefills: list[Role] = ["prefill"] * self._config.num_prefill
+        for role in (*decodes, *prefills):
+            self._add_instance(role)
+            await self.clock.sleep(_STAGGER_S)
+        schedule, size = self._settings.schedule, self._settings.engine.block_size
+        self._frontend = Frontend(
+            self._network.join("frontend"), self.clock, schedule, size, self._resolve, 3600.0
+        )
+        self._stack.push_async_callback(self._frontend.close)
+        self._spawn(self._frontend.run())
+        await self.clock.sleep(_SETTLE_S)
+
+    async def serve(
+        self, number: int, arrival: Arrival, start_s: float
+    ) -> tuple[tuple[int, ...], float, float]:
+        await self.clock.sleep(start_s + arrival.at_s - self.clock.now())
+        sampling = SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens)
+        request = Request(
+            f"r{number}", arrival.prompt, sampling, self._frontend.address, arrival_s=self.clock.now()
+        )
+        tokens: list[int] = []
+        times: list[float] = []
+        async for token in self._frontend.generate(request):
+            tokens.append(token.token)
+            times.append(self.clock.now() - start_s - arrival.at_s)
+        return tuple(tokens), times[0], times[-1]
+
+    async def kill_later(self, role: Role, delay_s: float) -> None:
+        await self.clock.sleep(delay_s)
+        victim = next(instance for instance in self.instances if instance.role == role)
+        self.instances.remove(victim)
+        await victim.close()
+
+    def _add_instance(self, role: Role) -> None:
+        mail = self._network.join(role)
+        instance = Instance(self._settings, role, mail, self.clock, self._resolve, self._parts(mail))
+        self.instances.append(instance)
+        self._stack.push_async_callback(instance.close)
+        instance.run()
+
+    def _parts(self, mail: Mail) -> Parts:
+        config = self._config
+        cost = StepCost(config.step_overhead_s, config.tokens_per_s)
+
+        def receivers(inbox: Inbox) -> list[Receiver]:
+            return [LoopbackReceiver(self._fabric, mail.address, None, inbox.may_write, inbox.arrived)]
+
+        def senders() -> list[Sender]:
+            return [LoopbackSender(self._fabric, None)]
+
+        def group(sink: LayerSink | None) -> ModelledGroup:
+            return ModelledGroup(self.clock, cost, config.num_layers, VOCAB_SIZE, sink)
+
+        return Parts(self._shard, config.num_blocks, 1 << 20, receivers, senders, group, "simulated")
+
+    async def _resolve(self) -> str:
+        return self._scheduler
+
+    async def _delay(self, num_bytes: int) -> None:
+        await self.clock.sleep(self._config.link.duration_s(num_bytes))
+
+    def _spawn(self, work: Any) -> None:
+        self._stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
