@@ -1,0 +1,83 @@
+"""A generator that answers with a given text, and a tokenizer of 256 bytes plus an end token."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from core.errors import RequestError
+from core.messages import Status
+from core.types import FinishReason, Request, TokenOut
+
+END = 256
+NAME = "fake"
+
+
+class ByteTokenizer:
+    """One token per byte, so that every character beyond ASCII is several tokens."""
+
+    eos_token_id = END
+    vocab_size = 257
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text = bytes(i for i in ids if i < 256).decode(errors="replace")
+        return text if skip_special_tokens or END not in ids else text + "<end>"
+
+    def chat_template(
+        self, messages: Sequence[Any], tools: Any = None, add_generation_prompt: bool = True, **_: Any
+    ) -> list[int]:
+        if any(m["content"] == "refuse me" for m in messages):
+            raise RequestError("the chat template refuses these messages", field="messages")
+        text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        return self.encode(text + ("assistant: " if add_generation_prompt else ""))
+
+
+class FakeGenerator:
+    """Emits `text` byte by byte, then the end token; remembers what it was asked and what became of it."""
+
+    address = "frontend"
+
+    def __init__(self, text: str = "hello world", pause_s: float = 0.0) -> None:
+        self.text, self.pause_s = text, pause_s
+        self.fail_at: tuple[int, Exception] | None = None
+        self.requests: list[Request] = []
+        self.closed: list[str] = []
+        self.finished: list[str] = []
+        self.count = 0
+        self.ready_answer = (True, "")
+
+    def new_request_id(self) -> str:
+        self.count += 1
+        return f"r{self.count}"
+
+    async def ready(self) -> tuple[bool, str]:
+        return self.ready_answer
+
+    async def status(self) -> Status:
+        return Status(0, "", 0, ())
+
+    async def generate(self, request: Request):
+        self.requests.append(request)
+        ids = [*self.text.encode(), END]
+        done = False
+        try:
+            for index, token in enumerate(ids):
+                if self.fail_at and self.fail_at[0] == index:
+                    raise self.fail_at[1]
+                if self.pause_s:
+                    await asyncio.sleep(self.pause_s)
+                stop = token in request.sampling.stop_token_ids
+                last = index + 1 >= request.sampling.max_tokens
+                finish = FinishReason.STOP if stop else FinishReason.LENGTH if last else None
+                top = ((token, -0.5), (65, -1.5)) if request.sampling.num_logprobs > 0 else ()
+                logprob = -0.5 if request.sampling.num_logprobs >= 0 else None
+                done = finish is not None
+                yield TokenOut(
+                    request.id, 0, index, token, logprob, top[: request.sampling.num_logprobs], finish
+                )
+                if done:
+                    return
+        finally:
+            (self.finished if done else self.closed).append(request.id)
