@@ -50,9 +50,9 @@ class TransferConfig(_Frozen):
     transport: Literal["auto", "shm", "tcp", "loopback"] = "auto"
     """`auto`: shared memory within a host, TCP between hosts, loopback within a process."""
     checksum: bool = False
-    """CRC-32 over each chunk, checked by the receiver."""
+    """CRC-32 over each TCP frame of KV, checked by the receiver."""
     grant_ttl_s: float = Field(default=120.0, gt=0)
-    """How long a prefill instance may take before it starts on a grant."""
+    """How long a prefill instance may take for a prompt before it is told to stop and another one is asked."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """How long to wait for a writer's Drained before its connection is cut (a fence)."""
 

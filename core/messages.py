@@ -217,14 +217,13 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """Every write of the chunk's tokens was issued; `num_bytes` were written, with this CRC-32 (0: not computed)."""
+    """Every write of the chunk's tokens is done; `num_bytes` of them the holder could not count itself (shared memory)."""
 
     grant_id: str
     seq: int
     first_token: int
     num_tokens: int
     num_bytes: int
-    crc: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""What a rank knows of its sequences, and a step's packed tensors. The rank appends its own samples, so a plan needs no tokens."""
+"""What a rank knows of its sequences, and a step's packed tensors.
+
+The rank appends its own samples, so a plan needs no tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""Who uses which KV block. Invariant: a block is free, referenced by sequences, or kept by the prefix cache, never two of free and another."""
+"""Who uses which KV block.
+
+Invariant: a block is free, or referenced by sequences and / or kept by the prefix cache; never free and one of the others."""
 
 from collections.abc import Iterable, Sequence
 

@@ -141,19 +141,30 @@ def _gather(kv_layer: Tensor, group: _Group) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _attend_single(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float) -> Tensor:
+def _attend_single(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float
+) -> Tensor:
     """(b, H, D) x (b, Hkv, L, D): the query heads of one KV head play the part of query tokens."""
     num_seqs, num_heads, head_dim = q.shape
     grouped = q.view(num_seqs, k.shape[1], num_heads // k.shape[1], head_dim)
     return _attend(grouped, k, v, mask, scale, soft_cap).reshape(num_seqs, num_heads, head_dim)
 
 
-def _attend_many(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float) -> Tensor:
+def _attend_many(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float
+) -> Tensor:
     """(T, H, D) x (Hkv, L, D)."""
     num_tokens, num_heads, head_dim = q.shape
     repeats = num_heads // k.shape[0]
     queries = q.view(num_tokens, k.shape[0], repeats, head_dim).permute(1, 2, 0, 3)
-    out = _attend(queries, k[:, None].expand(-1, repeats, -1, -1), v[:, None].expand(-1, repeats, -1, -1), mask, scale, soft_cap)
+    out = _attend(
+        queries,
+        k[:, None].expand(-1, repeats, -1, -1),
+        v[:, None].expand(-1, repeats, -1, -1),
+        mask,
+        scale,
+        soft_cap,
+    )
     return out.permute(2, 0, 1, 3).reshape(num_tokens, num_heads, head_dim)
 
 

@@ -1,4 +1,6 @@
-"""Rotary position embeddings (Su et al., 2021) and their scalings: linear (Chen et al., 2023), Llama 3.1, YaRN (Peng et al., 2023)."""
+"""Rotary position embeddings (Su et al., 2021) and their scalings.
+
+Linear (Chen et al., 2023), Llama 3.1's, and YaRN (Peng et al., 2023)."""
 
 import math
 

@@ -24,7 +24,12 @@ def rope(rng: random.Random, kind: str) -> dict[str, Any]:
         "default": {},
         "linear": {"factor": 4.0},
         "dynamic": {"factor": 2.0},
-        "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+        "llama3": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
         "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
     }[kind]
     return {"rope_type": kind, "rope_theta": theta, **extra}
@@ -55,12 +60,17 @@ ROPES = ("default", "llama3", "linear", "dynamic", "yarn", "llama3", "yarn")
 
 def llama(rng: random.Random, i: int) -> Any:
     return transformers.LlamaConfig(
-        **common(rng), rope_parameters=rope(rng, ROPES[i]), attention_bias=rng.random() < 0.5, mlp_bias=rng.random() < 0.5
+        **common(rng),
+        rope_parameters=rope(rng, ROPES[i]),
+        attention_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
     )
 
 
 def mistral(rng: random.Random, i: int) -> Any:
-    return transformers.MistralConfig(**common(rng), rope_parameters=rope(rng, "default"), sliding_window=(None, 7, 16, 33, 5, 64)[i])
+    return transformers.MistralConfig(
+        **common(rng), rope_parameters=rope(rng, "default"), sliding_window=(None, 7, 16, 33, 5, 64)[i]
+    )
 
 
 def qwen2(rng: random.Random, i: int) -> Any:
@@ -73,15 +83,25 @@ def qwen2(rng: random.Random, i: int) -> Any:
 
 def qwen3(rng: random.Random, i: int) -> Any:
     window = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1} if i % 2 else {}
-    return transformers.Qwen3Config(**common(rng), rope_parameters=rope(rng, ROPES[i]), attention_bias=rng.random() < 0.5, **window)
+    return transformers.Qwen3Config(
+        **common(rng), rope_parameters=rope(rng, ROPES[i]), attention_bias=rng.random() < 0.5, **window
+    )
 
 
 def gemma2(rng: random.Random, i: int) -> Any:
     fields = common(rng)
     fields["tie_word_embeddings"] = True
-    caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None} if i == 5 else {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
+    caps = (
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        if i == 5
+        else {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
+    )
     return transformers.Gemma2Config(
-        **fields, query_pre_attn_scalar=rng.choice((8, 24)), sliding_window=rng.choice((6, 16)), rope_parameters=rope(rng, "default"), **caps
+        **fields,
+        query_pre_attn_scalar=rng.choice((8, 24)),
+        sliding_window=rng.choice((6, 16)),
+        rope_parameters=rope(rng, "default"),
+        **caps,
     )
 
 
@@ -120,7 +140,12 @@ class Paged:
         """(sequence, start, tokens) each -> logits (count, vocab) each."""
         tokens = [t for _, _, part in parts for t in part]
         spans = [np.arange(start, start + len(part)) for _, start, part in parts]
-        slots = np.concatenate([self.tables[s][span // BLOCK] * BLOCK + span % BLOCK for (s, _, _), span in zip(parts, spans, strict=True)])
+        slots = np.concatenate(
+            [
+                self.tables[s][span // BLOCK] * BLOCK + span % BLOCK
+                for (s, _, _), span in zip(parts, spans, strict=True)
+            ]
+        )
         meta = AttentionMeta.build(
             [len(part) for _, _, part in parts],
             [start + len(part) for _, start, part in parts],
@@ -128,7 +153,9 @@ class Paged:
             slots,
             CPU,
         )
-        hidden = self.model.forward(torch.tensor(tokens), torch.from_numpy(np.concatenate(spans)), self.kv, meta)
+        hidden = self.model.forward(
+            torch.tensor(tokens), torch.from_numpy(np.concatenate(spans)), self.kv, meta
+        )
         return list(self.model.logits(hidden).split([len(part) for _, _, part in parts]))
 
 
@@ -138,7 +165,9 @@ def test_logits_and_greedy_tokens_equal_transformers(family: str, i: int, tmp_pa
     rng = random.Random(f"{family}{i}")
     reference = make(tmp_path, FAMILIES[family](rng, i), seed=i)
     model = load_model(tmp_path, "float32", CPU)
-    prompts = [[rng.randrange(2, VOCAB) for _ in range(n)] for n in (rng.randint(20, 50), rng.randint(1, 12), 33)]
+    prompts = [
+        [rng.randrange(2, VOCAB) for _ in range(n)] for n in (rng.randint(20, 50), rng.randint(1, 12), 33)
+    ]
     with torch.inference_mode():
         expected = [reference(torch.tensor([p])).logits[0] for p in prompts]
     paged = Paged(model, len(prompts), rng)
@@ -164,7 +193,12 @@ def check_greedy(reference: Any, paged: Paged, prompts: list[list[int]]) -> None
     want = []
     for prompt in prompts:
         out = reference.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=64,
+            min_new_tokens=64,
+            do_sample=False,
+            pad_token_id=0,
         )
         want.append(out[0].tolist())
     texts = [list(p) for p in prompts]

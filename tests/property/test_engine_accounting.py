@@ -43,10 +43,15 @@ class FakeRank:
         sampled = []
         for work in plan.work:
             tokens = self.seqs[work.key]
-            read = [self.slots[work.block_ids[i // self.size]][i % self.size] for i in range(work.start + work.count)]
+            read = [
+                self.slots[work.block_ids[i // self.size]][i % self.size]
+                for i in range(work.start + work.count)
+            ]
             assert read == tokens[: work.start + work.count], f"{work.key} reads somebody else's KV"
             if work.push:
-                self.pushed.setdefault(work.key, []).extend(range(work.push.start, work.push.start + work.push.count))
+                self.pushed.setdefault(work.key, []).extend(
+                    range(work.push.start, work.push.start + work.push.count)
+                )
             if work.samples:
                 token = next_token(tokens[: work.start + work.count])
                 tokens.append(token)
@@ -100,7 +105,9 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     seed: int, num_blocks: int, block_size: int, budget: int, depth: int, cache: bool
 ) -> None:
     rng = random.Random(seed)
-    config = EngineConfig(block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8), prefix_cache=cache)
+    config = EngineConfig(
+        block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8), prefix_cache=cache
+    )
     drive = Drive(config, num_blocks, depth, rng)
     scheduler = drive.scheduler
     capacity = num_blocks * block_size
@@ -110,7 +117,9 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     aborted: set[str] = set()
     held: set[str] = set()
     for i in range(rng.randint(1, 12)):
-        prompt = (prefixes[rng.randrange(3)] + [rng.randrange(4) for _ in range(rng.randint(1, 6))])[: capacity // 2]
+        prompt = (prefixes[rng.randrange(3)] + [rng.randrange(4) for _ in range(rng.randint(1, 6))])[
+            : capacity // 2
+        ]
         sampling = SamplingParams(
             max_tokens=rng.randint(1, max(1, capacity - len(prompt) - 1)),
             min_tokens=rng.choice((0, 3)),
@@ -127,7 +136,9 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
             if kind < 0.5:
                 scheduler.add(request)
             elif kind < 0.75:
-                grant = Grant("g" + request.key, request.key, 0, "d", "i", (), (), 0, len(request.prompt), 1.0)
+                grant = Grant(
+                    "g" + request.key, request.key, 0, "d", "i", (), (), 0, len(request.prompt), 1.0
+                )
                 scheduler.add(request, grant)
                 held.add(request.key)
             elif (reservation := scheduler.reserve(request)) is None:
@@ -136,7 +147,9 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
                 reserved.append((request, 3))
                 for i, token in enumerate(request.tokens):
                     drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size] = (
-                        token if i >= reservation.matched_tokens else drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size]
+                        token
+                        if i >= reservation.matched_tokens
+                        else drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size]
                     )
                 first = next_token(list(request.tokens))
                 if rng.random() < 0.3:
@@ -145,7 +158,9 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
                 elif rng.random() < 0.5:
                     scheduler.compute(request.key)
                 else:
-                    done = request.sampling.max_tokens == 1 or (first in request.sampling.stop_token_ids and not request.sampling.min_tokens)
+                    done = request.sampling.max_tokens == 1 or (
+                        first in request.sampling.stop_token_ids and not request.sampling.min_tokens
+                    )
                     token = TokenOut(request.id, 0, 0, first, finish=FinishReason.STOP if done else None)
                     drive.out.setdefault(request.key, []).append(token)
                     scheduler.activate(request.key, token)
@@ -177,5 +192,3 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     assert scheduler.num_used_blocks == 0
     assert scheduler.num_available_blocks == num_blocks
     scheduler.check_integrity()
-
-

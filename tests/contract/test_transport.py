@@ -1,0 +1,264 @@
+"""One suite over every KV transport; the writers of shared memory and TCP are processes of their own."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from core.errors import ReplicaLost, TransferError
+from core.kv import KVLayout, KVShard
+from core.messages import Commit, RegionKey
+from core.types import TokenOut
+from kvtransfer.copies import CopyRun, Side, plan_copies, shift
+from kvtransfer.inbox import Inbox
+from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender, remove_orphans
+from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from net.channel import Identity
+
+KEY = b"cluster key"
+SHARD = KVShard.whole(KVLayout(2, 2, 4, 4, "float32"))
+BLOCKS = 16
+WRITER = Identity("writer", "w1", os.getpid())
+
+
+@dataclass
+class Holder:
+    """The decode side: a pool, an inbox and one receiver."""
+
+    kind: str
+    fabric: LoopbackFabric = field(default_factory=LoopbackFabric)
+    completed: list[Commit] = field(default_factory=list)
+    corrupted: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        size = SHARD.pool_bytes(BLOCKS)
+        self.segment = SharedSegment(size) if self.kind == "shm" else None
+        self.buffer = self.segment.buffer if self.segment else memoryview(bytearray(size))
+        self.inbox = Inbox(SHARD, BLOCKS, "holder", "h1", self.completed.append, self.corrupted.append)
+        self.receiver: Any
+        if self.segment:
+            self.receiver = ShmReceiver(self.segment)
+        elif self.kind == "tcp":
+            me = Identity("holder", "h1", os.getpid())
+            self.receiver = TcpReceiver(
+                KEY,
+                me,
+                "127.0.0.1",
+                self.buffer,
+                self.inbox.may_write,
+                self.inbox.arrived,
+                self.inbox.corrupted,
+            )
+        else:
+            self.receiver = LoopbackReceiver(
+                self.fabric, "holder", self.buffer, self.inbox.may_write, self.inbox.arrived
+            )
+        receivers: list[Receiver] = [self.receiver]
+        self.inbox.attach(receivers)
+
+    def grant(self, blocks: list[int], key: str = "r#0", epoch: int = 0, num_tokens: int | None = None):
+        return self.inbox.open(key, epoch, "writer", blocks, 0, num_tokens or 4 * len(blocks), 60)
+
+    def block(self, layer: int, block: int) -> bytes:
+        start = (layer * BLOCKS + block) * SHARD.block_bytes
+        return bytes(self.buffer[start : start + SHARD.block_bytes])
+
+
+def make_sender(kind: str, fabric: LoopbackFabric, source: memoryview, checksum: bool = False) -> Sender:
+    if kind == "shm":
+        return ShmSender(source)
+    return TcpSender(KEY, WRITER, source, checksum) if kind == "tcp" else LoopbackSender(fabric, source)
+
+
+@pytest.fixture(params=["loopback", "shm", "tcp"])
+async def holder(request: pytest.FixtureRequest) -> AsyncIterator[Holder]:
+    made = Holder(request.param)
+    yield made
+    await made.inbox.shut()
+
+
+def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:
+    a, b = Side(SHARD, BLOCKS, source_blocks), Side(SHARD, BLOCKS, blocks)
+    planned = plan_copies(a, b, 0, 4 * len(blocks))
+    return [run for layer in range(2) for run in shift(planned, a, b, layer)]
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.002)
+
+
+def commit(grant_id: str, num_bytes: int) -> Commit:
+    return Commit(grant_id, 1, num_bytes, TokenOut("r", 0, 0, 5))
+
+
+async def test_bytes_land_in_the_granted_blocks_and_nowhere_else(holder: Holder) -> None:
+    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([3, 9, 4])
+    runs = runs_for([3, 9, 4], [7, 1, 2])
+    (region,) = grant.regions
+    assert sender.reaches(region)
+    await sender.write(grant.id, region, runs)
+    total = sum(run.num_bytes for run in runs)
+    if sender.vouches:
+        holder.inbox.arrived(grant.id, total)
+    holder.inbox.committed(commit(grant.id, total))
+    await until(lambda: bool(holder.completed))
+    for layer in range(2):
+        for block in range(BLOCKS):
+            start = (layer * BLOCKS + {3: 7, 9: 1, 4: 2}.get(block, 0)) * SHARD.block_bytes
+            expected = (
+                bytes(source[start : start + SHARD.block_bytes])
+                if block in (3, 9, 4)
+                else bytes(SHARD.block_bytes)
+            )
+            assert holder.block(layer, block) == expected
+    await sender.close()
+
+
+async def test_commit_before_the_last_bytes_waits_for_them(holder: Holder) -> None:
+    grant = holder.grant([1])
+    holder.inbox.committed(commit(grant.id, 100))
+    holder.inbox.arrived(grant.id, 60)
+    assert not holder.completed
+    holder.inbox.arrived(grant.id, 40)
+    assert len(holder.completed) == 1
+    holder.inbox.close(grant.id)
+    holder.inbox.arrived(grant.id, 100)
+    holder.inbox.check_integrity()
+    assert len(holder.completed) == 1
+
+
+# Shared memory cannot refuse a write: its fence is the writer's death, below.
+@pytest.mark.parametrize("holder", ["loopback", "tcp"], indirect=True)
+async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
+    source = memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS)))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([2])
+    for grant_id, runs in (
+        ("nobody's", runs_for([2], [0])),
+        (grant.id, runs_for([5], [0])),
+        (grant.id, [CopyRun(0, SHARD.pool_bytes(BLOCKS) - 4, 8)]),
+    ):
+        before = holder.receiver.num_refused
+        await sender.write(grant_id, grant.regions[0], runs)
+        await until(lambda before=before: holder.receiver.num_refused > before)
+    holder.inbox.close(grant.id)
+    await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    await until(lambda: holder.receiver.num_refused >= 4)
+    assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
+    await sender.close()
+
+
+async def test_a_holder_that_is_gone_is_an_error_for_the_writer(holder: Holder) -> None:
+    source = memoryview(bytearray(SHARD.pool_bytes(BLOCKS)))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([2])
+    await holder.inbox.shut()
+    error: Exception | None = None
+    for _ in range(50):
+        try:
+            await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        except (ReplicaLost, TransferError) as caught:
+            error = caught
+            break
+        await asyncio.sleep(0.01)
+    assert error is not None
+    await sender.close()
+
+
+def test_a_corrupted_frame_is_noticed() -> None:
+    """Checked on the wire format: flip a byte of the payload behind the checksum's back."""
+
+    async def main() -> None:
+        holder = Holder("tcp")
+        source = bytearray(os.urandom(SHARD.pool_bytes(BLOCKS)))
+        sender = TcpSender(KEY, WRITER, memoryview(source), checksum=True)
+        grant = holder.grant([2])
+        channel = await sender._channel(grant.regions[0].endpoint)
+        run = runs_for([2], [0])[0]
+        await channel.send(
+            [grant.id, [run.destination], [run.num_bytes], 12345], [memoryview(source)[: run.num_bytes]]
+        )
+        await until(lambda: bool(holder.corrupted))
+        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        await until(lambda: holder.block(0, 2) == bytes(source[: SHARD.block_bytes]))
+        assert holder.corrupted == [grant.id]
+        await sender.close()
+        await holder.inbox.shut()
+
+    asyncio.run(main())
+
+
+def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) -> None:
+    async def main() -> None:
+        source = memoryview(bytearray(b"\xab" * SHARD.pool_bytes(BLOCKS)))
+        sender = (
+            ShmSender(source)
+            if kind == "shm"
+            else TcpSender(KEY, Identity("writer", "w", os.getpid()), source, False)
+        )
+        while True:
+            await sender.write(grant_id, region, runs_for([2], [0]))
+            started.set()
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind: str) -> None:
+    holder = Holder(kind)
+    grant = holder.grant([2])
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    writer = context.Process(
+        target=_write_forever, args=(kind, grant.regions[0], grant.id, started), daemon=True
+    )
+    writer.start()
+    try:
+        await asyncio.to_thread(started.wait, 30)
+        await until(lambda: holder.block(1, 2) == b"\xab" * SHARD.block_bytes)
+        fence = asyncio.create_task(holder.inbox.fence("writer", writer.pid))
+        await asyncio.sleep(0.05)
+        assert fence.done() == (kind == "tcp"), "a living process with a mapping is not fenced"
+        os.kill(writer.pid or 0, signal.SIGKILL)
+        await asyncio.wait_for(fence, 5)
+        holder.inbox.close(grant.id)
+        holder.buffer[:] = bytes(len(holder.buffer))
+        await asyncio.sleep(0.05)
+        assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    finally:
+        writer.kill()
+        await asyncio.to_thread(writer.join)
+        await holder.inbox.shut()
+
+
+def _die_with_a_segment(queue: Any) -> None:
+    segment = SharedSegment(4096)
+    queue.put(str(segment.path))
+    signal.pause()
+
+
+def test_the_segment_of_a_killed_owner_is_removed() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    owner = context.Process(target=_die_with_a_segment, args=(queue,), daemon=True)
+    owner.start()
+    path = queue.get(timeout=30)
+    remove_orphans()
+    assert os.path.exists(path), "its owner lives"
+    owner.kill()
+    owner.join()
+    remove_orphans()
+    assert not os.path.exists(path)
+    queue.close()
