@@ -28,12 +28,14 @@ def uniform(seed: int, position: int) -> float:
 def sample(logits: torch.Tensor, keys: Sequence[str], seqs: Sequence[RankSeq]) -> list[Sampled]:
     """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i."""
     logprobs = _raw_logprobs(logits, seqs)
-    shaped = [_shape(logits[row], seq) for row, seq in enumerate(seqs) if _is_shaped(seq.sampling)]
-    del shaped
+    for row, seq in enumerate(seqs):
+        if _is_shaped(seq.sampling):
+            _shape(logits[row], seq)
     tokens = logits.argmax(-1)
     drawn = [row for row, seq in enumerate(seqs) if seq.sampling.temperature > 0]
     if drawn:
-        tokens[drawn] = _draw(logits[drawn], [seqs[row] for row in drawn])
+        chosen = [seqs[row] for row in drawn]
+        tokens[drawn] = _draw(distribution(logits[drawn], [seq.sampling for seq in chosen]), chosen)
     ids: list[int] = tokens.tolist()
     return [
         _sampled(key, token, row, logprobs, seqs[row].sampling)
@@ -92,8 +94,10 @@ def _shape(row: torch.Tensor, seq: RankSeq) -> None:
         row[torch.from_numpy(ids)] -= penalty
 
 
-def _draw(logits: torch.Tensor, seqs: Sequence[RankSeq]) -> torch.Tensor:
-    sampling = [seq.sampling for seq in seqs]
+def distribution(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
+    """(N, V) shaped logits of rows with temperature > 0 -> (N, V) probabilities, zero where a token may not be drawn.
+
+    Rows that are cut by min-p or top-p need not add up to one."""
     temperature = torch.tensor([s.temperature for s in sampling])
     logits = logits / temperature[:, None]
     if any(s.top_k > 0 for s in sampling):
@@ -104,10 +108,14 @@ def _draw(logits: torch.Tensor, seqs: Sequence[RankSeq]) -> torch.Tensor:
     if any(s.min_p > 0 for s in sampling):
         floor = torch.tensor([s.min_p for s in sampling])[:, None] * probs.amax(-1, keepdim=True)
         probs = probs.masked_fill(probs < floor, 0.0)
+    return probs
+
+
+def _draw(probs: torch.Tensor, seqs: Sequence[RankSeq]) -> torch.Tensor:
     cumulative = probs.double().cumsum(-1)
     numbers = [uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt) for seq in seqs]
     targets = torch.tensor(numbers, dtype=torch.float64)[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
+    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)
 
 
 def _top_k(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:

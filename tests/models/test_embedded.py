@@ -1,0 +1,64 @@
+"""The model that ships with Baton: small enough, loads without complaint, and as good as its card says."""
+
+import importlib.util
+import json
+import math
+from types import ModuleType
+
+import pytest
+import torch
+
+from models.hub import resolve
+from models.tokenizer import load_tokenizer
+
+FOLDER = resolve("embedded")
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train", FOLDER / "train.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_is_small() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.iterdir() if path.is_file()) < 16 << 20
+
+
+@pytest.mark.parametrize("text", ["def f(x):\n    return x\n", "naïve café 😀 日本語\t\r\n", ""])
+def test_the_tokenizer_gives_every_text_back(text: str) -> None:
+    tokenizer = load_tokenizer(FOLDER)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_chat_template_is_what_the_model_was_trained_on(script: ModuleType) -> None:
+    tokenizer = load_tokenizer(FOLDER)
+    messages = [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "Q"},
+        {"role": "assistant", "content": "A"},
+        {"role": "user", "content": "R"},
+    ]
+    text = tokenizer.decode(tokenizer.chat_template(messages), skip_special_tokens=False)
+    assert text == "<|system|>\nS\n<|user|>\nQ\n<|assistant|>\nA<|endoftext|><|user|>\nR\n<|assistant|>\n"
+    assert (FOLDER / "chat_template.jinja").read_text() == script.CHAT_TEMPLATE
+
+
+@pytest.mark.slow
+def test_the_recorded_loss_is_true(script: ModuleType) -> None:
+    """On the running interpreter's own held-out files, which differ a little between Python releases."""
+    from transformers import LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    recorded = json.loads((FOLDER / "metrics.json").read_text())["held_out_bits_per_byte"]
+    _, held_out = script.read_corpus()
+    held_out = held_out[:6]
+    tokenizer = load_tokenizer(FOLDER)
+    ids = torch.tensor([i for text in held_out for i in [*tokenizer.encode(text), 0]])
+    model = LlamaForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
+    bits = script.bits_per_byte(model, ids[:8000], len(tokenizer.decode(ids[:8000].tolist()).encode()))
+    assert bits < recorded * 1.35
+    assert bits < math.log2(256) / 4
