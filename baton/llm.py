@@ -109,8 +109,13 @@ class LLM:
             return answer
 
         seeds = [params.seed or randbits(63)] * len(batch)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(prompt, seed)) for prompt, seed in zip(batch, seeds, strict=True)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(prompt, seed)) for prompt, seed in zip(batch, seeds, strict=True)
+                ]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _one(self, prompt: Prompt, params: SamplingParams, stop: tuple[str, ...]) -> Completion:

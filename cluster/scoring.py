@@ -3,8 +3,8 @@
 First token, disaggregated:  prefill queue + uncached tokens / prefill rate + KV over the link + decode pressure
 First token, local:          decode queue + uncached tokens / decode rate x (1 + harm to those that run there) + decode pressure
 
-The harm term: while an instance computes a prompt, each of its running sequences waits part of that time for its next token;
-HARM_PER_SEQUENCE is that part. Pressure prefers instances whose steps are short and whose KV cache has room."""
+The harm term: while an instance computes a prompt, each sequence that runs there, or that will come meanwhile (one is counted
+for those), waits part of that time for its next token; HARM_PER_SEQUENCE is that part. Pressure prefers instances whose steps are short and whose KV cache has room."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,7 @@ def local_s(place: Place, instance: Instance, hits: dict[str, int]) -> float:
     queue_s = instance.queued_tokens / rate(instance)
     return (
         queue_s
-        + compute_s * (1 + HARM_PER_SEQUENCE * instance.num_running)
+        + compute_s * (1 + HARM_PER_SEQUENCE * (1 + instance.num_seqs))
         + instance.step_s
         + pressure_s(instance)
     )

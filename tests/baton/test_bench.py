@@ -1,0 +1,196 @@
+"""The benchmark's figures against a server whose delays are known, its arithmetic on made-up records, and every trace format."""
+
+import asyncio
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from baton.bench.client import Client, Record, closed_loop, open_loop
+from baton.bench.measure import goodput, percentiles, summarise
+from baton.bench.report import draw, write_json
+from baton.bench.traces import read_trace
+from baton.bench.workload import Job, from_trace, poisson_arrivals, synthetic
+from cluster.api.server import HttpServer
+from core.errors import ConfigError
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+
+
+def slow_server(first_s: float, gap_s: float, tokens: int) -> FastAPI:
+    app = FastAPI()
+    seen: list[Any] = []
+    app.state.seen = seen
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: dict[str, Any]) -> StreamingResponse | JSONResponse:
+        seen.append(body)
+        if body["prompt"] == "refuse":
+            return JSONResponse({"error": {}}, 429)
+
+        async def events():
+            await asyncio.sleep(first_s)
+            for _ in range(tokens):
+                yield f"data: {json.dumps({'choices': [{'text': 'x'}]})}\n\n"
+                await asyncio.sleep(gap_s)
+            usage = {"prompt_tokens": 3, "completion_tokens": tokens}
+            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n"
+
+        return StreamingResponse(events())
+
+    return app
+
+
+async def run(app: FastAPI, jobs: list[Job], concurrency: int = 0) -> list[Record]:
+    server = HttpServer(app, "127.0.0.1", 0, shared=False)
+    port = server._listener.getsockname()[1]
+    server.start()
+    client = Client(f"http://127.0.0.1:{port}", "m", "", False, 30, {})
+    try:
+        if concurrency:
+            return await closed_loop(client, jobs, concurrency, lambda _: None)
+        return await open_loop(client, jobs, lambda _: None)
+    finally:
+        await client.close()
+        await server.stop()
+
+
+async def test_measured_times_are_the_servers_delays() -> None:
+    records = await run(slow_server(0.1, 0.03, 6), [Job("hi", 6)] * 4, concurrency=2)
+    summary = summarise(records, 1000, 1000)
+    assert summary.num_ok == 4
+    assert 100 <= summary.ttft_ms["p50"] < 160
+    assert 29 <= summary.itl_ms["p50"] < 60
+    assert 29 <= summary.tpot_ms["p50"] < 60
+    assert summary.e2e_ms["p50"] >= 249
+
+
+async def test_open_loop_keeps_its_times_and_refusals_count() -> None:
+    jobs = [Job("hi", 2, 0.0), Job("refuse", 2, 0.05), Job("hi", 2, 0.15)]
+    records = await run(slow_server(0.2, 0.0, 2), jobs)
+    assert [round(r.sent_s, 1) for r in records] == [
+        0.0,
+        pytest.approx(0.05, abs=0.06),
+        pytest.approx(0.15, abs=0.06),
+    ]
+    assert [r.error for r in records] == ["", "HTTP 429", ""]
+    assert summarise(records, 5000, 5000).attainment == pytest.approx(2 / 3)
+
+
+async def test_a_dead_endpoint_is_an_error_of_the_request() -> None:
+    client = Client("http://127.0.0.1:9", "m", "", False, 5, {})
+    record = await client.send(Job("x", 1), 0.0)
+    await client.close()
+    assert record.error == "transport: ConnectError"
+
+
+def made_up(ttft_s: float, gaps: list[float], error: str = "") -> Record:
+    times = [ttft_s]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    return Record(0.0, [] if error else times, times[-1], 10, len(times), error)
+
+
+def test_figures_of_made_up_records_are_exact() -> None:
+    records = [made_up(0.1, [0.02, 0.04]), made_up(0.5, [0.1]), made_up(0.2, [], error="HTTP 500")]
+    summary = summarise(records, slo_ttft_ms=450, slo_tpot_ms=40)
+    assert summary.ttft_ms["mean"] == pytest.approx(300)
+    assert summary.itl_ms["p50"] == pytest.approx(40)
+    assert summary.tpot_ms["p99"] == pytest.approx(100)
+    assert summary.attainment == pytest.approx(1 / 3)
+    assert summary.errors == {"HTTP 500": 1}
+    assert percentiles([float(i) for i in range(1, 101)]) == {"mean": 50.5, "p50": 50, "p90": 90, "p99": 99}
+
+
+def test_goodput_is_the_last_rate_before_attainment_breaks() -> None:
+    def at(rate: float, good: int) -> Any:
+        return summarise([made_up(0.1, [])] * good + [made_up(9.0, [])] * (10 - good), 450, 40, rate)
+
+    sweep = [at(1, 10), at(2, 9), at(4, 8), at(8, 9)]
+    assert goodput(sweep, 0.9) == 2
+    assert goodput(sweep, 0.99) == 1
+
+
+def test_poisson_arrivals_have_their_rate_and_burstiness() -> None:
+    times = poisson_arrivals(20_000, 5.0, 1.0, seed=1)
+    gaps = [b - a for a, b in pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    variation = sum((g - mean) ** 2 for g in gaps) / len(gaps) / mean**2
+    assert mean == pytest.approx(0.2, rel=0.03)
+    assert variation == pytest.approx(1.0, rel=0.1)
+    assert poisson_arrivals(5, 5.0, 1.0, seed=1) == times[:5]
+
+
+TRACES = {
+    "mooncake.jsonl": "\n".join(
+        json.dumps({"timestamp": t, "input_length": 1000, "output_length": 9, "hash_ids": [0, i]})
+        for i, t in enumerate([0, 0, 0, 0, 3000, 3000, 3000, 3000])
+    ),
+    "sharegpt.jsonl": '{"timestamp":46,"input_length":30,"output_length":5,"hash_ids":[0,1]}\n{"timestamp":347,"input_length":20,"output_length":7,"hash_ids":[0,3]}',
+    "azure.csv": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8",
+    "servegen.csv": "arrival_s,input_tokens,output_tokens,client\n0.016,437,320,12\n0.025,291,560,11",
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_every_trace_format_is_read(name: str, tmp_path: Path) -> None:
+    plain, packed = tmp_path / name, tmp_path / f"{name}.gz"
+    plain.write_text(TRACES[name])
+    packed.write_bytes(gzip.compress(TRACES[name].encode()))
+    rows = read_trace(plain)
+    assert rows == read_trace(packed)
+    assert rows[0].arrival_s == 0.0
+    assert all(row.input_tokens > 0 and row.output_tokens > 0 for row in rows)
+    assert len(rows) == (8 if name.startswith("mooncake") else 2)
+
+
+def test_mooncakes_groups_are_spread_and_prefixes_are_shared(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(TRACES["mooncake.jsonl"])
+    rows = read_trace(path)
+    assert len({row.arrival_s for row in rows}) == 8
+    jobs = from_trace(rows, 8, 1.0, 800, 5, vocab_size=1000, seed=0)
+    assert all(job.prompt[:512] == jobs[0].prompt[:512] for job in jobs)
+    assert len({tuple(job.prompt) for job in jobs}) == 8
+    assert {(len(job.prompt), job.max_tokens) for job in jobs} == {(800, 5)}
+    text = from_trace(rows, 2, 1.0, 800, 5, vocab_size=0, seed=0)
+    assert text[0].prompt.split()[:512] == text[1].prompt.split()[:512]
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces lie beside the project, where there are any")
+@pytest.mark.parametrize(
+    ("name", "count"), [("mooncake_fast25_conversation.jsonl.gz", 12031), ("azure2023_code.csv.gz", 8819)]
+)
+def test_real_traces_have_their_known_sizes(name: str, count: int) -> None:
+    rows = read_trace(SHARED / name)
+    assert len(rows) == count
+    assert 55 * 60 < rows[-1].arrival_s < 61 * 60
+
+
+def test_what_is_no_trace_is_said_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigError, match="no known format"):
+        read_trace(path)
+
+
+def test_the_report_has_the_machine_and_a_picture(tmp_path: Path) -> None:
+    records = [made_up(0.1, [0.02, 0.03]), made_up(0.2, [0.02])]
+    sweep = [summarise(records, 450, 40, rate) for rate in (1.0, 2.0)]
+    write_json(tmp_path / "r.json", sweep, {"seed": 0})
+    written = json.loads((tmp_path / "r.json").read_text())
+    assert written["machine"]["cores"]
+    assert written["goodput"] == {"90%": 2.0, "99%": 2.0}
+    draw(tmp_path / "r.png", sweep, [records, records])
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_synthetic_lengths() -> None:
+    jobs = synthetic(50, 100, 20, 0.5, 1000, seed=3)
+    assert all(50 <= len(job.prompt) <= 150 and 10 <= job.max_tokens <= 30 for job in jobs)
+    assert jobs == synthetic(50, 100, 20, 0.5, 1000, seed=3)

@@ -1,0 +1,48 @@
+"""Offline batches in Python."""
+
+import pytest
+
+from baton import LLM, SamplingParams
+from core.errors import RequestError
+from tests.e2e.reference import corpus_prompts, greedy, greedy_text
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM("embedded") as llm:
+        yield llm
+
+
+def test_results_are_in_input_order_and_equal_transformers(llm: LLM) -> None:
+    prompts = corpus_prompts(12)
+    answers = llm.generate(
+        [list(p) for p in prompts], SamplingParams(temperature=0.0, max_tokens=24), progress=False
+    )
+    assert [a.text for a in answers] == [greedy_text(p, 24) for p in prompts]
+    assert answers[0].token_ids[:8] == greedy(prompts[0], 24)[:8]
+
+
+def test_texts_stop_strings_and_chat(llm: LLM) -> None:
+    greedy_params = SamplingParams(temperature=0.0, max_tokens=40)
+    (whole,) = llm.generate("import os\n\n\nclass Path", greedy_params, progress=False)
+    (cut,) = llm.generate("import os\n\n\nclass Path", greedy_params, stop=["\n"], progress=False)
+    assert cut.text == whole.text.split("\n")[0]
+    assert cut.finish_reason == "stop"
+    assert llm.chat([{"role": "user", "content": "Return the sum of two numbers."}], greedy_params).text
+
+
+def test_disaggregated_in_one_process_is_the_same(llm: LLM) -> None:
+    prompts = [list(p) for p in corpus_prompts(6)]
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=24)
+    want = [a.text for a in llm.generate(prompts, params, progress=False)]
+    with LLM(
+        "embedded", prefill_instances=1, decode_instances=2, schedule__local_threshold_tokens=0
+    ) as other:
+        assert [a.text for a in other.generate(prompts, params, progress=False)] == want
+
+
+def test_a_prompt_that_cannot_fit_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2048"):
+        llm.generate([[5] * 3000], progress=False)
