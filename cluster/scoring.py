@@ -3,8 +3,9 @@
 First token, disaggregated:  prefill queue + uncached tokens / prefill rate + KV over the link + decode pressure
 First token, local:          decode queue + uncached tokens / decode rate x (1 + harm to those that run there) + decode pressure
 
-The harm term: while an instance computes a prompt, each sequence that runs there, or that will come meanwhile (one is counted
-for those), waits part of that time for its next token; HARM_PER_SEQUENCE is that part. Pressure prefers instances whose steps are short and whose KV cache has room."""
+The harm term: while an instance computes a prompt, each sequence that runs there, or that will come meanwhile (one is
+counted for those), waits part of that time for its next token; HARM_PER_SEQUENCE is that part. Pressure prefers instances
+whose steps are short and whose KV cache has room."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.api.factory import build_app
 from cluster.api.server import HttpServer
 from cluster.deploy.logs import configure_logging
-from cluster.deploy.pools import DecodePool, PrefillPool, scheduler_resolver
+from cluster.deploy.pools import DecodePool, PrefillPool, mail_host, scheduler_resolver
 from cluster.frontend import Frontend
 from cluster.model_card import ModelCard
 from cluster.routing import GlobalScheduler
@@ -30,9 +30,9 @@ _ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "
 class Scheduler:
     """The one global scheduler. It holds no state that it could not learn again from the instances' reports."""
 
-    async def __init__(self, config: ClusterConfig, key: bytes, log_level: str) -> None:
+    async def __init__(self, config: ClusterConfig, key: bytes, log_level: str, one_host: bool) -> None:
         configure_logging(log_level)
-        self._mail = TcpMail(key)
+        self._mail = TcpMail(key, mail_host(one_host))
         self._node = SchedulerNode(self._mail, WallClock(), GlobalScheduler(config.schedule))
         self._running = asyncio.create_task(self._node.run())
 
@@ -64,10 +64,11 @@ class Ingress:
         scheduler: Any,
         pools: list[Any],
         log_level: str,
+        one_host: bool,
     ) -> None:
         configure_logging(log_level)
         self._frontend = Frontend(
-            TcpMail(key),
+            TcpMail(key, mail_host(one_host)),
             WallClock(),
             config.schedule,
             config.engine.block_size,
@@ -94,8 +95,12 @@ class Ingress:
             await self._frontend.close()
 
 
-def build_application(config: ClusterConfig, card: ModelCard, key: bytes, log_level: str = "warning") -> Any:
-    """The bound Serve application. `key` is the cluster key that authenticates its processes to each other."""
+def build_application(
+    config: ClusterConfig, card: ModelCard, key: bytes, log_level: str, one_host: bool
+) -> Any:
+    """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
+
+    `one_host`: all of them run on this machine, so they need not listen to any other."""
 
     def options(deployment: Any, num_replicas: int, num_cpus: float, **more: Any) -> Any:
         return deployment.options(
@@ -118,10 +123,10 @@ def build_application(config: ClusterConfig, card: ModelCard, key: bytes, log_le
             cpus,
             placement_group_bundles=[{"CPU": cpus}],
             placement_group_strategy="STRICT_PACK",
-        ).bind(config, key, scheduler, log_level)
+        ).bind(config, key, scheduler, log_level, one_host)
 
-    scheduler = options(Scheduler, 1, 0.1).bind(config, key, log_level)
+    scheduler = options(Scheduler, 1, 0.1).bind(config, key, log_level, one_host)
     pools = [pool(DecodePool, config.decode_instances)]
     if config.prefill_instances:
         pools.append(pool(PrefillPool, config.prefill_instances))
-    return options(Ingress, 1, 0.1).bind(config, card, key, scheduler, pools, log_level)
+    return options(Ingress, 1, 0.1).bind(config, card, key, scheduler, pools, log_level, one_host)

@@ -81,7 +81,7 @@ class Cluster:
         try:
             on_ray()
             serve.start(proxy_location="Disabled")
-            application = build_application(config, card, key, log_level)
+            application = build_application(config, card, key, log_level, one_host=owns_ray)
             handle = serve.run(application, name=_APP, route_prefix=None)
         except BaseException:
             _stop(owns_ray)

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 from typing import Any
 
+import ray
+import ray.util
 from ray import serve
 
 from cluster.deploy.logs import configure_logging
@@ -27,14 +29,21 @@ def scheduler_resolver(scheduler: Any) -> Resolve:
     return resolve
 
 
+def mail_host(one_host: bool) -> str:
+    """Where this process listens for its peers: on loopback as long as they are all on this host."""
+    return "127.0.0.1" if one_host else ray.util.get_node_ip_address()
+
+
 class _Pool:
     """One instance per replica. Serve's health check kills and replaces a replica whose instance has failed."""
 
     role: Role
 
-    async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, log_level: str) -> None:
+    async def __init__(
+        self, config: ClusterConfig, key: bytes, scheduler: Any, log_level: str, one_host: bool
+    ) -> None:
         configure_logging(log_level)
-        mail = TcpMail(key, config.serve.host if config.serve.host not in ("0.0.0.0", "::") else "127.0.0.1")
+        mail = TcpMail(key, mail_host(one_host))
         parts = await asyncio.to_thread(
             remote_parts, config, resolve(config.model.path), self.role, mail, key
         )
