@@ -158,10 +158,11 @@ def _announce_ready(config: ClusterConfig, card: ModelCard) -> None:
     host = "127.0.0.1" if config.serve.host in ("0.0.0.0", "::") else config.serve.host
     base = f"http://{host}:{config.serve.port}"
     key = ' -H "Authorization: Bearer $YOUR_KEY"' if config.serve.api_keys else ""
-    body = f'{{"model": "{card.name}", "prompt": "def fibonacci(n):\\n", "max_tokens": 64, "temperature": 0}}'
+    prompt = "# Parse the command line.\\ndef parse_args("
+    body = f'{{"model": "{card.name}", "prompt": "{prompt}", "max_tokens": 64, "temperature": 0}}'
     console.print(f"\n[green]Ready.[/] OpenAI endpoint: [bold]{base}/v1[/]   Try:\n", soft_wrap=True)
     console.print(
-        f"  curl {base}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'\n",
+        f"  curl -s {base}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'\n",
         soft_wrap=True,
         markup=False,
     )

@@ -126,9 +126,10 @@ def _on_signals(handler: Callable[[int, Any], Any]) -> None:
 def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     # Ray runs its workers at niceness 15 by default: anything else on the machine would come before every token.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray_address != "local":
-        ray.init(address=ray_address, namespace=_APP, logging_level=logging.WARNING, log_to_driver=False)
+        ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
         return
     num_instances = config.prefill_instances + config.decode_instances
     ray.init(
@@ -138,12 +139,13 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
         num_gpus=0,
         include_dashboard=False,
         namespace=_APP,
-        logging_level=logging.WARNING,
+        logging_level=logging.ERROR,
         log_to_driver=False,
     )
 
 
 def _stop(owns_ray: bool) -> None:
+    """Stop every replica, and Ray itself when it was started here."""
     serve.shutdown()
     if owns_ray:
         ray.shutdown()
