@@ -18,7 +18,7 @@ from kvtransfer.copies import CopyRun
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "baton-kv"
-_THREAD_BYTES = 1 << 20
+_THREAD_BYTES = 16 << 20
 """Copies beyond this size leave the event loop's thread."""
 
 
