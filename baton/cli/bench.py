@@ -1,7 +1,7 @@
 """`baton bench`: load on any OpenAI endpoint, and its latency, throughput, SLO attainment and goodput."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,21 +69,24 @@ def bench(
     """Measure an OpenAI endpoint: TTFT, ITL, TPOT, E2E, throughput, SLO attainment and goodput."""
     console = Console()
     name, vocab_size = _ask_endpoint(base_url, model, api_key, text_only=chat)
-    if trace is not None:
-        rows = read_trace(trace, seed)
-        jobs = workload.from_trace(
-            rows, requests, time_scale, max_input_tokens, max_output_tokens, vocab_size, seed
-        )
-    elif prompts is not None:
-        jobs = workload.from_file(prompts, requests, output_tokens)
-    else:
-        jobs = workload.synthetic(requests, input_tokens, output_tokens, spread, vocab_size, seed)
+    rows = read_trace(trace, seed) if trace is not None else []
+
+    def make_jobs(run: int) -> list[Job]:
+        """Each run of a sweep gets prompts of its own where they are made up: it must not find the last one's prefixes cached."""
+        if rows:
+            return workload.from_trace(
+                rows, requests, time_scale, max_input_tokens, max_output_tokens, vocab_size, seed + run
+            )
+        if prompts is not None:
+            return workload.from_file(prompts, requests, output_tokens)
+        return workload.synthetic(requests, input_tokens, output_tokens, spread, vocab_size, seed + run)
+
     extra: dict[str, Any] = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
-    schedules = _schedules(jobs, rates, burstiness, seed, from_trace=trace is not None)
+    schedules = _schedules(make_jobs, rates, burstiness, seed, from_trace=trace is not None)
     client_arguments = (base_url, name, api_key, chat, timeout_s, extra)
     runs: list[list[Record]] = []
     for rate, timed in schedules:
-        warm = jobs[:warmup] if not runs else []
+        warm = make_jobs(len(schedules))[:warmup] if not runs else []
         runs.append(
             asyncio.run(_run(client_arguments, timed, warm, concurrency if rate is None else 0, console))
         )
@@ -97,7 +100,7 @@ def bench(
 
 
 def _schedules(
-    jobs: Sequence[Job], rates: str, burstiness: float, seed: int, *, from_trace: bool
+    make_jobs: Callable[[int], list[Job]], rates: str, burstiness: float, seed: int, *, from_trace: bool
 ) -> list[tuple[float | None, list[Job]]]:
     """(offered rate, jobs with arrival times) for each run; the rate is None for a closed loop."""
     if rates:
@@ -107,11 +110,12 @@ def _schedules(
             raise ConfigError(f"--rate takes numbers separated by commas, got {rates!r}") from None
         if min(values) <= 0:
             raise ConfigError(f"--rate must be positive, got {min(values):g}")
-        return [(rate, _timed(jobs, rate, burstiness, seed)) for rate in values]
+        return [(rate, _timed(make_jobs(run), rate, burstiness, seed)) for run, rate in enumerate(values)]
+    jobs = make_jobs(0)
     if from_trace:
         last_s = max(job.arrival_s for job in jobs)
-        return [(len(jobs) / last_s if last_s else 0.0, list(jobs))]
-    return [(None, list(jobs))]
+        return [(len(jobs) / last_s if last_s else 0.0, jobs)]
+    return [(None, jobs)]
 
 
 def _timed(jobs: Sequence[Job], rate: float, burstiness: float, seed: int) -> list[Job]:
