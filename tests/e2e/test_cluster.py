@@ -107,8 +107,8 @@ async def test_chat_streams_and_counts(client: openai.AsyncOpenAI) -> None:
     assert 0 < chunks[-1].usage.completion_tokens <= 24
 
 
-@pytest.mark.parametrize("pool", ["DecodePool", "PrefillPool"])
-async def test_a_killed_instance_costs_no_client_a_token(
+@pytest.mark.parametrize("pool", ["DecodePool", "PrefillPool", "Scheduler"])
+async def test_a_killed_process_costs_no_client_a_token(
     client: openai.AsyncOpenAI, server: ServeProcess, pool: str
 ) -> None:
     """SIGKILL while half of the streams decode and others still prefill: every stream equals the undisturbed run."""
