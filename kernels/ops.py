@@ -54,7 +54,7 @@ class Ops:
     """One implementation of everything, for one kind of device. Outputs have the dtype of the inputs."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    """(x (..., N), weight (N,), eps) -> (..., N); statistics in float32."""
+    """(x (..., N), weight (N,) float32, eps) -> (..., N); computed in float32."""
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(x (T, heads, D), cos (T, D), sin (T, D)) -> (T, heads, D); halves are rotated (GPT-NeoX order)."""
     silu_mul: Callable[[Tensor], Tensor]

@@ -6,9 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.spec import ModelSpec, read_json, rope_spec
+from models.spec import Activation, ModelSpec, read_json, rope_spec
 
 Config = Mapping[str, Any]
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
+    "Qwen3ForCausalLM": {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "Gemma2ForCausalLM": {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+}
+"""What a family means where its config.json is silent, and where silence is not the same as null."""
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -22,15 +44,34 @@ def read_spec(folder: Path) -> ModelSpec:
             f"architecture {names[0]!r} is not supported; Baton serves {', '.join(_FAMILIES)}"
         )
     if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+        method = dict(config["quantization_config"]).get("quant_method", "unknown")
         raise UnsupportedModel(
             f"quantization_config ({method}) is not supported: use a float32 or bfloat16 checkpoint"
         )
     try:
-        spec = family(config)
+        spec = family({**_DEFAULTS[names[0]], **config})
+        _check(spec)
+        return _with_generation_config(spec, config, folder)
     except KeyError as error:
         raise UnsupportedModel(f"config.json of {names[0]} lacks {error}") from None
-    return _with_generation_config(spec, config, folder)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedModel(
+            f"config.json or generation_config.json in {folder} holds a value of the wrong kind: {error}"
+        ) from None
+
+
+def _check(spec: ModelSpec) -> None:
+    """What no weight's shape would show."""
+    if spec.num_heads % spec.num_kv_heads:
+        raise UnsupportedModel(
+            f"num_attention_heads {spec.num_heads} is no multiple of num_key_value_heads {spec.num_kv_heads}"
+        )
+    if spec.head_dim % 2:
+        raise UnsupportedModel(f"head_dim {spec.head_dim} is odd: rotary embeddings need pairs")
+    if len(spec.windows) != spec.num_layers:
+        raise UnsupportedModel(
+            f"layer_types has {len(spec.windows)} entries for {spec.num_layers} num_hidden_layers"
+        )
 
 
 def _llama(config: Config) -> ModelSpec:
@@ -58,13 +99,13 @@ def _gemma2(config: Config) -> ModelSpec:
         raise UnsupportedModel("use_bidirectional_attention is not supported")
     bias = bool(config.get("attention_bias", False))
     return replace(
-        _common(config, tied=True),
+        _common(config, activation_key="hidden_activation"),
         qkv_bias=bias,
         out_bias=bias,
         windows=_windows(config, lambda layer: layer % 2 == 0),
         post_norms=True,
         unit_offset_norm=True,
-        embedding_scale=float(config["hidden_size"]) ** 0.5,
+        embedding_scale=float(_count(config, "hidden_size")) ** 0.5,
         query_scale=float(config["query_pre_attn_scalar"]) ** -0.5,
         attention_soft_cap=float(config.get("attn_logit_softcapping") or 0.0),
         logit_soft_cap=float(config.get("final_logit_softcapping") or 0.0),
@@ -80,31 +121,40 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
 }
 
 
-def _common(config: Config, tied: bool = False) -> ModelSpec:
-    num_heads = int(config["num_attention_heads"])
-    num_layers = int(config["num_hidden_layers"])
+def _common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
+    num_heads = _count(config, "num_attention_heads")
+    num_layers = _count(config, "num_hidden_layers")
     return ModelSpec(
         architecture=config["architectures"][0],
-        vocab_size=int(config["vocab_size"]),
-        hidden_size=int(config["hidden_size"]),
-        intermediate_size=int(config["intermediate_size"]),
+        vocab_size=_count(config, "vocab_size"),
+        hidden_size=_count(config, "hidden_size"),
+        intermediate_size=_count(config, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // num_heads),
+        num_kv_heads=num_heads
+        if config.get("num_key_value_heads") is None
+        else _count(config, "num_key_value_heads"),
+        head_dim=_count(config, "hidden_size") // num_heads
+        if config.get("head_dim") is None
+        else _count(config, "head_dim"),
         norm_eps=float(config["rms_norm_eps"]),
-        # Dynamic scaling starts beyond this and makes every key depend on later tokens, so that nothing could be cached.
-        max_context_tokens=int(config["max_position_embeddings"]),
+        max_context_tokens=_count(config, "max_position_embeddings"),
         rope=rope_spec(config),
-        tied=bool(config.get("tie_word_embeddings", tied)),
+        tied=bool(config.get("tie_word_embeddings", False)),
         dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-        activation=_activation(config),
+        activation=_activation(config.get(activation_key, "silu")),
         windows=(0,) * num_layers,
     )
 
 
-def _activation(config: Config):
-    name = config.get("hidden_activation") or config.get("hidden_act", "silu")
+def _count(config: Config, key: str) -> int:
+    value = config[key]
+    if not isinstance(value, int) or value < 1:
+        raise UnsupportedModel(f"{key} is {value!r} in config.json; it must be a positive whole number")
+    return value
+
+
+def _activation(name: str) -> Activation:
     if name == "silu":
         return "silu"
     if name == "gelu_pytorch_tanh":
@@ -114,7 +164,7 @@ def _activation(config: Config):
 
 def _windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Layer by layer, from `layer_types` where the config has them."""
-    num_layers, window = int(config["num_hidden_layers"]), int(config.get("sliding_window") or 0)
+    num_layers, window = _count(config, "num_hidden_layers"), int(config.get("sliding_window") or 0)
     kinds = config.get("layer_types")
     if kinds and (unknown := set(kinds) - {"full_attention", "sliding_attention"}):
         raise UnsupportedModel(
@@ -127,14 +177,16 @@ def _windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
 
 def _qwen_windows(config: Config) -> tuple[int, ...]:
     if not config.get("use_sliding_window", False):
-        return (0,) * int(config["num_hidden_layers"])
-    return _windows(config, lambda layer: layer >= int(config.get("max_window_layers", 28)))
+        return (0,) * _count(config, "num_hidden_layers")
+    return _windows(config, lambda layer: layer >= int(config["max_window_layers"]))
 
 
 def _with_generation_config(spec: ModelSpec, config: Config, folder: Path) -> ModelSpec:
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = config.get("eos_token_id")
     ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
     sampling = {key: float(generation[key]) for key in _SAMPLING_KEYS if generation.get(key) is not None}
     if generation.get("do_sample") is False:

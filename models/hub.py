@@ -8,6 +8,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from core.errors import ConfigError
 
 _EMBEDDED = Path(__file__).resolve().parent / "embedded"
+_IGNORED = ["consolidated*", "original/*"]
+"""The same weights in other formats, which some repositories hold too."""
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 
 
@@ -15,6 +17,8 @@ def resolve(path_or_id: str) -> Path:
     """The model's folder; a hub id is downloaded (or found in the local cache). Raises ConfigError."""
     if path_or_id == "embedded":
         return _EMBEDDED
+    if not path_or_id:
+        raise ConfigError("the model is empty: give a folder, a hub id (owner/name) or `embedded`")
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
@@ -23,7 +27,7 @@ def resolve(path_or_id: str) -> Path:
             f"there is no model folder {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
         )
     try:
-        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

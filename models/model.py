@@ -128,7 +128,7 @@ class Model:
 
 
 def _norm(spec: ModelSpec, checkpoint: Checkpoint, name: str, size: int) -> Tensor:
-    weight = checkpoint.take(name, (size,))
+    weight = checkpoint.take(name, (size,), torch.float32)
     return weight + 1.0 if spec.unit_offset_norm else weight
 
 

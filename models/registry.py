@@ -13,9 +13,10 @@ from models.weights import Checkpoint
 
 
 def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
-    """`auto`: float32 on CPUs, the checkpoint's own elsewhere. Raises UnsupportedModel."""
+    """`auto`: float32 on CPUs, elsewhere the checkpoint's own, or bfloat16 where that is float16. Raises UnsupportedModel."""
     if wanted == "auto":
-        wanted = "float32" if device.type == "cpu" else spec.dtype
+        own = "bfloat16" if spec.dtype == "float16" else spec.dtype
+        wanted = "float32" if device.type == "cpu" else own
     if wanted not in DTYPES:
         raise UnsupportedModel(f"dtype {wanted!r} is not supported (float32 and bfloat16 are)")
     return wanted

@@ -11,11 +11,20 @@ from core.errors import ConfigError, UnsupportedModel
 from core.kv import KVLayout
 
 DTYPES = ("float32", "bfloat16")
+Activation = Literal["silu", "gelu_tanh"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+_ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    kind: Literal["default", "linear", "dynamic", "llama3", "yarn"]
+    kind: RopeKind
     theta: float
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -32,11 +41,13 @@ class ModelSpec:
     head_dim: int
     norm_eps: float
     max_context_tokens: int
+    """max_position_embeddings. Dynamic rope scaling begins beyond it: there every key would change with each later token,
+    so that no key could be cached."""
     rope: RopeSpec
     tied: bool
     dtype: str
     """Of the checkpoint."""
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Activation = "silu"
     windows: tuple[int, ...] = ()
     """For each layer how many tokens it attends to; 0: all."""
     qkv_bias: bool = False
@@ -83,15 +94,19 @@ def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
     if any(isinstance(value, dict) for value in parameters.values()):
         raise UnsupportedModel("rope_parameters that differ by layer type are not supported")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind not in ("default", "linear", "dynamic", "llama3", "yarn"):
-        raise UnsupportedModel(
-            f"rope scaling {kind!r} is not supported (default, linear, dynamic, llama3 and yarn are)"
-        )
+    if kind not in _ROPE_NEEDS:
+        raise UnsupportedModel(f"rope scaling {kind!r} is not supported ({', '.join(_ROPE_NEEDS)} are)")
+    for name in _ROPE_NEEDS[kind]:
+        value = parameters.get(name)
+        if not isinstance(value, int | float) or value <= 0:
+            raise UnsupportedModel(
+                f"rope scaling {kind!r} needs a positive {name!r}; config.json says {value!r}"
+            )
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported (only 1.0)")
     theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
-    parameters.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
-    if parameters["original_max_position_embeddings"] is None:
-        parameters["original_max_position_embeddings"] = config["max_position_embeddings"]
+    original = config.get("original_max_position_embeddings")
+    original = original or parameters.get("original_max_position_embeddings")
+    parameters["original_max_position_embeddings"] = int(original or config["max_position_embeddings"])
     return RopeSpec(kind, float(theta), parameters)

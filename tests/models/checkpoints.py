@@ -1,0 +1,164 @@
+"""Tiny models of every family, made by transformers, and a paged pool to run ours on."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from kernels.ops import AttentionMeta
+from models.model import Model
+
+VOCAB, BLOCK = 61, 4
+CONTEXT = 128
+CPU = torch.device("cpu")
+
+
+def rope(rng: random.Random, kind: str) -> dict[str, Any]:
+    theta = rng.choice((10000.0, 500000.0))
+    extra: dict[str, Any] = {
+        "default": {},
+        "linear": {"factor": 4.0},
+        "dynamic": {"factor": 2.0},
+        "llama3": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    }[kind]
+    return {"rope_type": kind, "rope_theta": theta, **extra}
+
+
+def common(rng: random.Random) -> dict[str, Any]:
+    kv_heads = rng.choice((1, 2))
+    heads = kv_heads * rng.choice((1, 2, 3))
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": heads * rng.choice((8, 12)),
+        "intermediate_size": rng.choice((40, 64)),
+        "num_hidden_layers": rng.choice((2, 3)),
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": heads,
+        "head_dim": rng.choice((8, 16)),
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rms_norm_eps": rng.choice((1e-5, 1e-6)),
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+        "pad_token_id": None,
+    }
+
+
+ROPES = ("default", "llama3", "linear", "dynamic", "yarn", "llama3", "yarn")
+
+
+def llama(rng: random.Random, i: int) -> Any:
+    return transformers.LlamaConfig(
+        **common(rng),
+        rope_parameters=rope(rng, ROPES[i]),
+        attention_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+    )
+
+
+def mistral(rng: random.Random, i: int) -> Any:
+    return transformers.MistralConfig(
+        **common(rng), rope_parameters=rope(rng, ROPES[i]), sliding_window=(None, 7, 16, 33, 5, 64)[i]
+    )
+
+
+def qwen2(rng: random.Random, i: int) -> Any:
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1} if i % 2 else {}
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["hidden_size"] = 8 * fields["num_attention_heads"] * 2
+    return transformers.Qwen2Config(**fields, rope_parameters=rope(rng, ROPES[i]), **window)
+
+
+def qwen3(rng: random.Random, i: int) -> Any:
+    window = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1} if i % 2 else {}
+    return transformers.Qwen3Config(
+        **common(rng), rope_parameters=rope(rng, ROPES[i]), attention_bias=rng.random() < 0.5, **window
+    )
+
+
+def gemma2(rng: random.Random, i: int) -> Any:
+    fields = common(rng)
+    fields["tie_word_embeddings"] = True
+    caps = (
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+        if i == 5
+        else {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0}
+    )
+    return transformers.Gemma2Config(
+        **fields,
+        query_pre_attn_scalar=rng.choice((8, 24)),
+        sliding_window=rng.choice((6, 16)),
+        rope_parameters=rope(rng, ROPES[i]),
+        **caps,
+    )
+
+
+FAMILIES = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
+
+
+def make(folder: Path, config: Any, seed: int) -> Any:
+    torch.manual_seed(seed)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.6 / parameter.shape[-1] ** 0.5
+            if "embed" in name:
+                spread = 1.0
+            parameter.add_(torch.randn_like(parameter) * spread)
+    model.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB")
+    return model
+
+
+class Paged:
+    """Several sequences in one pool with shuffled block tables; computes any part of any of them in a step.
+
+    What nobody has written is NaN, so that nobody can have read it."""
+
+    def __init__(
+        self, model: Model, num_seqs: int, rng: random.Random, dtype: torch.dtype = torch.float32
+    ) -> None:
+        layout = model.spec.kv_layout(BLOCK, "float32")
+        per_seq = CONTEXT // BLOCK
+        shape = (num_seqs * per_seq, 2, layout.num_kv_heads, BLOCK, layout.head_dim)
+        self.kv = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(layout.num_layers)]
+        ids = list(range(num_seqs * per_seq))
+        rng.shuffle(ids)
+        self.tables = [np.array(ids[i * per_seq : (i + 1) * per_seq]) for i in range(num_seqs)]
+        self.model = model
+
+    @torch.inference_mode()
+    def step(
+        self, parts: list[tuple[int, int, list[int]]], on_layer: Callable[[int], None] | None = None
+    ) -> list[torch.Tensor]:
+        """(sequence, start, tokens) each -> logits (count, vocab) each."""
+        tokens = [t for _, _, part in parts for t in part]
+        spans = [np.arange(start, start + len(part)) for _, start, part in parts]
+        slots = np.concatenate(
+            [
+                self.tables[s][span // BLOCK] * BLOCK + span % BLOCK
+                for (s, _, _), span in zip(parts, spans, strict=True)
+            ]
+        )
+        meta = AttentionMeta.build(
+            [len(part) for _, _, part in parts],
+            [start + len(part) for _, start, part in parts],
+            [self.tables[s][: -(-(start + len(part)) // BLOCK)] for s, start, part in parts],
+            slots,
+            CPU,
+        )
+        hidden = self.model.forward(
+            torch.tensor(tokens), torch.from_numpy(np.concatenate(spans)), self.kv, meta, on_layer
+        )
+        return list(self.model.logits(hidden).split([len(part) for _, _, part in parts]))

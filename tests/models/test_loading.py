@@ -1,0 +1,131 @@
+"""Checkpoints that are complete, damaged, tied or bfloat16; and the order in which layers become ready."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from core.errors import ConfigError, UnsupportedModel
+from models.registry import load_model
+from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
+
+PROMPT = list(range(2, 40))
+
+
+def checkpoint(
+    folder: Path, family: str = "llama", draw: int = 0, seed: int = 0
+) -> transformers.PreTrainedModel:
+    return make(folder, FAMILIES[family](random.Random(draw), 0), seed)
+
+
+def edit(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in change.items():
+        if tensor is None:
+            del tensors[name]
+        else:
+            tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_agrees_loosely(family: str, tmp_path: Path) -> None:
+    checkpoint(tmp_path, family)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    model = load_model(tmp_path, "bfloat16", CPU)
+    paged = Paged(model, 1, random.Random(0), torch.bfloat16)
+    got = torch.cat(paged.step([(0, 0, PROMPT[:20])]) + paged.step([(0, 20, PROMPT[20:])]))
+    with torch.inference_mode():
+        want = reference(torch.tensor([PROMPT])).logits[0]
+    assert got.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(got, want).min() > 0.99
+
+
+def test_every_layer_is_reported_when_its_keys_and_values_are_in_the_pool(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    model = load_model(tmp_path, "float32", CPU)
+    paged = Paged(model, 1, random.Random(0))
+    seen: list[tuple[int, list[bool]]] = []
+
+    def on_layer(layer: int) -> None:
+        seen.append((layer, [bool(kv.isfinite().any()) for kv in paged.kv]))
+
+    paged.step([(0, 0, PROMPT)], on_layer)
+    layers = range(model.spec.num_layers)
+    assert seen == [(layer, [other <= layer for other in layers]) for layer in layers]
+    written = paged.kv[0].isfinite().all(-1).sum()
+    assert written == len(PROMPT) * 2 * model.spec.num_kv_heads
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    edit(tmp_path, {"model.layers.1.mlp.up_proj.weight": None})
+    with pytest.raises(UnsupportedModel, match=r"lacks the tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        load_model(tmp_path, "float32", CPU)
+
+
+def test_a_tensor_that_no_rule_matches_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    edit(tmp_path, {"model.layers.0.self_attn.sinks": torch.zeros(2)})
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.0\.self_attn\.sinks"):
+        load_model(tmp_path, "float32", CPU)
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    edit(tmp_path, {"model.norm.weight": torch.zeros(3)})
+    with pytest.raises(UnsupportedModel, match=r"'model\.norm\.weight' is \(3,\)"):
+        load_model(tmp_path, "float32", CPU)
+
+
+def test_old_checkpoints_hold_frequencies_that_are_not_weights(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    edit(tmp_path, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+    load_model(tmp_path, "float32", CPU)
+
+
+def test_tied_checkpoints_may_hold_the_head_too(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "gemma2")
+    edit(
+        tmp_path,
+        {"lm_head.weight": load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"] + 0},
+    )
+    model = load_model(tmp_path, "float32", CPU)
+    assert model.logits(torch.zeros(1, model.spec.hidden_size)).shape == (1, VOCAB)
+
+
+def test_weights_that_are_not_there(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"no model\.safetensors.*safetensors only"):
+        load_model(tmp_path, "float32", CPU)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path, seed=1)
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ConfigError, match=shard.name):
+        load_model(tmp_path, "float32", CPU)
+
+
+def test_a_damaged_index(tmp_path: Path) -> None:
+    checkpoint(tmp_path, seed=1)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}}))
+    with pytest.raises(ConfigError, match="no weight_map"):
+        load_model(tmp_path, "float32", CPU)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 2000])
+def test_an_incomplete_download(keep: int, tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ConfigError, match=r"cannot read .*model\.safetensors"):
+        load_model(tmp_path, "float32", CPU)

@@ -1,0 +1,107 @@
+"""Rotary frequencies against transformers' own, from configs of both generations."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from core.errors import UnsupportedModel
+from models.rope import inverse_frequencies
+from models.spec import rope_spec
+
+FACTORS = st.floats(1.0, 40.0)
+PARAMETERS = st.one_of(
+    st.fixed_dictionaries({"rope_type": st.just("default")}),
+    st.fixed_dictionaries({"rope_type": st.sampled_from(("linear", "dynamic")), "factor": FACTORS}),
+    st.fixed_dictionaries(
+        {
+            "rope_type": st.just("llama3"),
+            "factor": FACTORS,
+            "low_freq_factor": st.floats(0.5, 2.0),
+            "high_freq_factor": st.floats(2.5, 8.0),
+        },
+        optional={"original_max_position_embeddings": st.sampled_from((64, 8192))},
+    ),
+    st.fixed_dictionaries(
+        {"rope_type": st.just("yarn"), "factor": FACTORS},
+        optional={
+            "original_max_position_embeddings": st.sampled_from((64, 4096)),
+            "attention_factor": st.floats(0.5, 2.0),
+            "beta_fast": st.sampled_from((16.0, 32.0)),
+            "beta_slow": st.sampled_from((1.0, 2.0)),
+            "mscale": st.just(0.8),
+            "mscale_all_dim": st.just(1.2),
+            "truncate": st.booleans(),
+        },
+    ),
+)
+
+
+def new_style(parameters: dict[str, Any], theta: float) -> dict[str, Any]:
+    return {"rope_parameters": {**parameters, "rope_theta": theta}}
+
+
+def old_style(parameters: dict[str, Any], theta: float) -> dict[str, Any]:
+    scaling = dict(parameters)
+    scaling["type"] = scaling.pop("rope_type")
+    return {"rope_scaling": scaling, "rope_theta": theta}
+
+
+@pytest.mark.parametrize("style", [new_style, old_style])
+@given(
+    parameters=PARAMETERS,
+    theta=st.sampled_from((1e4, 5e5, 1e6)),
+    head_dim=st.sampled_from((8, 64, 80)),
+    top_level=st.sampled_from((None, 128)),
+)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+def test_frequencies_equal_transformers(
+    style: Any, parameters: dict[str, Any], theta: float, head_dim: int, top_level: int | None
+) -> None:
+    config: dict[str, Any] = {"max_position_embeddings": 2048, **style(parameters, theta)}
+    if top_level is not None:
+        config["original_max_position_embeddings"] = top_level
+    reference = LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=head_dim, max_position_embeddings=2048,
+        rope_parameters={**parameters, "rope_theta": theta},
+        **({} if top_level is None else {"original_max_position_embeddings": top_level}))  # fmt: skip
+    if parameters["rope_type"] == "default":
+        want, want_factor = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim), 1.0
+    else:
+        want, want_factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](reference, CPU)
+    got, factor = inverse_frequencies(rope_spec(config), head_dim, 2048)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-9)
+    assert factor == pytest.approx(want_factor)
+
+
+CPU = torch.device("cpu")
+
+
+def test_without_any_rope_keys_theta_is_ten_thousand() -> None:
+    assert rope_spec({"max_position_embeddings": 8}).theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        ({"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "'factor'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "'factor'"),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}},
+            "high_freq_factor",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+            "partial_rotary_factor",
+        ),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "layer type"),
+    ],
+)
+def test_what_is_not_supported_is_named(config: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        rope_spec({"max_position_embeddings": 2048, **config})

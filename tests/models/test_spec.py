@@ -1,0 +1,167 @@
+"""config.json and generation_config.json: what is read, what is assumed, what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from core.errors import ConfigError, UnsupportedModel
+from models.families import read_spec
+from models.registry import choose_dtype, load_model
+from models.spec import ModelSpec
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SIZES: dict[str, Any] = {
+    "vocab_size": 10,
+    "hidden_size": 64,
+    "intermediate_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}
+CLASSES = {
+    "LlamaForCausalLM": transformers.LlamaConfig,
+    "MistralForCausalLM": transformers.MistralConfig,
+    "Qwen2ForCausalLM": transformers.Qwen2Config,
+    "Qwen3ForCausalLM": transformers.Qwen3Config,
+    "Gemma2ForCausalLM": transformers.Gemma2Config,
+}
+
+
+def spec_of(folder: Path, architecture: str = "LlamaForCausalLM", **fields: Any) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture], **SIZES, **fields}))
+    return read_spec(folder)
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+def test_a_silent_config_means_what_transformers_takes_it_to_mean(architecture: str, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, architecture)
+    theirs = CLASSES[architecture](**SIZES)
+    assert spec.num_kv_heads == theirs.num_key_value_heads
+    assert spec.head_dim == getattr(theirs, "head_dim", 2)
+    assert spec.tied == theirs.tie_word_embeddings
+    assert spec.rope.theta == theirs.rope_parameters["rope_theta"]
+    window = getattr(theirs, "sliding_window", None) or 0
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * spec.num_layers
+    assert spec.windows == tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    assert spec.attention_soft_cap == getattr(theirs, "attn_logit_softcapping", 0.0)
+    assert spec.logit_soft_cap == getattr(theirs, "final_logit_softcapping", 0.0)
+
+
+def test_null_is_not_silence(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, "MistralForCausalLM", sliding_window=None).windows == (0,) * 4
+    gemma = spec_of(tmp_path, "Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
+    assert gemma.attention_soft_cap == gemma.logit_soft_cap == 0.0
+
+
+def test_names_of_both_generations(tmp_path: Path) -> None:
+    old = spec_of(
+        tmp_path, torch_dtype="bfloat16", rope_theta=7.0, rope_scaling={"type": "linear", "factor": 2.0}
+    )
+    new = spec_of(
+        tmp_path, dtype="bfloat16", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0}
+    )
+    assert old.dtype == new.dtype == "bfloat16"
+    assert (old.rope.kind, old.rope.theta) == (new.rope.kind, new.rope.theta) == ("linear", 7.0)
+    assert old.rope.parameters["factor"] == new.rope.parameters["factor"] == 2.0
+
+
+def test_windows_of_qwen_layers(tmp_path: Path) -> None:
+    sliding = {"use_sliding_window": True, "sliding_window": 9}
+    assert spec_of(tmp_path, "Qwen2ForCausalLM", **sliding, max_window_layers=3).windows == (0, 0, 0, 9)
+    assert spec_of(tmp_path, "Qwen2ForCausalLM", sliding_window=9, max_window_layers=0).windows == (0,) * 4
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert spec_of(tmp_path, "Qwen3ForCausalLM", **sliding, layer_types=kinds).windows == (9, 0, 9, 0)
+
+
+def test_kv_layout(tmp_path: Path) -> None:
+    layout = spec_of(tmp_path, num_key_value_heads=8, head_dim=20).kv_layout(16, "bfloat16")
+    assert layout.token_bytes == 2 * 4 * 8 * 20 * 2
+    assert layout.block_size == 16
+
+
+def test_generation_config(tmp_path: Path) -> None:
+    assert spec_of(tmp_path, eos_token_id=0).eos_token_ids == (0,)
+    assert spec_of(tmp_path).eos_token_ids == ()
+    (tmp_path / "generation_config.json").write_text(
+        json.dumps(
+            {"eos_token_id": [3, 5], "do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": None}
+        )
+    )
+    spec = spec_of(tmp_path, eos_token_id=0)
+    assert spec.eos_token_ids == (3, 5)
+    assert spec.default_sampling == {"temperature": 0.6, "top_k": 20.0}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": null, "do_sample": false}')
+    spec = spec_of(tmp_path, eos_token_id=7)
+    assert spec.eos_token_ids == (7,)
+    assert spec.default_sampling == {"temperature": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": None}, "architecture"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
+        ({"hidden_act": "relu"}, "'relu'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"architectures": ["Gemma2ForCausalLM"], "use_bidirectional_attention": True}, "use_bidirectional"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"], "layer_types": ["chunked_attention"] * 4},
+            "chunked_attention",
+        ),
+        (
+            {"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]},
+            "layer_types has 1 entries",
+        ),
+        ({"num_key_value_heads": 5}, "num_attention_heads 32 is no multiple of num_key_value_heads 5"),
+        ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
+        ({"rms_norm_eps": "small"}, "wrong kind.*'small'"),
+    ],
+)
+def test_what_is_not_supported_is_named_before_any_weight_is_read(
+    fields: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    """The folder has no weights: had they been looked for first, that would be the error."""
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], **SIZES, **fields})
+    )
+    with pytest.raises(UnsupportedModel, match=named):
+        load_model(tmp_path, "float32", CPU)
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_a_missing_key_is_named(key: str, tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLM"], **SIZES}
+    del config[key]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=f"lacks '{key}'"):
+        read_spec(tmp_path)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"it has no config\.json"):
+        read_spec(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_spec(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ConfigError, match="JSON object"):
+        read_spec(tmp_path)
+
+
+def test_dtype(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, dtype="float16")
+    assert choose_dtype(spec, "auto", CPU) == "float32"
+    assert choose_dtype(spec, "auto", GPU) == "bfloat16"
+    assert choose_dtype(spec_of(tmp_path, dtype="float32"), "auto", GPU) == "float32"
+    assert choose_dtype(spec, "bfloat16", CPU) == "bfloat16"
+    with pytest.raises(UnsupportedModel, match="'float16'"):
+        choose_dtype(spec, "float16", CPU)
