@@ -1,4 +1,4 @@
-"""What the scheduler knows of one instance: its own last report, and what was promised to it since. Pure.
+"""What the scheduler knows of one instance (a member of the fleet): its last report, and what was promised since. Pure.
 
 Invariant: every promise is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
 with no promises all sums are zero."""
@@ -30,7 +30,7 @@ class Promise:
     """Full prompt blocks that it will hold here."""
 
 
-class Instance:
+class Member:
     """One registered instance. Owned by the GlobalScheduler; policies read it."""
 
     def __init__(self, info: Register) -> None:
@@ -40,8 +40,13 @@ class Instance:
         self.defect = ""
         self.measured_tokens_per_s = 0.0
         self.step_s = DEFAULT_STEP_S
-        self._reported_used_blocks = 0
-        self._reported_waiting_tokens = 0
+        self.capacity_tokens = info.num_blocks * info.block_size
+        self.free_blocks = info.num_blocks
+        """Blocks that nothing uses and nothing was promised."""
+        self.num_seqs = 0
+        """Sequences that are or will be here."""
+        self._used_blocks = 0
+        self._waiting_tokens = 0
         self._unsettled: dict[str, Promise] = {}
         self._settled: dict[str, Promise] = {}
         self._unsettled_sum = _Sum()
@@ -57,32 +62,13 @@ class Instance:
         return len(self._unsettled) + len(self._settled)
 
     @property
-    def free_blocks(self) -> int:
-        """Blocks that nothing uses and nothing was promised.
-
-        Settled promises are in the report as far as they have grown, so the larger of the two counts for them;
-        unsettled ones come on top."""
-        known = max(self._reported_used_blocks, self._settled_sum.num_blocks)
-        return self.info.num_blocks - known - self._unsettled_sum.num_blocks
-
-    @property
-    def num_seqs(self) -> int:
-        """Sequences that are or will be here."""
-        known = max(self.num_running + self.num_waiting, self._settled_sum.num_seqs)
-        return known + self._unsettled_sum.num_seqs
-
-    @property
     def queued_tokens(self) -> int:
         """Prompt tokens to be computed here, reported and promised."""
-        return self._reported_waiting_tokens + self._unsettled_sum.compute_tokens
+        return self._waiting_tokens + self._unsettled_sum.compute_tokens
 
     def has_prompt_room(self, tokens_per_s: float) -> bool:
         """Is there less prompt work than keeps the instance busy until the next decision?"""
         return self.queued_tokens < max(_ROOM_BATCHES * self.info.max_batch_tokens, _ROOM_S * tokens_per_s)
-
-    def holds(self, num_tokens: int) -> bool:
-        """Could it hold a sequence of this length if it were empty?"""
-        return num_blocks_for(num_tokens, self.info.block_size) <= self.info.num_blocks
 
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
         """Blocks that `num_tokens` would take from `free_blocks`.
@@ -100,6 +86,7 @@ class Instance:
         self._unsettled[key] = promise
         self._unsettled_sum.add(promise, 1)
         self._held.update(promise.hashes)
+        self._refresh()
 
     def release(self, key: str) -> None:
         """Forget a promise; nothing happens when there is none."""
@@ -113,6 +100,7 @@ class Instance:
             self._held[block] -= 1
             if not self._held[block]:
                 del self._held[block]
+        self._refresh()
 
     def report(self, report: LoadReport, settled_before_s: float) -> None:
         """Take a report over; it is taken to show all promises made before `settled_before_s`."""
@@ -120,8 +108,8 @@ class Instance:
         self.defect = report.defect
         self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
         self.step_s = report.step_s or self.step_s
-        self._reported_used_blocks = self.info.num_blocks - report.free_blocks
-        self._reported_waiting_tokens = report.waiting_tokens
+        self._used_blocks = self.info.num_blocks - report.free_blocks
+        self._waiting_tokens = report.waiting_tokens
         while self._unsettled:
             key, promise = next(iter(self._unsettled.items()))
             if promise.made_s >= settled_before_s:
@@ -129,6 +117,7 @@ class Instance:
             self._unsettled_sum.add(self._unsettled.pop(key), -1)
             self._settled[key] = promise
             self._settled_sum.add(promise, 1)
+        self._refresh()
 
     def status(self) -> InstanceStatus:
         return InstanceStatus(
@@ -136,11 +125,20 @@ class Instance:
             prefills=self.info.prefills,
             decodes=self.info.decodes,
             num_blocks=self.info.num_blocks,
-            free_blocks=self.info.num_blocks - self._reported_used_blocks,
+            free_blocks=self.info.num_blocks - self._used_blocks,
             num_waiting=self.num_waiting,
             num_running=self.num_running,
             defect=self.defect,
         )
+
+    def _refresh(self) -> None:
+        """Settled promises show in the report as far as they have grown, so the larger of the two counts.
+
+        Unsettled ones come on top."""
+        settled, unsettled = self._settled_sum, self._unsettled_sum
+        known_blocks = max(self._used_blocks, settled.num_blocks)
+        self.free_blocks = self.info.num_blocks - known_blocks - unsettled.num_blocks
+        self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
 
 
 @dataclass(slots=True)

@@ -1,38 +1,85 @@
-"""The process around the pure GlobalScheduler: messages in, decisions out, and a tick while anybody waits."""
+"""The global scheduler as a process part: mail in, mail out, and a tick while requests wait. All decisions are in routing."""
 
 import asyncio
+import logging
 
-from cluster.routing import Event, GlobalScheduler, Heard, PeerLost, Tick
-from core.messages import AskStatus, Message
+from cluster.routing import Arrived, Event, GlobalScheduler, PeerLost, PrefillNeeded, Tick
+from core.messages import (
+    AskStatus,
+    Finished,
+    LoadReport,
+    Message,
+    NeedPrefill,
+    Place,
+    Register,
+    Status,
+)
 from core.ports import Clock, Mail
 
-_TICK_S = 0.25
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
 
 
 class SchedulerNode:
-    """`run` until cancelled."""
+    """Serves frontends and workers on `mail`. `run` must be running; `close` ends its mail."""
 
     def __init__(self, mail: Mail, clock: Clock, scheduler: GlobalScheduler) -> None:
         self._mail, self._clock, self._scheduler = mail, clock, scheduler
         self._waiting = asyncio.Event()
+        self._defects: dict[str, str] = {}
+
+    @property
+    def address(self) -> str:
+        return self._mail.address
 
     async def run(self) -> None:
-        self._mail.listen(self._on_message, lambda peer: self._on(PeerLost(peer)))
+        """For as long as the scheduler lives; ends by cancellation."""
+        self._mail.listen(self._on_message, self._on_lost)
         while True:
             await self._waiting.wait()
             await self._clock.sleep(_TICK_S)
-            self._on(Tick())
+            self._feed(Tick())
+
+    async def close(self) -> None:
+        await self._mail.close()
+
+    def has_capacity(self) -> bool:
+        """Would a request be answered now?"""
+        return not self._scheduler.why_not()
+
+    def snapshot(self) -> Status:
+        return self._scheduler.status()
 
     def _on_message(self, sender: str, message: Message) -> None:
-        if isinstance(message, AskStatus):
-            self._mail.send(sender, self._scheduler.status(message.nonce))
-        else:
-            self._on(Heard(sender, message))
+        match message:
+            case Place():
+                self._feed(Arrived(sender, message))
+            case NeedPrefill():
+                self._feed(PrefillNeeded(sender, message))
+            case LoadReport():
+                self._note_defect(message)
+                self._feed(message)
+            case Finished() | Register():
+                self._feed(message)
+            case AskStatus(nonce):
+                self._mail.send(sender, self._scheduler.status(nonce))
+            case _:
+                log.error("%s is not for the scheduler (from %s)", type(message).__name__, sender)
 
-    def _on(self, event: Event) -> None:
-        for send in self._scheduler.on(event, self._clock.now()):
-            self._mail.send(send.to, send.message)
+    def _on_lost(self, peer: str) -> None:
+        self._defects.pop(peer, None)
+        self._feed(PeerLost(peer))
+
+    def _feed(self, event: Event) -> None:
+        for action in self._scheduler.on(event, self._clock.now()):
+            self._mail.send(action.to, action.message)
         if self._scheduler.num_queued:
             self._waiting.set()
         else:
             self._waiting.clear()
+
+    def _note_defect(self, report: LoadReport) -> None:
+        if report.defect and self._defects.get(report.address) != report.defect:
+            log.error("instance %s found its block accounting broken: %s", report.address, report.defect)
+        self._defects[report.address] = report.defect

@@ -1,68 +1,181 @@
-"""What a placement costs, in seconds. Pure.
+"""What it would cost to run a request here or there. Pure. Every term is in seconds, so that terms add up.
 
-First token, disaggregated:  prefill queue + uncached tokens / prefill rate + KV over the link + decode pressure
-First token, local:          decode queue + uncached tokens / decode rate x (1 + harm to those that run there) + decode pressure
+cost(prefill p -> decode d) = queue(p) + max(compute(p), link(p, d)) + handover + link_share + pressure(d) + preemption(d)
+cost(local on d)            = queue(d) + compute(d) + harm(d)                           + pressure(d) + preemption(d)
 
-The harm term: while an instance computes a prompt, each sequence that runs there, or that will come meanwhile (one is
-counted for those), waits part of that time for its next token; HARM_PER_SEQUENCE is that part. Pressure prefers instances
-whose steps are short and whose KV cache has room."""
+queue       prompt tokens queued there / its prompt tokens per second
+compute     tokens of this prompt that it has not cached / its prompt tokens per second
+link        bytes of KV that d has not cached / bandwidth between the hosts. KV is pushed layer by layer while prefill computes,
+            so only what is longer than the computation is felt
+link_share  a part of link even where it is hidden: the link is taken from others
+handover    messages between p and d that a local run does not need
+harm        while d computes a prompt, the sequences it decodes get their tokens late: compute x (running sequences + 1 that will
+            come) x ITL_HARM. The weight says how bad a second of delay in the middle of an answer is against one before it
+pressure    a fuller decode batch has longer steps: step time x share of sequence slots taken, over the first tokens
+preemption  a pool that is nearly full preempts: fill^4 as its probability x the time to compute the sequence again
+"""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from cluster.fleet import DEFAULT_TOKENS_PER_S, Instance
-from core.messages import Place
+from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
+from core.kv import num_blocks_for
 
-HARM_PER_SEQUENCE = 0.25
-FULL_CACHE_S = 0.1
-"""How many seconds a full KV cache is worth avoiding."""
-SAME_HOST_TOKEN_S = 1e-6
-OTHER_HOST_TOKEN_S = 6e-6
-"""Link time of one token's KV: 320 KB (Llama-3-70B) at 50 GB/s."""
+_SHORTLIST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as a policy sees it. `cached_blocks`: per address, how many leading blocks of its prompt are cached there."""
+
+    num_tokens: int
+    growth_tokens: int
+    """Output that room is kept for."""
+    cached_blocks: Mapping[str, int]
+    missing_tokens: int | None = None
+    """Tokens that the decode instance lacks, where it has said so itself."""
+
+    def uncached(self, member: Member) -> int:
+        """Tokens to compute on `member`; at least the last one, whose logits are needed."""
+        num_blocks = self.cached_blocks.get(member.info.address, 0)
+        return max(1, self.num_tokens - num_blocks * member.info.block_size)
+
+    def to_move(self, decode: Member) -> int:
+        """Tokens whose KV must reach `decode`."""
+        return self.uncached(decode) if self.missing_tokens is None else self.missing_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A placement that can be made now. `prefill` is None for local execution."""
+    """`prefill` None: decode computes the prompt itself."""
 
-    decode: Instance
-    prefill: Instance | None
+    decode: Member
+    prefill: Member | None
     cost_s: float
-    decode_blocks: int
-    """Blocks that it takes of the decode instance."""
-    uncached_tokens: int
-    """Prompt tokens that whoever computes the prompt must compute."""
+
+    @property
+    def computes(self) -> Member:
+        return self.prefill or self.decode
 
 
-def rate(instance: Instance) -> float:
-    return instance.measured_tokens_per_s or DEFAULT_TOKENS_PER_S
+class PlacementPolicy(Protocol):
+    """Where a request should run. The scheduler has seen to it that every one of `decodes` has headroom for it."""
+
+    def choose(
+        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> Choice | None:
+        """The best place, which may have to finish other prompts first (then the request waits for it); None: wait."""
+        ...
+
+    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+        """Where a request that already holds its blocks on `decode` gets its prompt computed."""
+        ...
+
+    def tokens_per_s(self, member: Member) -> float:
+        """Prompt tokens per second, measured or assumed."""
+        ...
+
+    def measured(self, member: Member) -> None:
+        """`member` has a new report."""
+        ...
 
 
-def uncached(place: Place, instance: Instance, hits: dict[str, int]) -> int:
-    """Tokens to compute there; the last one always, since its logits are needed."""
-    return max(1, place.num_tokens - hits.get(instance.address, 0) * instance.info.block_size)
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Constants of the cost, until they are measured per deployment."""
+
+    same_host_bytes_per_s: float = 2.5e9
+    other_host_bytes_per_s: float = 1.2e9
+    handover_s: float = 0.003
+    link_share: float = 0.1
+    itl_harm: float = 0.5
+    pressure_tokens: float = 32.0
+    """How many tokens' time the pressure on a decode batch is counted over."""
+    noise: float = 0.02
+    noise_s: float = 0.001
+    """Decode instances whose costs differ by less than this (a share, and seconds) are alike: the one with fewer sequences
+    is taken, then the one that registered first, so that jitter in what was measured decides nothing."""
 
 
-def pressure_s(instance: Instance) -> float:
-    busy = instance.num_seqs / instance.info.max_num_seqs
-    full = 1.0 - instance.free_blocks / instance.info.num_blocks
-    return instance.step_s * busy + FULL_CACHE_S * full * full
+class CostPolicy:
+    """The cheapest of all places by predicted seconds. Remembers the fleet's mean prompt rate for instances without one."""
+
+    def __init__(self, local_threshold_tokens: int, model: CostModel | None = None) -> None:
+        self._threshold = local_threshold_tokens
+        self._model = model or CostModel()
+        self._fleet_tokens_per_s = 0.0
+
+    def measured(self, member: Member) -> None:
+        rate, known = member.measured_tokens_per_s, self._fleet_tokens_per_s
+        if rate > 0:
+            self._fleet_tokens_per_s = rate if known == 0 else 0.95 * known + 0.05 * rate
+
+    def tokens_per_s(self, member: Member) -> float:
+        return member.measured_tokens_per_s or self._fleet_tokens_per_s or DEFAULT_TOKENS_PER_S
+
+    def choose(
+        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> Choice | None:
+        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.total_s)
+        best: Choice | None = None
+        for decode in sorted(decodes, key=lambda d: d.num_seqs):
+            choice = self._cheapest(ask, decode, sources)
+            cost_s = choice.cost_s + self._decode_s(ask, decode)
+            if best is None or cost_s < best.cost_s * (1 - self._model.noise) - self._model.noise_s:
+                best = Choice(choice.decode, choice.prefill, cost_s)
+        return best
+
+    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.total_s)
+        return self._cheapest(ask, decode, sources)
+
+    def _cheapest(self, ask: Ask, decode: Member, sources: Sequence["_Source"]) -> Choice:
+        """Of running on `decode` alone and of the likeliest sources: the quickest few, and the quickest on its host."""
+        best = Choice(decode, None, self._local_s(ask, decode))
+        if not sources or ask.to_move(decode) <= self._threshold:
+            return best
+        near = next((s for s in sources if s.member.info.host == decode.info.host), sources[0])
+        for source in (*sources[:_SHORTLIST], near):
+            cost_s = self._disaggregated_s(ask, source, decode)
+            if cost_s < best.cost_s and source.member is not decode:
+                best = Choice(decode, source.member, cost_s)
+        return best
+
+    def _source(self, ask: Ask, member: Member) -> "_Source":
+        rate = self.tokens_per_s(member)
+        return _Source(member, member.queued_tokens / rate, ask.uncached(member) / rate)
+
+    def _disaggregated_s(self, ask: Ask, source: "_Source", decode: Member) -> float:
+        model = self._model
+        same_host = source.member.info.host == decode.info.host
+        bandwidth = model.same_host_bytes_per_s if same_host else model.other_host_bytes_per_s
+        link_s = ask.to_move(decode) * decode.info.kv_token_bytes / bandwidth
+        return source.queue_s + max(source.compute_s, link_s) + model.handover_s + model.link_share * link_s
+
+    def _local_s(self, ask: Ask, decode: Member) -> float:
+        rate = self.tokens_per_s(decode)
+        compute_s = ask.to_move(decode) / rate
+        harm_s = compute_s * (decode.num_seqs + 1) * self._model.itl_harm
+        return decode.queued_tokens / rate + compute_s + harm_s
+
+    def _decode_s(self, ask: Ask, decode: Member) -> float:
+        """pressure + preemption."""
+        info = decode.info
+        pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / info.max_num_seqs
+        taken_blocks = num_blocks_for(ask.to_move(decode) + ask.growth_tokens, info.block_size)
+        fill = 1.0 - max(0, decode.free_blocks - taken_blocks) / info.num_blocks
+        return pressure_s + fill**4 * ask.num_tokens / self.tokens_per_s(decode)
 
 
-def prefill_s(place: Place, instance: Instance, hits: dict[str, int]) -> float:
-    return (instance.queued_tokens + uncached(place, instance, hits)) / rate(instance) + instance.step_s
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A prefill instance, and what it would take until this prompt is computed there."""
 
+    member: Member
+    queue_s: float
+    compute_s: float
 
-def transfer_s(place: Place, prefill: Instance, decode: Instance, hits: dict[str, int]) -> float:
-    same_host = prefill.info.host == decode.info.host
-    return uncached(place, decode, hits) * (SAME_HOST_TOKEN_S if same_host else OTHER_HOST_TOKEN_S)
-
-
-def local_s(place: Place, instance: Instance, hits: dict[str, int]) -> float:
-    compute_s = uncached(place, instance, hits) / rate(instance)
-    queue_s = instance.queued_tokens / rate(instance)
-    return (
-        queue_s
-        + compute_s * (1 + HARM_PER_SEQUENCE * (1 + instance.num_seqs))
-        + instance.step_s
-        + pressure_s(instance)
-    )
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.compute_s

@@ -14,11 +14,12 @@ from core.messages import Place
 AGING_S = 10.0
 _MIN_MEASURED_S = 3.0
 _WINDOW_S = 30.0
+_REMEMBER_S = 60.0
 _UNKNOWN_RETRY_S = 5.0
 _MAX_RETRY_S = 60.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiter:
     """One request in the queue."""
 
@@ -79,29 +80,28 @@ class DrainRate:
     def __init__(self) -> None:
         self._waiting_since_s: float | None = None
         self._left: deque[float] = deque()
-        self._last: float | None = None
+        self._last: tuple[float, float] | None = None
+        """(rate of the last time that requests waited, when that was)"""
 
     def observe(self, num_waiting: int, num_left: int, now: float) -> None:
-        """After each event: how many wait now and how many were just dispatched."""
+        """After each event: how many wait now and how many were just placed."""
         if self._waiting_since_s is None:
-            if num_waiting:
-                self._waiting_since_s = now
+            self._waiting_since_s = now if num_waiting else None
             return
         self._left.extend([now] * num_left)
         while self._left and self._left[0] < now - _WINDOW_S:
             self._left.popleft()
         if not num_waiting:
-            self._last = self.per_s(now)
+            if (rate := self._measured_per_s(now)) is not None:
+                self._last = (rate, now)
             self._waiting_since_s = None
             self._left.clear()
 
     def per_s(self, now: float) -> float | None:
-        """None when nothing is known."""
-        if self._waiting_since_s is not None and self._left:
-            elapsed_s = now - max(self._waiting_since_s, now - _WINDOW_S)
-            if elapsed_s >= _MIN_MEASURED_S:
-                return len(self._left) / elapsed_s
-        return self._last
+        """None when nothing recent is known."""
+        if (rate := self._measured_per_s(now)) is not None:
+            return rate
+        return self._last[0] if self._last is not None and now - self._last[1] < _REMEMBER_S else None
 
     def wait_s(self, num_ahead: int, now: float) -> float:
         """How long a request with `num_ahead` before it will wait; 0 when nothing is known."""
@@ -115,3 +115,9 @@ class DrainRate:
             return _UNKNOWN_RETRY_S
         longest = min(max_waiting, rate * max_wait_s)
         return min(max(1.0, float(ceil((num_waiting - longest / 2) / rate))), _MAX_RETRY_S)
+
+    def _measured_per_s(self, now: float) -> float | None:
+        if self._waiting_since_s is None or not self._left:
+            return None
+        elapsed_s = min(now - self._waiting_since_s, _WINDOW_S)
+        return len(self._left) / elapsed_s if elapsed_s >= _MIN_MEASURED_S else None

@@ -70,6 +70,8 @@ class Register:
     num_blocks: int
     max_batch_tokens: int
     max_num_seqs: int
+    kv_token_bytes: int = 0
+    """KV bytes of one token (`KVLayout.token_bytes`); 0: unknown, and moving KV here is taken to cost no link time."""
 
 
 @dataclass(frozen=True, slots=True)
