@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from baton.bench.sse import DONE, SseReader, error_message
 from baton.bench.workload import Job
 
 
@@ -18,57 +19,72 @@ class Record:
 
     sent_s: float
     tokens_s: list[float] = field(default_factory=list[float])
+    """When each piece of the answer came; a piece is one token, or a few that form a character."""
     done_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
+    """The kind of failure, empty if none."""
+    detail: str = ""
+    """What the server said about the failure."""
+    late_s: float = 0.0
+    """How much later than planned an open loop sent it: more than a little means that the client is too slow."""
 
 
 class Client:
     def __init__(
         self, base_url: str, model: str, api_key: str, chat: bool, timeout_s: float, extra: dict[str, Any]
     ) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"Accept-Encoding": "identity"}
+        if api_key:
+            headers["Authorization"] = f"Bearer {api_key}"
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=1024)
         self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout_s, limits=limits)
-        self._model, self._chat, self._extra = model, chat, extra
+        self._model, self._chat, self._timeout_s, self._extra = model, chat, timeout_s, extra
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def send(self, job: Job, origin_s: float) -> Record:
         """Stream `job`; an error is part of the record."""
+        body = json.dumps(self._body(job)).encode()
         record = Record(time.perf_counter() - origin_s)
         try:
-            await self._stream(job, record, origin_s)
+            async with asyncio.timeout(self._timeout_s):
+                await self._stream(body, record, origin_s)
+        except (TimeoutError, httpx.TimeoutException):
+            record.error = "timeout"
         except httpx.HTTPError as error:
-            record.error = f"transport: {type(error).__name__}"
+            record.error, record.detail = f"transport: {type(error).__name__}", str(error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record.error, record.detail = "malformed event", str(error)
         record.done_s = time.perf_counter() - origin_s
         if not record.error and not record.tokens_s:
             record.error = "no token"
         return record
 
-    async def _stream(self, job: Job, record: Record, origin_s: float) -> None:
+    async def _stream(self, body: bytes, record: Record, origin_s: float) -> None:
         path = "/v1/chat/completions" if self._chat else "/v1/completions"
-        async with self._http.stream("POST", path, json=self._body(job)) as answer:
+        headers = {"Content-Type": "application/json"}
+        async with self._http.stream("POST", path, content=body, headers=headers) as answer:
             if answer.status_code != 200:
-                record.error = f"HTTP {answer.status_code}"
+                record.error, record.detail = (
+                    f"HTTP {answer.status_code}",
+                    error_message(await answer.aread()),
+                )
                 return
-            async for line in answer.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                now = time.perf_counter() - origin_s
-                event = json.loads(line[6:])
-                if "error" in event:
-                    record.error = "error in the stream"
-                    return
-                if _has_text(event):
-                    record.tokens_s.append(now)
-                if usage := event.get("usage"):
-                    record.prompt_tokens, record.output_tokens = (
-                        usage["prompt_tokens"],
-                        usage["completion_tokens"],
-                    )
+            reader, done = SseReader(), False
+            async for piece in answer.aiter_bytes():
+                now_s = time.perf_counter() - origin_s
+                for payload in reader.feed(piece):
+                    if (
+                        payload == DONE
+                    ):  # and read on: only a stream read to its end leaves the connection usable
+                        done = True
+                    else:
+                        _note(json.loads(payload), record, now_s)
+            if not done and not record.error:
+                record.error = "stream cut short"
 
     def _body(self, job: Job) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -84,9 +100,20 @@ class Client:
         return {**body, "messages": messages}
 
 
-def _has_text(event: dict[str, Any]) -> bool:
-    choices = event.get("choices") or [{}]
-    return bool(choices[0].get("text") or (choices[0].get("delta") or {}).get("content"))
+def _note(event: dict[str, Any], record: Record, now_s: float) -> None:
+    """Put what `event` says into `record`."""
+    if error := event.get("error"):
+        record.error, record.detail = "error in the stream", str(error)
+    if usage := event.get("usage"):
+        record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        if (
+            not record.tokens_s and record.output_tokens
+        ):  # its only tokens have no text: end of text, half a character
+            record.tokens_s.append(now_s)
+    choice = (event.get("choices") or [{}])[0]
+    delta = choice.get("delta") or {}
+    if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
+        record.tokens_s.append(now_s)
 
 
 async def open_loop(client: Client, jobs: Sequence[Job], on_done: Callable[[Record], None]) -> list[Record]:
@@ -96,6 +123,7 @@ async def open_loop(client: Client, jobs: Sequence[Job], on_done: Callable[[Reco
     async def one(job: Job) -> Record:
         await asyncio.sleep(max(0.0, job.arrival_s - (time.perf_counter() - origin_s)))
         record = await client.send(job, origin_s)
+        record.late_s = record.sent_s - job.arrival_s
         on_done(record)
         return record
 

@@ -2,7 +2,7 @@
 
 TTFT: request sent to first token. ITL: each gap between tokens. TPOT: mean gap after the first token. E2E: sent to last token.
 SLO attainment counts every offered request; one that failed or was refused is a miss. Goodput is the highest offered rate
-with enough attainment."""
+with enough attainment. Requests within both targets per second are `slo_requests_per_s`."""
 
 import math
 from collections import Counter
@@ -30,6 +30,9 @@ class Summary:
     attainment: float
     slo_ttft_ms: float
     slo_tpot_ms: float
+    slo_requests_per_s: float
+    late_p99_ms: float
+    """How late an open loop sent its requests: the client's own doing."""
     offered_rate: float = 0.0
 
     def as_json(self) -> dict[str, object]:
@@ -82,6 +85,8 @@ def summarise(
         attainment=met / len(records) if records else 0.0,
         slo_ttft_ms=slo_ttft_ms,
         slo_tpot_ms=slo_tpot_ms,
+        slo_requests_per_s=met * per_s,
+        late_p99_ms=percentiles([record.late_s * 1e3 for record in records]).get("p99", 0.0),
         offered_rate=offered_rate,
     )
 

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,8 @@ from baton.bench.measure import Summary, gaps_s, goodput, ttft_s
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+
+_LATE_MS = 20
 
 
 def machine() -> dict[str, Any]:
@@ -42,7 +45,7 @@ def print_table(console: Console, summaries: Sequence[Summary]) -> None:
     for name in ("", "mean", "p50", "p90", "p99"):
         table.add_column(name, justify="right" if name else "left")
     for summary in summaries:
-        rate = f" at {summary.offered_rate:g}/s" if summary.offered_rate else ""
+        rate = f" at {summary.offered_rate:.4g}/s" if summary.offered_rate else ""
         for label, values in (
             ("TTFT", summary.ttft_ms),
             ("ITL", summary.itl_ms),
@@ -56,17 +59,30 @@ def print_table(console: Console, summaries: Sequence[Summary]) -> None:
     console.print(table)
     for summary in summaries:
         errors = f", errors {summary.errors}" if summary.errors else ""
-        rate = f"offered {summary.offered_rate:g}/s: " if summary.offered_rate else ""
+        rate = f"offered {summary.offered_rate:.4g}/s: " if summary.offered_rate else ""
         console.print(
             f"{rate}{summary.num_ok} of {summary.num_offered} answered{errors}; {summary.requests_per_s:.2f} requests/s, "
             f"{summary.output_tokens_per_s:.1f} output tokens/s, {summary.total_tokens_per_s:.1f} tokens/s; "
-            f"SLO (TTFT {summary.slo_ttft_ms:g} ms, TPOT {summary.slo_tpot_ms:g} ms) met by {summary.attainment:.1%}",
+            f"SLO (TTFT {summary.slo_ttft_ms:g} ms, TPOT {summary.slo_tpot_ms:g} ms) met by {summary.attainment:.1%}: "
+            f"{summary.slo_requests_per_s:.2f} requests/s",
             highlight=False,
         )
+        if summary.late_p99_ms > _LATE_MS:
+            console.print(
+                f"[yellow]{rate}this client sent requests up to {summary.late_p99_ms:.0f} ms late (p99): it is too slow for "
+                "this load, and the figures are its own in part[/]"
+            )
     if len(summaries) > 1:
         console.print(
             f"goodput: {goodput(summaries, 0.9):g}/s at 90 % attainment, {goodput(summaries, 0.99):g}/s at 99 %"
         )
+
+
+def print_first_error(console: Console, runs: Sequence[Sequence[Record]]) -> None:
+    """One failed request's own words, where there is any."""
+    failed = next((record for records in runs for record in records if record.detail), None)
+    if failed is not None:
+        console.print(f"first error: {failed.error}: {failed.detail}", markup=False, highlight=False)
 
 
 def write_json(path: Path, summaries: Sequence[Summary], parameters: dict[str, Any]) -> None:
@@ -86,7 +102,7 @@ def draw(path: Path, summaries: Sequence[Summary], runs: Sequence[Sequence[Recor
     """Distributions of TTFT and ITL, requests over time, and attainment by rate."""
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.5), layout="constrained")
     for summary, records in zip(summaries, runs, strict=True):
-        label = f"{summary.offered_rate:g}/s" if summary.offered_rate else None
+        label = f"{summary.offered_rate:.4g}/s" if summary.offered_rate else None
         good = [record for record in records if not record.error]
         _cdf(axes[0][0], [ttft_s(r) * 1e3 for r in good], label)
         _cdf(axes[0][1], [gap * 1e3 for r in good for gap in gaps_s(r)], label)
@@ -94,15 +110,32 @@ def draw(path: Path, summaries: Sequence[Summary], runs: Sequence[Sequence[Recor
     _label(axes[0][0], "time to first token", "ms", "share of requests")
     _label(axes[0][1], "inter-token latency", "ms", "share of gaps")
     _label(axes[1][0], "time to first token over the run", "s since start", "ms")
-    rates = [summary.offered_rate for summary in summaries]
-    axes[1][1].plot(rates, [100 * summary.attainment for summary in summaries], marker="o")
-    axes[1][1].axhline(90, linestyle=":", color="grey")
-    axes[1][1].set_ylim(0, 103)
-    _label(axes[1][1], "SLO attainment", "offered requests/s", "% of offered requests")
+    if len(summaries) > 1:
+        _attainment(axes[1][1], summaries)
+    else:
+        _throughput(axes[1][1], [t for records in runs for record in records for t in record.tokens_s])
     if len(summaries) > 1:
         axes[0][0].legend(title="offered")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _attainment(axis: Any, summaries: Sequence[Summary]) -> None:
+    ordered = sorted(summaries, key=lambda summary: summary.offered_rate)
+    rates = [summary.offered_rate for summary in ordered]
+    axis.plot(rates, [100 * summary.attainment for summary in ordered], marker="o")
+    axis.axhline(90, linestyle=":", color="grey")
+    axis.set_ylim(0, 103)
+    _label(axis, "SLO attainment", "offered requests/s", "% of offered requests")
+
+
+def _throughput(axis: Any, tokens_s: list[float]) -> None:
+    """Pieces of answers received in each of up to 60 slices of the run."""
+    slice_s = max(1.0, max(tokens_s, default=0.0) / 60)
+    counts = Counter(int(t / slice_s) for t in tokens_s)
+    slices = range(max(counts, default=0) + 1)
+    axis.step([i * slice_s for i in slices], [counts[i] / slice_s for i in slices], where="post")
+    _label(axis, "output over the run", "s since start", "tokens/s")
 
 
 def _cdf(axis: Any, values: list[float], label: str | None) -> None:

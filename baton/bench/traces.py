@@ -1,19 +1,27 @@
 """Reads request traces of four kinds into one form: arrival, input and output length, and which prefix blocks are shared.
 
-Mooncake and ShareGPT: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Azure: CSV with TIMESTAMP,
-ContextTokens, GeneratedTokens. ServeGen: CSV with arrival_s, input_tokens, output_tokens. Each plain or gzipped."""
+- Mooncake and ShareGPT: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`
+- Azure: CSV with TIMESTAMP, ContextTokens, GeneratedTokens
+- ServeGen: CSV with arrival_s, input_tokens, output_tokens
+
+A fifth kind, ServeGen's rate curves (CSV with pool, window_start_s, aggregate_rps), has no requests in it but says how their
+rate changes. Each plain or gzipped."""
 
 import csv
 import gzip
 import json
 import random
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from core.errors import ConfigError
+
+_RATE_COLUMN = "aggregate_rps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +34,73 @@ class TraceRow:
     prefix_block_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RateWindow:
+    """`rate` requests per second during `duration_s` from `start_s` on."""
+
+    start_s: float
+    duration_s: float
+    rate: float
+
+
 def read_trace(path: Path, seed: int = 0) -> list[TraceRow]:
     """Rows in order of arrival, the first at 0 s. Raises ConfigError for a file of no known kind."""
-    try:
-        text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read the trace {path}: {error.strerror or error}") from None
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise ConfigError(f"the trace {path} is empty")
+    lines = _lines(path)
+    if _RATE_COLUMN in lines[0]:
+        raise ConfigError(f"{path} holds rates, not requests: use it as --rate-curve")
     try:
         rows = _json_rows(lines, seed) if lines[0].lstrip().startswith("{") else _csv_rows(lines)
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"the trace {path} is of no known format: {type(error).__name__} {error}") from None
+    if not rows:
+        raise ConfigError(f"the trace {path} has no requests")
     rows.sort(key=lambda row: row.arrival_s)
     start = rows[0].arrival_s
     return [replace(row, arrival_s=row.arrival_s - start) for row in rows]
 
 
+def read_rate_curve(path: Path, pool: str = "") -> list[RateWindow]:
+    """The curve of `pool` (default: the file's first), from 0 s on. Raises ConfigError for an unknown pool or another file."""
+    curves: dict[str, list[tuple[float, float]]] = {}
+    try:
+        for row in csv.DictReader(_lines(path)):
+            curves.setdefault(row["pool"], []).append(
+                (float(row["window_start_s"]), float(row[_RATE_COLUMN]))
+            )
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is no rate curve: {type(error).__name__} {error}") from None
+    points = sorted(curves.get(pool or next(iter(curves), ""), ()))
+    if len(points) < 2 or not any(rate > 0 for _, rate in points):
+        raise ConfigError(
+            f"{path} has no rates for the pool {pool!r}; its pools: {', '.join(curves) or 'none'}"
+        )
+    last_s = points[-1][0] - points[-2][0]
+    durations_s = [*(later[0] - earlier[0] for earlier, later in pairwise(points)), last_s]
+    return [
+        RateWindow(start_s - points[0][0], duration_s, rate)
+        for (start_s, rate), duration_s in zip(points, durations_s, strict=True)
+    ]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"cannot read the trace {path}: it is not text") from None
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        raise ConfigError(f"the trace {path} is empty")
+    return lines
+
+
 def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
     raw = [json.loads(line) for line in lines]
-    longest = max((item["input_length"] / max(1, len(item.get("hash_ids", ()))) for item in raw), default=0)
-    block = 16 if longest <= 16 else 512
+    block = _block_tokens(raw)
     rows = [
         TraceRow(
             item["timestamp"] / 1000,
@@ -59,6 +112,12 @@ def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
         for item in raw
     ]
     return _spread(rows, seed)
+
+
+def _block_tokens(raw: Sequence[dict[str, Any]]) -> int:
+    """Mooncake's blocks are of 512 tokens, ShareGPT's of 16; the last block of a prompt may be partial, or left out."""
+    item = max(raw, key=lambda item: len(item.get("hash_ids", ())))
+    return 16 if item["input_length"] < 64 * len(item.get("hash_ids", ())) else 512
 
 
 def _spread(rows: list[TraceRow], seed: int) -> list[TraceRow]:

@@ -1,7 +1,9 @@
 """`baton bench`: load on any OpenAI endpoint, and its latency, throughput, SLO attainment and goodput."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +15,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from baton.bench import report, workload
 from baton.bench.client import Client, Record, closed_loop, open_loop
-from baton.bench.measure import Summary, summarise
-from baton.bench.traces import read_trace
+from baton.bench.measure import Summary, percentiles, summarise, ttft_s
+from baton.bench.traces import read_rate_curve, read_trace
 from baton.bench.workload import Job
 from core.errors import ConfigError
 
+_ORDINARY = "a b c hello world, some text to tokenize"
+_SMALLEST_VOCAB = 64
+_LATELY = 50
+
 
 def bench(
-    base_url: Annotated[str, typer.Option(help="The endpoint, without /v1.")] = "http://127.0.0.1:8000",
+    base_url: Annotated[
+        str, typer.Option(help="The endpoint; /v1 may be left out.")
+    ] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="Model name (default: the first that the endpoint lists).")] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
     chat: Annotated[
@@ -49,78 +57,103 @@ def bench(
     trace: Annotated[
         Path | None, typer.Option(help="Trace file: Mooncake, ShareGPT, Azure or ServeGen; .gz too.")
     ] = None,
+    rate_curve: Annotated[
+        Path | None, typer.Option(help="ServeGen's rate curves: spread the requests over one of them.")
+    ] = None,
+    pool: Annotated[str, typer.Option(help="Which curve (default: the file's first).")] = "",
     time_scale: Annotated[
-        float, typer.Option(min=0, help="Stretch (>1) or compress a trace's arrival times.")
+        float,
+        typer.Option(min=0, help="Stretch (>1) or compress the arrival times of a trace or rate curve."),
     ] = 1.0,
     max_input_tokens: Annotated[int, typer.Option(min=1, help="Cut a trace's prompts to this.")] = 1_000_000,
     max_output_tokens: Annotated[int, typer.Option(min=1, help="Cut a trace's outputs to this.")] = 1_000_000,
     slo_ttft_ms: Annotated[float, typer.Option(help="Target for the time to first token.")] = 2000.0,
     slo_tpot_ms: Annotated[float, typer.Option(help="Target for the mean time per output token.")] = 100.0,
-    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature.")] = 0.0,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Generate the full output length (where the server knows how).")
+        bool, typer.Option(help="Ask for the full output length; use --no-ignore-eos where it is refused.")
     ] = True,
     warmup: Annotated[int, typer.Option(min=0, help="Requests sent first and not counted.")] = 2,
-    timeout_s: Annotated[float, typer.Option(min=1)] = 600.0,
-    seed: Annotated[int, typer.Option()] = 0,
+    timeout_s: Annotated[float, typer.Option(min=1, help="Give one request up after this.")] = 600.0,
+    seed: Annotated[
+        int, typer.Option(help="The same seed sends the same prompts: a running server may have them cached.")
+    ] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture (PNG) here.")] = None,
 ) -> None:
     """Measure an OpenAI endpoint: TTFT, ITL, TPOT, E2E, throughput, SLO attainment and goodput."""
     console = Console()
-    name, vocab_size = _ask_endpoint(base_url, model, api_key, text_only=chat)
-    rows = read_trace(trace, seed) if trace is not None else []
+    _check_writable(json_file, plot)
+    offered = _rates(rates)
+    rows = read_trace(trace, seed) if trace is not None else None
+    curve = read_rate_curve(rate_curve, pool) if rate_curve is not None else None
+    base_url = base_url.rstrip("/").removesuffix("/v1")
+    model, vocab_size = _ask_endpoint(base_url, model, api_key, text_only=chat)
 
-    def make_jobs(run: int) -> list[Job]:
-        """Each run of a sweep gets prompts of its own where they are made up: it must not find the last one's prefixes cached."""
-        if rows:
+    def jobs_of(run: int, count: int) -> list[Job]:
+        """Another run number gives other contents."""
+        if rows is not None:
             return workload.from_trace(
-                rows, requests, time_scale, max_input_tokens, max_output_tokens, vocab_size, seed + run
+                rows, count, time_scale, max_input_tokens, max_output_tokens, vocab_size, seed, run
             )
         if prompts is not None:
-            return workload.from_file(prompts, requests, output_tokens)
-        return workload.synthetic(requests, input_tokens, output_tokens, spread, vocab_size, seed + run)
+            return workload.from_file(prompts, count, output_tokens, run)
+        return workload.synthetic(count, input_tokens, output_tokens, spread, vocab_size, seed, run)
+
+    def timed(jobs: list[Job], rate: float | None) -> list[Job]:
+        if rate is not None:
+            return _arriving(jobs, workload.poisson_arrivals(len(jobs), rate, burstiness, seed))
+        if curve is not None:
+            return _arriving(
+                jobs, [at * time_scale for at in workload.curve_arrivals(curve, len(jobs), seed)]
+            )
+        return jobs
 
     extra: dict[str, Any] = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
-    schedules = _schedules(make_jobs, rates, burstiness, seed, from_trace=trace is not None)
-    client_arguments = (base_url, name, api_key, chat, timeout_s, extra)
+    closed = not offered and rows is None and curve is None
+    client_arguments = (base_url, model, api_key, chat, timeout_s, extra)
     runs: list[list[Record]] = []
-    for rate, timed in schedules:
-        warm = make_jobs(len(schedules))[:warmup] if not runs else []
-        runs.append(
-            asyncio.run(_run(client_arguments, timed, warm, concurrency if rate is None else 0, console))
-        )
-    summaries = [
-        summarise(records, slo_ttft_ms, slo_tpot_ms, rate or 0.0)
-        for (rate, _), records in zip(schedules, runs, strict=True)
-    ]
-    _report(console, summaries, runs, json_file, plot, _parameters(locals()))
+    summaries: list[Summary] = []
+    for run, rate in enumerate(offered or [None]):
+        jobs = timed(jobs_of(run, requests), rate)
+        warm = jobs_of(workload.WARMUP_RUN, warmup) if run == 0 else []
+        records = asyncio.run(_run(client_arguments, jobs, warm, concurrency if closed else 0, console))
+        if records:
+            runs.append(records)
+            summaries.append(summarise(records, slo_ttft_ms, slo_tpot_ms, rate or _mean_rate(jobs)))
+        if len(records) < len(jobs):
+            break
+    if summaries:
+        _report(console, summaries, runs, json_file, plot, _parameters(locals()))
     if not any(summary.num_ok for summary in summaries):
         raise typer.Exit(1)
 
 
-def _schedules(
-    make_jobs: Callable[[int], list[Job]], rates: str, burstiness: float, seed: int, *, from_trace: bool
-) -> list[tuple[float | None, list[Job]]]:
-    """(offered rate, jobs with arrival times) for each run; the rate is None for a closed loop."""
-    if rates:
-        try:
-            values = [float(text) for text in rates.split(",")]
-        except ValueError:
-            raise ConfigError(f"--rate takes numbers separated by commas, got {rates!r}") from None
-        if min(values) <= 0:
-            raise ConfigError(f"--rate must be positive, got {min(values):g}")
-        return [(rate, _timed(make_jobs(run), rate, burstiness, seed)) for run, rate in enumerate(values)]
-    jobs = make_jobs(0)
-    if from_trace:
-        last_s = max(job.arrival_s for job in jobs)
-        return [(len(jobs) / last_s if last_s else 0.0, jobs)]
-    return [(None, jobs)]
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ConfigError(f"--rate takes numbers separated by commas, got {text!r}") from None
+    if not all(0 < rate < math.inf for rate in rates):
+        raise ConfigError(f"--rate must be positive, got {text}")
+    return rates
 
 
-def _timed(jobs: Sequence[Job], rate: float, burstiness: float, seed: int) -> list[Job]:
-    arrivals = workload.poisson_arrivals(len(jobs), rate, burstiness, seed)
-    return [replace(job, arrival_s=at) for job, at in zip(jobs, arrivals, strict=True)]
+def _check_writable(*paths: Path | None) -> None:
+    """Better now than after an hour of measuring."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            raise ConfigError(f"cannot write {path}: is its folder there, and yours to write in?")
+
+
+def _arriving(jobs: Sequence[Job], arrivals_s: Sequence[float]) -> list[Job]:
+    return [replace(job, arrival_s=at) for job, at in zip(jobs, arrivals_s, strict=True)]
+
+
+def _mean_rate(jobs: Sequence[Job]) -> float:
+    """Of an open loop without `--rate`; 0 in a closed one."""
+    last_s = max(job.arrival_s for job in jobs)
+    return len(jobs) / last_s if last_s else 0.0
 
 
 async def _run(
@@ -137,10 +170,7 @@ async def _run(
 
             def count(record: Record) -> None:
                 done.append(record)
-                failed = sum(bool(r.error) for r in done)
-                bar.update(
-                    task, advance=1, description=f"requests ({failed} failed)" if failed else "requests"
-                )
+                bar.update(task, advance=1, description=_progress(done))
 
             run = (
                 closed_loop(client, jobs, concurrency, count)
@@ -149,10 +179,20 @@ async def _run(
             )
             await run
     except asyncio.CancelledError:
-        console.print(f"interrupted: {len(done)} of {len(jobs)} requests were measured")
+        console.print(
+            f"interrupted: the figures are those of the {len(done)} of {len(jobs)} requests that had ended"
+        )
     finally:
         await client.close()
     return done
+
+
+def _progress(done: Sequence[Record]) -> str:
+    """The failures so far, and the time to first token lately."""
+    failed = sum(bool(record.error) for record in done[-_LATELY:])
+    ttft_ms = percentiles([ttft_s(record) * 1e3 for record in done[-_LATELY:] if not record.error])
+    recent = f"TTFT p50 {ttft_ms['p50']:.0f} ms" if ttft_ms else "no answer"
+    return f"requests (lately {recent}, {failed} failed)"
 
 
 def _ask_endpoint(base_url: str, model: str, api_key: str, *, text_only: bool) -> tuple[str, int]:
@@ -162,15 +202,28 @@ def _ask_endpoint(base_url: str, model: str, api_key: str, *, text_only: bool) -
         with httpx.Client(base_url=base_url, headers=headers, timeout=10) as http:
             answer = http.get("/v1/models")
             answer.raise_for_status()
-            name = model or answer.json()["data"][0]["id"]
-            if text_only:
-                return name, 0
-            ids = http.post(
-                "/tokenize", json={"model": name, "prompt": "a b c hello world, some text to tokenize"}
-            )
-            return name, max(ids.json()["tokens"]) if ids.status_code == 200 else 0
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+            name = model or str(answer.json()["data"][0]["id"])
+            return name, 0 if text_only else _vocab_size(http, name)
+    except httpx.HTTPStatusError as error:
+        raise ConfigError(
+            f"{base_url}/v1/models answers {error.response.status_code}: is --api-key right?"
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(f"no OpenAI endpoint answers at {base_url}: {error}") from None
+    except (LookupError, ValueError, TypeError) as error:
+        raise ConfigError(f"{base_url}/v1/models lists no model: {error}") from None
+
+
+def _vocab_size(http: httpx.Client, model: str) -> int:
+    """Ids below the largest one of an ordinary text are in every vocabulary's plain part."""
+    answer = http.post("/tokenize", json={"model": model, "prompt": _ORDINARY})
+    if answer.status_code != 200:
+        return 0
+    try:
+        largest = max(answer.json()["tokens"])
+    except (LookupError, ValueError, TypeError):
+        return 0
+    return largest if isinstance(largest, int) and largest >= _SMALLEST_VOCAB else 0
 
 
 def _report(
@@ -182,6 +235,7 @@ def _report(
     parameters: dict[str, Any],
 ) -> None:
     report.print_table(console, summaries)
+    report.print_first_error(console, runs)
     if json_file is not None:
         report.write_json(json_file, summaries, parameters)
         console.print(f"figures: {json_file}")
@@ -192,7 +246,8 @@ def _report(
 
 def _parameters(given: dict[str, Any]) -> dict[str, Any]:
     names = (
-        "model", "chat", "requests", "concurrency", "rates", "burstiness", "input_tokens", "output_tokens", "spread", "prompts",
-        "trace", "time_scale", "max_input_tokens", "max_output_tokens", "temperature", "ignore_eos", "warmup", "seed",
+        "model", "chat", "requests", "concurrency", "rates", "burstiness", "input_tokens", "output_tokens", "spread",
+        "prompts", "trace", "rate_curve", "pool", "time_scale", "max_input_tokens", "max_output_tokens", "temperature",
+        "ignore_eos", "warmup", "seed",
     )  # fmt: skip
     return {name: str(value) if isinstance(value := given[name], Path) else value for name in names}

@@ -1,17 +1,18 @@
 """`baton chat`: talk to any OpenAI endpoint in the terminal; with input from a pipe, one prompt a line."""
 
-import contextlib
 import json
 import readline
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Annotated, Any
 
 import httpx
 import typer
 from rich.console import Console
 
-from core.errors import ConfigError
+from baton.bench.sse import DONE, SseReader, error_message
+from core.errors import ConfigError, RequestError
 
 _HELP = "/clear forgets the conversation, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 
@@ -22,34 +23,42 @@ def chat(
     ] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="Model name (default: the first that the endpoint lists).")] = "",
     system: Annotated[str, typer.Option(help="System message.")] = "",
-    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
-    max_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY")] = "",
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="Sampling temperature (default: the server's).")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 256,
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
 ) -> None:
     """Chat with a model, streaming."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     base = base_url.rstrip("/").removesuffix("/v1")
-    with httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=600)) as http:
-        name = model or _first_model(http, base)
-        options: dict[str, Any] = {"model": name, "max_tokens": max_tokens}
-        if temperature is not None:
-            options["temperature"] = temperature
-        _converse(http, options, [{"role": "system", "content": system}] if system else [])
+    try:
+        with httpx.Client(base_url=base, headers=headers, timeout=httpx.Timeout(10, read=600)) as http:
+            options: dict[str, Any] = {"model": model or _first_model(http, base), "max_tokens": max_tokens}
+            if temperature is not None:
+                options["temperature"] = temperature
+            opening = [{"role": "system", "content": system}] if system else []
+            num_failed = _converse(http, options, opening)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{base_url} is no URL: {error}") from None
+    if num_failed and not sys.stdin.isatty():
+        raise typer.Exit(1)
 
 
-def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[str, str]]) -> None:
-    console = Console(highlight=False)
+def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[str, str]]) -> int:
+    """Until the input ends; the number of prompts that were not answered."""
+    console = Console(highlight=False, markup=False)
     interactive = sys.stdin.isatty()
     if interactive:
         readline.set_history_length(1000)  # importing readline gives input() line editing
-        console.print(f"[bold]{options['model']}[/] at {http.base_url}   {_HELP}")
-    history = list(opening)
+        console.print(f"{options['model']} at {http.base_url}   {_HELP}")
+    history, num_failed = list(opening), 0
     for prompt in _prompts(interactive):
         match prompt.strip():
             case "":
                 continue
             case "/exit" | "/quit":
-                return
+                break
             case "/help":
                 console.print(_HELP)
                 continue
@@ -58,18 +67,16 @@ def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[st
                 continue
             case _:
                 pass
-        history.append({"role": "user", "content": prompt})
-        answer = ""
+        asked = {"role": "user", "content": prompt}
         try:
-            for piece in _stream(http, {**options, "messages": history}):
-                answer += piece
-                print(piece, end="", flush=True)
-        except KeyboardInterrupt:
-            console.print(" [dim](stopped)[/]", end="")
-        except httpx.HTTPError as error:
-            raise ConfigError(f"the endpoint is gone: {error}") from None
-        print(flush=True)
-        history.append({"role": "assistant", "content": answer})
+            answer = _answer(http, {**options, "messages": [*history, asked]}, interactive)
+        except (RequestError, httpx.HTTPError) as error:
+            num_failed += 1
+            print(f"error: {error or type(error).__name__}", file=sys.stderr, flush=True)
+            continue
+        if answer:
+            history += [asked, {"role": "assistant", "content": answer}]
+    return num_failed
 
 
 def _prompts(interactive: bool) -> Iterator[str]:
@@ -79,29 +86,53 @@ def _prompts(interactive: bool) -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
+            if not interactive:
+                raise
             print()
 
 
-def _stream(http: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
+def _answer(http: httpx.Client, body: dict[str, Any], interactive: bool) -> str:
+    """Print the answer as it comes. At a terminal, Ctrl-C ends it and leaves what has come."""
+    answer = ""
+    try:
+        with closing(_stream(http, body)) as pieces:
+            for piece in pieces:
+                answer += piece
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        if not interactive:
+            raise
+        print(" (stopped)", end="")
+    finally:
+        print(flush=True)
+    return answer
+
+
+def _stream(http: httpx.Client, body: dict[str, Any]) -> Generator[str, None, None]:
+    """The pieces of the answer. Raises RequestError with the server's own words, or httpx.HTTPError."""
     with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
         if answer.status_code != 200:
-            answer.read()
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                raise ConfigError(answer.json()["error"]["message"])
-            raise ConfigError(f"HTTP {answer.status_code}")
-        for line in answer.iter_lines():
-            if line.startswith("data: ") and line != "data: [DONE]":
-                event = json.loads(line[6:])
+            raise RequestError(f"HTTP {answer.status_code}: {error_message(answer.read())}")
+        reader = SseReader()
+        for received in answer.iter_bytes():
+            for payload in reader.feed(received):
+                if payload == DONE:
+                    return
+                event = json.loads(payload)
                 if "error" in event:
-                    raise ConfigError(event["error"]["message"])
-                for choice in event["choices"]:
-                    yield choice["delta"].get("content") or ""
+                    raise RequestError(error_message(payload))
+                for choice in event.get("choices") or ():
+                    yield (choice.get("delta") or {}).get("content") or ""
 
 
 def _first_model(http: httpx.Client, base: str) -> str:
     try:
         answer = http.get("/v1/models")
         answer.raise_for_status()
-        return answer.json()["data"][0]["id"]
-    except (httpx.HTTPError, KeyError, IndexError, ValueError) as error:
+        return str(answer.json()["data"][0]["id"])
+    except httpx.HTTPStatusError as error:
+        raise ConfigError(
+            f"{base}/v1/models answers {error.response.status_code}: is --api-key right?"
+        ) from None
+    except (httpx.HTTPError, LookupError, ValueError, TypeError) as error:
         raise ConfigError(f"no OpenAI endpoint answers at {base}: {error}") from None

@@ -14,8 +14,9 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import goodput, percentiles, summarise
 from baton.bench.report import draw, write_json
-from baton.bench.traces import read_trace
-from baton.bench.workload import Job, from_trace, poisson_arrivals, synthetic
+from baton.bench.sse import SseReader
+from baton.bench.traces import RateWindow, read_rate_curve, read_trace
+from baton.bench.workload import Job, curve_arrivals, from_trace, poisson_arrivals, synthetic
 from cluster.api.server import HttpServer
 from core.errors import ConfigError
 
@@ -89,6 +90,39 @@ async def test_a_dead_endpoint_is_an_error_of_the_request() -> None:
     assert record.error == "transport: ConnectError"
 
 
+async def test_broken_streams_are_failures_of_their_request_alone() -> None:
+    app = FastAPI()
+    streams = {
+        "cut": 'data: {"choices": [{"text": "x"}]}\n\n',
+        "garbage": "data: {oops\n\n",
+        "error": 'data: {"error": {"message": "died"}}\n\ndata: [DONE]\n\n',
+        "no text": 'data:{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}\n\ndata:[DONE]\n\n',
+        "nothing": "data: [DONE]\n\n",
+    }
+
+    @app.post("/v1/completions", response_model=None)
+    async def completions(body: dict[str, Any]) -> StreamingResponse:
+        return StreamingResponse(iter([streams[body["prompt"]]]))
+
+    records = await run(app, [Job(name, 1) for name in streams])
+    assert [r.error for r in records] == [
+        "stream cut short",
+        "malformed event",
+        "error in the stream",
+        "",
+        "no token",
+    ]
+
+
+def test_events_are_found_wherever_the_bytes_are_cut() -> None:
+    raw = 'data: {"a": "\u2028é"}\r\n\r\n: comment\n\ndata:[DONE]\n\n'.encode()
+    for size in range(1, 9):
+        reader = SseReader()
+        pieces = [raw[i : i + size] for i in range(0, len(raw), size)]
+        got = [payload for piece in pieces for payload in reader.feed(piece)]
+        assert got == ['{"a": "\u2028é"}'.encode(), b"[DONE]"]
+
+
 def made_up(ttft_s: float, gaps: list[float], error: str = "") -> Record:
     times = [ttft_s]
     for gap in gaps:
@@ -104,6 +138,7 @@ def test_figures_of_made_up_records_are_exact() -> None:
     assert summary.tpot_ms["p99"] == pytest.approx(100)
     assert summary.attainment == pytest.approx(1 / 3)
     assert summary.errors == {"HTTP 500": 1}
+    assert summary.slo_requests_per_s == pytest.approx(summary.attainment * 3 / summary.duration_s)
     assert percentiles([float(i) for i in range(1, 101)]) == {"mean": 50.5, "p50": 50, "p90": 90, "p99": 99}
 
 
@@ -124,6 +159,25 @@ def test_poisson_arrivals_have_their_rate_and_burstiness() -> None:
     assert mean == pytest.approx(0.2, rel=0.03)
     assert variation == pytest.approx(1.0, rel=0.1)
     assert poisson_arrivals(5, 5.0, 1.0, seed=1) == times[:5]
+
+
+def test_arrivals_follow_a_rate_curve(tmp_path: Path) -> None:
+    path = tmp_path / "rates.csv"
+    path.write_text(
+        "pool,window_start_s,aggregate_rps,active_clients\na,0,1,2\nb,600,3,2\nb,0,1,2\nb,1200,0,2\na,600,1,2\n"
+    )
+    windows = read_rate_curve(path, "b")
+    assert windows == [RateWindow(0, 600, 1), RateWindow(600, 600, 3), RateWindow(1200, 600, 0)]
+    times = curve_arrivals(windows, 4000, seed=1)
+    assert times == sorted(times)
+    assert times[-1] < 1200
+    assert sum(t < 600 for t in times) == pytest.approx(1000, rel=0.1)
+    assert sum(600 <= t < 900 for t in times) == pytest.approx(1500, rel=0.1)
+    assert len(read_rate_curve(path)) == 2
+    with pytest.raises(ConfigError, match="its pools: a, b"):
+        read_rate_curve(path, "c")
+    with pytest.raises(ConfigError, match="use it as --rate-curve"):
+        read_trace(path)
 
 
 TRACES = {
@@ -158,18 +212,46 @@ def test_mooncakes_groups_are_spread_and_prefixes_are_shared(tmp_path: Path) -> 
     assert all(job.prompt[:512] == jobs[0].prompt[:512] for job in jobs)
     assert len({tuple(job.prompt) for job in jobs}) == 8
     assert {(len(job.prompt), job.max_tokens) for job in jobs} == {(800, 5)}
+    other = from_trace(rows, 8, 1.0, 800, 5, vocab_size=1000, seed=0, run=1)
+    assert all(a.prompt[:16] != b.prompt[:16] for a in jobs for b in other), (
+        "another run must find nothing cached"
+    )
     text = from_trace(rows, 2, 1.0, 800, 5, vocab_size=0, seed=0)
     assert text[0].prompt.split()[:512] == text[1].prompt.split()[:512]
 
 
+def test_shared_blocks_of_sixteen_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(TRACES["sharegpt.jsonl"])
+    one, two = from_trace(read_trace(path), 2, 1.0, 1000, 10, vocab_size=1000, seed=0)
+    assert (len(one.prompt), len(two.prompt)) == (30, 20)
+    assert one.prompt[:16] == two.prompt[:16]
+    assert one.prompt[16:20] != two.prompt[16:20]
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces lie beside the project, where there are any")
 @pytest.mark.parametrize(
-    ("name", "count"), [("mooncake_fast25_conversation.jsonl.gz", 12031), ("azure2023_code.csv.gz", 8819)]
+    ("name", "count", "minutes"),
+    [
+        ("mooncake_fast25_conversation.jsonl.gz", 12031, 59),
+        ("azure2023_code.csv.gz", 8819, 57),
+        ("azure2023_conv.csv.gz", 19366, 58),
+        ("servegen_deepseek-r1_1h.csv.gz", 126485, 60),
+        ("sharegpt_llama31_300req_blk16.jsonl.gz", 300, 29 / 60),
+    ],
 )
-def test_real_traces_have_their_known_sizes(name: str, count: int) -> None:
+def test_real_traces_have_their_known_sizes(name: str, count: int, minutes: float) -> None:
     rows = read_trace(SHARED / name)
     assert len(rows) == count
-    assert 55 * 60 < rows[-1].arrival_s < 61 * 60
+    assert rows[-1].arrival_s / 60 == pytest.approx(minutes, rel=0.03)
+    assert {row.prefix_block_tokens for row in rows} <= {0, 16 if "blk16" in name else 512}
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the real traces lie beside the project, where there are any")
+def test_real_rate_curves() -> None:
+    windows = read_rate_curve(SHARED / "servegen_rate_curves_10min.csv.gz", "reason/deepseek-r1")
+    assert len(windows) == 144
+    assert {window.duration_s for window in windows} == {600}
 
 
 def test_what_is_no_trace_is_said_in_a_line(tmp_path: Path) -> None:

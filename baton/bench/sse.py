@@ -1,0 +1,27 @@
+"""The OpenAI wire as a client reads it: server-sent events and error messages. Pure.
+
+Lines end at newlines alone: a JSON string may hold other characters that `str.splitlines` would break it at."""
+
+import json
+
+DONE = b"[DONE]"
+
+
+class SseReader:
+    """Bytes in, the payload of each complete `data:` line out."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """The payloads that `piece` completes, without surrounding blanks."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+
+def error_message(body: bytes) -> str:
+    """The message of an OpenAI-shaped error, or the beginning of whatever it is."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
