@@ -125,7 +125,7 @@ class LLM:
         request = Request(
             frontend.new_request_id(), ids, params, frontend.address, Slo("batch", 3600.0, 10.0, -1)
         )
-        stream = TextStream(self.tokenizer, ids, stop=stop)
+        stream = TextStream(self.tokenizer, ids, stop, min_tokens=params.min_tokens)
         text, tokens, finish = "", [], FinishReason.STOP
         source = frontend.generate(request)
         try:

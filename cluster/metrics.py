@@ -18,6 +18,10 @@ class IngressMetrics:
         self.cancelled = Counter(
             "baton_requests_cancelled", "Sequences whose client went away", registry=registry
         )
+        self.rejected = Counter("baton_requests_rejected", "Sequences refused for load", registry=registry)
+        self.failed = Counter(
+            "baton_requests_failed", "Sequences that ended in another error", registry=registry
+        )
         self.prompt_tokens = Counter("baton_prompt_tokens", "Prompt tokens accepted", registry=registry)
         self.output_tokens = Counter("baton_output_tokens", "Tokens delivered to clients", registry=registry)
         self.ttft_s = Histogram(

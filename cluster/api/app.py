@@ -1,18 +1,20 @@
 """The FastAPI application: routes, keys, limits, and one place where errors become responses."""
 
+import asyncio
 import hmac
 import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cluster.api import params, schema
 from cluster.api.choices import Choice, ChoiceRunner
@@ -30,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _OPEN_ROUTES = ("/health", "/ready")
 _CLIENT_GONE = 499
+_INLINE_BYTES = 8192
+"""Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
+
+T = TypeVar("T")
 
 
 def create_app(
@@ -59,7 +65,10 @@ def create_app(
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{http.method} {http.url.path}: {error.detail}"
-        return error_response(RequestError(message, status=error.status_code), _request_id(http))
+        request_id = _request_id(http)
+        response = error_response(RequestError(message, status=error.status_code), request_id)
+        response.headers.update({**(error.headers or {}), "X-Request-Id": request_id})
+        return response
 
     app.add_exception_handler(HTTPException, on_http_error)
     return app
@@ -83,15 +92,15 @@ class _Api:
 
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
-            request.state.request_id = request_id
+            request.state.request_id, request.state.arrival_s = request_id, time.monotonic()
             try:
                 if path not in _OPEN_ROUTES:
                     self._check_key(request)
                 response = await handler(request)
-            except ClientGone:
+            except (ClientGone, ClientDisconnect):
                 response = Response(status_code=_CLIENT_GONE)
             except BatonError as error:
-                log.info("request %s is refused: %s", request_id, error)
+                log.info("request %s is refused: %.500s", request_id, error)
                 response = error_response(error, request_id)
             except Exception as error:
                 log.exception("request %s failed", request_id)
@@ -106,25 +115,22 @@ class _Api:
         body = schema.validate(schema.ChatRequest, await self._body(http))
         params.check_model(body.model, self._settings)
         n = params.check_count(body, 1, self._settings)
-        prompt = params.chat_prompt(body, self._tokenizer)
-        if not prompt:
-            raise RequestError("the conversation renders to no tokens", field="messages")
+        prompt = await _aside(http, lambda: params.chat_prompt(body, self._tokenizer))
         choices = self._choices(http, body, [prompt], n)
-        usage = bool(body.stream_options and body.stream_options.include_usage)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
             int(time.time()),
             body.model,
             self._tokenizer,
             bool(body.logprobs),
-            usage,
+            body.wants_usage,
         )
         return await self._answer(http, body, choices, 1, shape)
 
     async def completions(self, http: HttpRequest) -> Response:
         body = schema.validate(schema.CompletionRequest, await self._body(http))
         params.check_model(body.model, self._settings)
-        prompts = params.completion_prompts(body, self._tokenizer, self._settings)
+        prompts = await _aside(http, lambda: params.completion_prompts(body, self._tokenizer, self._settings))
         n = params.check_count(body, len(prompts), self._settings)
         choices = self._choices(http, body, prompts, n)
         echoes: dict[int, str] = {}
@@ -135,14 +141,13 @@ class _Api:
                 )
                 for c in choices
             }
-        usage = bool(body.stream_options and body.stream_options.include_usage)
         shape = CompletionShape(
             f"cmpl-{uuid.uuid4().hex}",
             int(time.time()),
             body.model,
             self._tokenizer,
             body.logprobs is not None,
-            usage,
+            body.wants_usage,
             echoes=echoes,
         )
         return await self._answer(http, body, choices, len(prompts), shape)
@@ -159,11 +164,7 @@ class _Api:
         params.check_model(body.model, self._settings)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", field="prompt")
-        if body.messages is not None:
-            messages = [message.plain() for message in body.messages]
-            ids = self._tokenizer.chat_template(messages, add_generation_prompt=body.add_generation_prompt)
-        else:
-            ids = self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        ids = await _aside(http, lambda: params.tokenized(body, self._tokenizer))
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._settings.max_context_tokens}
         )
@@ -173,7 +174,8 @@ class _Api:
         params.check_model(body.model, self._settings)
         if body.tokens and max(body.tokens) >= self._settings.vocab_size:
             raise RequestError(f"token id {max(body.tokens)} is outside the vocabulary", field="tokens")
-        return JSONResponse({"prompt": self._tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        text = await _aside(http, lambda: self._tokenizer.decode(body.tokens, skip_special_tokens=False))
+        return JSONResponse({"prompt": text})
 
     async def health(self, http: HttpRequest) -> Response:
         return JSONResponse({"status": "alive"})
@@ -197,8 +199,7 @@ class _Api:
     ) -> Response:
         if not body.stream:
             return await whole(http, self._runner, choices, num_prompts, shape)
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        source = events(self._runner, choices, num_prompts, shape, include_usage, http.state.request_id)
+        source = events(self._runner, choices, num_prompts, shape, body.wants_usage, http.state.request_id)
         return await streamed(http, source)
 
     def _choices(
@@ -217,7 +218,7 @@ class _Api:
                     reply_to=self._generator.address,
                     slo=slo,
                     salt=body.cache_salt,
-                    arrival_s=time.monotonic(),
+                    arrival_s=http.state.arrival_s,
                 )
                 text = TextStream(
                     self._tokenizer,
@@ -225,6 +226,7 @@ class _Api:
                     body.stops,
                     skip_special_tokens=body.skip_special_tokens,
                     include_stop=body.include_stop_str_in_output,
+                    min_tokens=body.min_tokens,
                 )
                 choices.append(Choice(len(choices), request, text))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
@@ -241,6 +243,7 @@ class _Api:
             data += piece
             if len(data) > limit:
                 raise RequestError(f"the body exceeds {limit} bytes", status=413)
+        http.state.num_bytes = len(data)
         return schema.parse_json(bytes(data))
 
     def _check_key(self, http: HttpRequest) -> None:
@@ -248,7 +251,7 @@ class _Api:
         if not keys:
             return
         scheme, _, given = http.headers.get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key.encode()) for key in keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise RequestError(
                 "a valid API key is required: Authorization: Bearer <key>", status=401, code="invalid_api_key"
@@ -262,6 +265,11 @@ class _Api:
             "owned_by": "baton",
             "max_model_len": self._settings.max_context_tokens,
         }
+
+
+async def _aside(http: HttpRequest, work: Callable[[], T]) -> T:
+    """`work` on the body that was read, on a thread where it is long."""
+    return work() if http.state.num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
 
 
 def _request_id(http: HttpRequest) -> str:

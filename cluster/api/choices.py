@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cluster.api.detokenize import TextStream
 from cluster.api.generator import ChatTokenizer, Generator
 from cluster.metrics import IngressMetrics
+from core.errors import Overloaded
 from core.types import FinishReason, Request, TokenOut
 
 
@@ -71,28 +72,38 @@ class ChoiceRunner:
 
     async def _one(self, choice: Choice) -> AsyncGenerator[Piece, None]:
         metrics, text = self._metrics, choice.text
-        started = last = time.monotonic()
+        last: float | None = None
         finished = False
         metrics.running.inc()
-        metrics.prompt_tokens.inc(len(choice.request.prompt))
         try:
             async with aclosing(self._generator.generate(choice.request)) as tokens:
                 async for token in tokens:
                     now = time.monotonic()
-                    (metrics.ttft_s if last == started else metrics.itl_s).observe(now - last)
+                    if last is None:
+                        metrics.prompt_tokens.inc(len(choice.request.prompt))
+                        metrics.ttft_s.observe(now - choice.request.arrival_s)
+                    else:
+                        metrics.itl_s.observe(now - last)
                     metrics.output_tokens.inc()
                     last = now
                     piece = _piece(choice, text, token)
-                    finished = piece.finish is not None
+                    if finished := piece.finish is not None:
+                        metrics.e2e_s.observe(now - choice.request.arrival_s)
                     yield piece
                     if finished:
-                        break
+                        return
+        except Overloaded:
+            metrics.rejected.inc()
+            raise
+        except Exception:
+            metrics.failed.inc()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if not finished:
+                metrics.cancelled.inc()
+            raise
         finally:
             metrics.running.dec()
-            if finished:
-                metrics.e2e_s.observe(time.monotonic() - started)
-            else:
-                metrics.cancelled.inc()
 
 
 def _piece(choice: Choice, text: TextStream, token: TokenOut) -> Piece:

@@ -1,17 +1,24 @@
-"""Tokens to text, as they come: never half a character, and stop strings found across token boundaries."""
+"""Tokens to text, as they come: never half a character, and stop strings found across token boundaries.
+
+Invariant: the pieces of a sequence join to what decoding all its tokens at once would give (behind its prompt)."""
 
 from collections.abc import Sequence
 
 from core.ports import TokenCodec
 
 _UNFINISHED = "\ufffd"
-_CONTEXT_TOKENS = 4
+_PROMPT_TOKENS = 4
+_MAX_CHARACTER_TOKENS = 4
 _MAX_PENDING_TOKENS = 8
 """No character needs more; what is unreadable beyond that stays so."""
+_WINDOW_TOKENS = 16
+"""Tokens decoded at once. A long window is cut rarely, so that most tokens cost one call of the tokenizer."""
 
 
 class TextStream:
-    """The text of one sequence. `push` returns what is safe to show; `stopped` says that a stop string was found."""
+    """The text of one sequence. `push` returns what is safe to show; `stopped` is the stop string that was found.
+
+    Stop strings count only in text that begins after `min_tokens` output tokens."""
 
     def __init__(
         self,
@@ -21,55 +28,31 @@ class TextStream:
         *,
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        self._tokenizer, self._stop = tokenizer, tuple(stop)
-        self._skip, self._include_stop = skip_special_tokens, include_stop
-        # A few prompt tokens are decoded along, since a token's text can depend on the one before it (leading spaces).
-        self._ids = list(prompt[-_CONTEXT_TOKENS:])
-        self._shown = len(self._ids)
+        self._stop, self._include_stop = tuple(stop), include_stop
+        self._tokens_before_stop = min_tokens
+        self._letters = _Letters(tokenizer, prompt, skip_special_tokens)
         self._held = ""
         self.stopped: str | None = None
 
     def push(self, token: int) -> str:
-        self._ids.append(token)
-        return self._check_stop(self._decode_new())
+        new = self._letters.push(token)
+        if not self._stop:
+            return new
+        if self._tokens_before_stop > 0:
+            self._tokens_before_stop -= 1
+            return new
+        return self._cut(new, final=False) if new else ""
 
     def finish(self) -> str:
         """What was held back, when no more tokens come."""
         if self.stopped is not None:
             return ""
-        before, text = self._window(self._shown), self._window(len(self._ids))
-        tail, self._held = self._held, ""
-        self._shown = len(self._ids)
-        return self._cut(tail + text[len(before) :], final=True)
+        return self._cut(self._letters.finish(), final=True)
 
-    def _window(self, end: int) -> str:
-        return self._tokenizer.decode(self._ids[:end], skip_special_tokens=self._skip)
-
-    def _decode_new(self) -> str:
-        before, text = self._window(self._shown), self._window(len(self._ids))
-        end = len(self._ids)
-        if text.endswith(_UNFINISHED):
-            if end - self._shown < _MAX_PENDING_TOKENS:
-                return ""
-            for cut in range(1, _CONTEXT_TOKENS):
-                shorter = self._window(end - cut)
-                if not shorter.endswith(_UNFINISHED):
-                    text, end = shorter, end - cut
-                    break
-        new = text[len(before) :]
-        drop = max(0, end - _CONTEXT_TOKENS)
-        self._ids = self._ids[drop:]
-        self._shown = end - drop
-        return new
-
-    def _check_stop(self, new: str) -> str:
-        if not self._stop or not new:
-            return new
+    def _cut(self, new: str, *, final: bool) -> str:
         text, self._held = self._held + new, ""
-        return self._cut(text, final=False)
-
-    def _cut(self, text: str, *, final: bool) -> str:
         found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
         if found:
             at, self.stopped = min(found, key=lambda pair: (pair[0], -len(pair[1])))
@@ -84,3 +67,75 @@ class TextStream:
 def _overlap(text: str, stop: str) -> int:
     """How many of the text's last characters could be the beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+
+
+class _Letters:
+    """Whole characters out of tokens.
+
+    A token's text depends on its neighbours: a leading space is dropped from the first, and byte tokens of one run that is
+    no UTF-8 are unreadable together. So the window of tokens that is decoded begins where a piece of text began, never
+    inside a character."""
+
+    def __init__(self, tokenizer: TokenCodec, prompt: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self._ids = self._tail(prompt)
+        self._shown = len(self._ids)
+        """Tokens of the window whose text is out, and that text:"""
+        self._before = self._decode(self._ids)
+        self._piece_start = 0
+        """Where in the window the latest piece begins."""
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        if not text.endswith(_UNFINISHED):
+            return self._show(text, len(self._ids))
+        if len(self._ids) - self._shown < _MAX_PENDING_TOKENS:
+            return ""
+        return self._show(*self._readable(text))
+
+    def finish(self) -> str:
+        return self._show(self._decode(self._ids), len(self._ids))
+
+    def _readable(self, text: str) -> tuple[str, int]:
+        """The most of the window that leaves a possible last character whole: its text, and its number of tokens."""
+        for end in range(len(self._ids) - _MAX_CHARACTER_TOKENS + 1, len(self._ids)):
+            part = self._decode(self._ids[:end])
+            if text.startswith(part) and len(part) > len(self._before):
+                return part, end
+        return text, len(self._ids)
+
+    def _show(self, text: str, end: int) -> str:
+        before = self._before
+        new = text[len(before) if text.startswith(before) else _num_common(before, text) :]
+        if not new and (before or end > _WINDOW_TOKENS):
+            # Skipped special tokens: the window would grow without end under ignore_eos.
+            del self._ids[self._shown : end]
+            return ""
+        self._piece_start, self._shown, self._before = self._shown, end, text
+        if end > _WINDOW_TOKENS and self._piece_start > 0:
+            self._forget(self._piece_start)
+        return new
+
+    def _forget(self, start: int) -> None:
+        before = self._decode(self._ids[start : self._shown])
+        if before:
+            self._ids = self._ids[start:]
+            self._shown, self._before, self._piece_start = self._shown - start, before, 0
+
+    def _tail(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt's last tokens, from the beginning of a character on."""
+        for num in range(_PROMPT_TOKENS, _PROMPT_TOKENS + _MAX_CHARACTER_TOKENS):
+            tail = list(prompt[-num:])
+            if not self._decode(tail).startswith(_UNFINISHED):
+                return tail
+        return list(prompt[-_PROMPT_TOKENS:])
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+
+
+def _num_common(one: str, other: str) -> int:
+    """The length of the common beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

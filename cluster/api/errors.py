@@ -1,11 +1,14 @@
 """Errors in the shape that OpenAI's clients understand."""
 
+import math
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from core.errors import Overloaded, ReplicaLost, RequestError
 
+_MAX_TEXT = 500
+"""What clients sent may stand in a message, but not all of it."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -13,7 +16,9 @@ def error_body(
     message: str, status: int, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    if len(message) > _MAX_TEXT:
+        message = message[:_MAX_TEXT] + "…"
+    return {"error": {"message": message, "type": kind, "param": param and param[:_MAX_TEXT], "code": code}}
 
 
 def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -22,7 +27,7 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
         case RequestError():
             return error.status, error_body(error.message, error.status, error.field, error.code), {}
         case Overloaded():
-            after = str(max(1, round(error.retry_after_s)))
+            after = str(max(1, math.ceil(error.retry_after_s)))
             return 429, error_body(error.message, 429, code="overloaded"), {"Retry-After": after}
         case ReplicaLost():
             return 503, error_body(str(error), 503, code="unavailable"), {"Retry-After": "1"}

@@ -5,12 +5,19 @@ from dataclasses import dataclass, field
 from secrets import randbits
 
 from cluster.api.generator import ChatTokenizer
-from cluster.api.schema import ChatRequest, Common, CompletionRequest
+from cluster.api.schema import ChatRequest, Common, CompletionRequest, TokenizeRequest
 from core.errors import RequestError
 from core.types import SamplingParams, Slo
 
 _COMPLETION_DEFAULT_TOKENS = 16
+_MAX_ID_DIGITS = 12
 _SEED_MASK = 2**63 - 1
+_TEMPLATE_RESERVED = {
+    *("messages", "conversation", "tools", "documents", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+    *("tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+}
+"""What a client may not set through chat_template_kwargs; above all not the template, which is a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +54,30 @@ def choose_slo(name: str | None, settings: ApiSettings) -> Slo:
 
 
 def chat_prompt(body: ChatRequest, tokenizer: ChatTokenizer) -> tuple[int, ...]:
-    return tuple(
+    """Raises RequestError."""
+    arguments = body.chat_template_kwargs or {}
+    if reserved := _TEMPLATE_RESERVED.intersection(arguments):
+        raise RequestError(
+            f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
+        )
+    prompt = tuple(
         tokenizer.chat_template(
             [message.plain() for message in body.messages],
             add_generation_prompt=body.add_generation_prompt,
-            **(body.chat_template_kwargs or {}),
+            **arguments,
         )
     )
+    if not prompt:
+        raise RequestError("the conversation renders to no tokens", field="messages")
+    return prompt
+
+
+def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer) -> list[int]:
+    """Raises RequestError."""
+    if body.messages is None:
+        return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+    messages = [message.plain() for message in body.messages]
+    return tokenizer.chat_template(messages, add_generation_prompt=body.add_generation_prompt)
 
 
 def completion_prompts(
@@ -161,9 +185,11 @@ def _num_logprobs(body: Common) -> int:
 def _logit_bias(bias: Mapping[str, float], settings: ApiSettings) -> tuple[tuple[int, float], ...]:
     pairs: list[tuple[int, float]] = []
     for name, value in bias.items():
-        if not name.isascii() or not name.isdigit():
+        if not (name.isascii() and name.isdigit() and len(name) <= _MAX_ID_DIGITS):
             raise RequestError(f"logit_bias: {name!r} is no token id", field="logit_bias")
         pairs.append((_in_vocabulary(int(name), "logit_bias", settings), value))
+    if len(dict(pairs)) < len(pairs):
+        raise RequestError("logit_bias names one token id twice", field="logit_bias")
     return tuple(pairs)
 
 

@@ -119,8 +119,9 @@ class EventResponse(StreamingResponse):
         self._first, self._rest = first, rest
 
     async def stream_response(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         async with contextlib.aclosing(self._rest) as rest:
+            await send(start)
             await send({"type": "http.response.body", "body": self._first.encode(), "more_body": True})
             async for event in rest:
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from core.errors import RequestError
 
@@ -14,6 +14,20 @@ M = TypeVar("M", bound=BaseModel)
 Probability = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+TokenNumber = Annotated[int, Field(ge=0)]
+# A list ends at its first bad item: a million complaints would hold up everybody's tokens while they are written.
+Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True)]
+MAX_BIASES = 1024
+
+
+def _not_too_many(biases: Any) -> Any:
+    """Counts before the items are looked at, for the same reason."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"{len(biases)} token ids exceed the limit of {MAX_BIASES}")
+    return biases
+
+
+Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 
 
 class _Strict(BaseModel):
@@ -21,7 +35,9 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    include_usage: bool = False
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class Common(_Strict):
@@ -36,12 +52,12 @@ class Common(_Strict):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Biases | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     n: Annotated[int, Field(ge=1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    stop_token_ids: Annotated[list[TokenNumber], Field(fail_fast=True)] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -49,6 +65,10 @@ class Common(_Strict):
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     """Prefixes are shared only among requests with equal salts."""
+
+    @property
+    def wants_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -62,18 +82,29 @@ class TextPart(_Strict):
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: str | None = None
     tool_call_id: str | None = None
+    # Clients send answers back as they got them, with these fields empty.
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
     def plain(self) -> dict[str, str]:
+        """As chat templates know it. `developer` is OpenAI's newer word for `system`, which templates would drop."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         extra = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        return {"role": self.role, "content": text, **extra}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text, **extra}
+
+
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
 class ChatRequest(Common):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -81,11 +112,13 @@ class ChatRequest(Common):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-Ids = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
-
-
 class CompletionRequest(Common):
-    prompt: str | Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[Ids], Field(min_length=1)]
+    prompt: (
+        str
+        | Ids
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+    )
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -94,14 +127,14 @@ class CompletionRequest(Common):
 class TokenizeRequest(_Strict):
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
 
 class DetokenizeRequest(_Strict):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[TokenNumber], Field(fail_fast=True)]
 
 
 Neutral = Callable[[Any], bool]
@@ -190,16 +223,25 @@ def validate(kind: type[M], body: Mapping[str, Any]) -> M:
         raise _explain(error) from None
 
 
+def _is_branch(part: int | str) -> bool:
+    """Is this how pydantic names a branch of a union, which no client knows?"""
+    return isinstance(part, str) and (
+        part in ("str", "none") or part.startswith(("list[", "dict[", "constrained", "function-", "literal["))
+    )
+
+
 def _explain(error: ValidationError) -> RequestError:
     """The deepest complaint: of a union's branches the one that came furthest."""
-    worst = max(error.errors(include_url=False, include_context=False), key=lambda e: len(e["loc"]))
-    path = [
-        part
-        for part in worst["loc"]
-        if isinstance(part, int) or not part.startswith(("list[", "constrained", "function-"))
-    ]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    worst = max(errors, key=lambda e: len(e["loc"]))
+    path = [part for part in worst["loc"] if not _is_branch(part)]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     name = str(worst["loc"][0])
     missing = worst["type"] == "missing"
-    text = f"{name!r} is required" if missing and len(path) == 1 else f"{where}: {worst['msg']}"
+    if missing and len(path) == 1:
+        text = f"{name!r} is required"
+    elif worst["type"] in ("extra_forbidden", "none_required") or path[-1] in ("tool_calls", "annotations"):
+        text = f"{where} is not supported"
+    else:
+        text = f"{where}: {worst['msg'].removeprefix('Value error, ')}"
     return RequestError(text, field=name, code="missing_required_parameter" if missing else None)

@@ -147,8 +147,13 @@ class CompletionShape(_Base):
                 continue
             out["tokens"].append(self._token_text(piece.token.token))
             out["token_logprobs"].append(piece.token.logprob)
-            out["top_logprobs"].append({self._token_text(i): value for i, value in piece.token.top})
+            out["top_logprobs"].append(self._top(piece.token))
             out["text_offset"].append(offset)
             offset += len(piece.text)
         self._offsets[index] = offset
         return out
+
+    def _top(self, token: TokenOut) -> dict[str, float | None]:
+        """The drawn token is always among them, so there may be one more than the client asked for."""
+        likeliest = {self._token_text(i): value for i, value in token.top}
+        return {**likeliest, self._token_text(token.token): token.logprob}

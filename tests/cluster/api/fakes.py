@@ -1,8 +1,12 @@
 """A generator that answers with a given text, and a tokenizer of 256 bytes plus an end token."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
+
+from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
 
 from core.errors import RequestError
 from core.messages import Status
@@ -18,7 +22,11 @@ class ByteTokenizer:
     eos_token_id = END
     vocab_size = 257
 
+    def __init__(self) -> None:
+        self.encoded_on: list[threading.Thread] = []
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.encoded_on.append(threading.current_thread())
         return list(text.encode())
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -34,6 +42,47 @@ class ByteTokenizer:
         return self.encode(text + ("assistant: " if add_generation_prompt else ""))
 
 
+class FastTokenizer:
+    """A tokenizer of the tokenizers library as a core.ports.TokenCodec."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self._inner = inner
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+
+def byte_level_tokenizer() -> FastTokenizer:
+    """As of GPT-2, Llama 3 and Qwen: bytes and a few merges, one of which ends inside a character."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ((mapped, _),) = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("한")
+    first, second, _ = mapped
+    merges = [("a", "b"), ("\u0120", "a"), (first, second)]
+    vocab = {piece: i for i, piece in enumerate([*letters, *("".join(pair) for pair in merges)])}
+    inner = Tokenizer(BPE(vocab=vocab, merges=merges))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    return FastTokenizer(inner)
+
+
+def byte_fallback_tokenizer() -> FastTokenizer:
+    """As of Llama 2, Mistral and Gemma: words with a leading mark for the space, bytes for what is in no word."""
+    words = ["\u2581", "a", "b", "\u2581a", "\u2581b", "\u2581ab", "ab", "\u754c"]
+    merges = [("\u2581", "a"), ("\u2581", "b"), ("a", "b"), ("\u2581", "ab")]
+    vocab = {piece: i for i, piece in enumerate(["<unk>", *(f"<0x{i:02X}>" for i in range(256)), *words])}
+    inner = Tokenizer(BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>"))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return FastTokenizer(inner)
+
+
 class FakeGenerator:
     """Emits `text` byte by byte, then the end token; remembers what it was asked and what became of it."""
 
@@ -47,6 +96,7 @@ class FakeGenerator:
         self.finished: list[str] = []
         self.count = 0
         self.ready_answer = (True, "")
+        self.stall_at: int | None = None
 
     def new_request_id(self) -> str:
         self.count += 1
@@ -66,17 +116,17 @@ class FakeGenerator:
             for index, token in enumerate(ids):
                 if self.fail_at and self.fail_at[0] == index:
                     raise self.fail_at[1]
+                if self.stall_at == index:
+                    await asyncio.Event().wait()
                 if self.pause_s:
                     await asyncio.sleep(self.pause_s)
                 stop = token in request.sampling.stop_token_ids
                 last = index + 1 >= request.sampling.max_tokens
                 finish = FinishReason.STOP if stop else FinishReason.LENGTH if last else None
-                top = ((token, -0.5), (65, -1.5)) if request.sampling.num_logprobs > 0 else ()
+                top = ((token, -0.5), (65, -1.5))[: max(0, request.sampling.num_logprobs)]
                 logprob = -0.5 if request.sampling.num_logprobs >= 0 else None
                 done = finish is not None
-                yield TokenOut(
-                    request.id, 0, index, token, logprob, top[: request.sampling.num_logprobs], finish
-                )
+                yield TokenOut(request.id, 0, index, token, logprob, top, finish)
                 if done:
                     return
         finally:

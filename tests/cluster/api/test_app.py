@@ -1,41 +1,18 @@
 """The API through the openai client and raw HTTP, over a fake generator."""
 
-import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
-import openai
 import pytest
+from pydantic import ValidationError
 
-from cluster.api.app import create_app
 from cluster.api.params import ApiSettings
-from cluster.api.server import HttpServer
-from core.errors import Overloaded, ReplicaLost
-from core.types import Slo
-from tests.cluster.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
-
-SETTINGS = ApiSettings(
-    NAME, 200, 257, (END,), {"temperature": 0.5}, {"standard": Slo(), "chat": Slo("chat", 1.0, 0.05, 1)}
-)
-
-
-class Api:
-    def __init__(self, generator: FakeGenerator, settings: ApiSettings = SETTINGS) -> None:
-        self.generator = generator
-        self.app = create_app(generator, ByteTokenizer(), settings)
-        transport = httpx.ASGITransport(self.app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
-        self.openai = openai.AsyncOpenAI(
-            base_url="http://api/v1", api_key="k", http_client=self.http, max_retries=0
-        )
-
-    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return await self.http.post(
-            path, content=content, headers={"content-type": "application/json", **headers}
-        )
+from cluster.api.schema import ChatRequest, CompletionRequest, validate
+from core.errors import Overloaded, ReplicaLost, RequestError
+from tests.cluster.api.fakes import END, NAME, FakeGenerator
+from tests.cluster.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api
 
 
 @pytest.fixture
@@ -142,9 +119,6 @@ async def test_health_is_not_readiness(api: Api) -> None:
     assert answer.json()["reason"] == "no decode instance is alive"
 
 
-OK = {"model": NAME, "prompt": "x"}
-CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, b"{", 400, None),
     (COMPLETIONS, b"[]", 400, None),
@@ -175,6 +149,19 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {**OK, "logit_bias": {"x": 1}}, 400, "logit_bias"),
     (COMPLETIONS, {**OK, "logit_bias": {"5000": 1}}, 400, "logit_bias"),
     (COMPLETIONS, {**OK, "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {str(i): 0 for i in range(1025)}}, 400, "logit_bias"),
+    (COMPLETIONS, b'{"model": "fake", "prompt": "x", "top_p": 1e999}', 400, "top_p"),
+    (COMPLETIONS, {**OK, "prompt": ["a", 1]}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": [True]}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": [[]]}, 400, "prompt"),
+    (
+        COMPLETIONS,
+        {**OK, "stream": True, "stream_options": {"continuous_usage_stats": True}},
+        400,
+        "stream_options",
+    ),
     (COMPLETIONS, {**OK, "stream_options": {"include_usage": True}}, 400, "stream_options"),
     (COMPLETIONS, {**OK, "nonsense": 1}, 400, "nonsense"),
     (CHATS, {**CHAT, "messages": []}, 400, "messages"),
@@ -186,6 +173,15 @@ BAD: list[tuple[str, Any, int, str | None]] = [
         400,
         "messages",
     ),
+    (
+        CHATS,
+        {**CHAT, "messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        400,
+        "messages",
+    ),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template_kwargs"),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"add_generation_prompt": False}}, 400, "chat_template_kwargs"),
     (CHATS, {**CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
     (CHATS, {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
     (CHATS, {**CHAT, "top_logprobs": 3}, 400, "top_logprobs"),
@@ -203,6 +199,95 @@ async def test_bad_input_is_refused_by_name(
     assert error["message"]
     assert answer.headers["x-request-id"]
     assert not api.generator.requests
+
+
+def test_a_refusal_names_the_whole_path() -> None:
+    def message(body: Any) -> str:
+        with pytest.raises(RequestError) as refused:
+            validate(ChatRequest, {**CHAT, **body})
+        return refused.value.message
+
+    parts = [{"type": "image_url", "image_url": "x"}]
+    assert message({"messages": [{"role": "user", "content": parts}]}).startswith(
+        "messages[0].content[0].type: "
+    )
+    assert message({"stream_options": {"include_usage": 1}}).startswith("stream_options.include_usage: ")
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{}]}]
+    assert message({"messages": calls}) == "messages[0].tool_calls is not supported"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": [-1] * 1000}, {"prompt": [1] * 1000 + [-1]}, {**OK, "stop_token_ids": [-1] * 1000}],
+)
+def test_a_long_list_gives_no_long_list_of_complaints(body: Any) -> None:
+    """A million of them would hold the event loop for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        CompletionRequest.model_validate({**OK, **body})
+    assert refused.value.error_count() <= 4
+
+
+async def test_what_the_client_sent_is_cut_in_messages(api: Api) -> None:
+    assert len((await api.post(COMPLETIONS, {**OK, "model": "x" * 100_000})).text) < 1000
+    assert len((await api.post(COMPLETIONS, {**OK, "x" * 100_000: 1})).text) < 2000
+
+
+async def test_long_text_is_tokenised_beside_the_event_loop(api: Api) -> None:
+    api.tokenizer.encoded_on.clear()
+    await api.post("/tokenize", {"prompt": "x" * 10})
+    await api.post("/tokenize", {"prompt": "x" * 10_000})
+    assert (await api.post(COMPLETIONS, {**OK, "prompt": "x" * 10_000})).status_code == 400
+    on_loop = [thread is threading.current_thread() for thread in api.tokenizer.encoded_on]
+    assert on_loop == [True, False, False]
+
+
+async def test_an_answer_can_be_sent_back(api: Api) -> None:
+    messages: list[Any] = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "x"}]
+    answer = await api.openai.chat.completions.create(model=NAME, messages=messages)
+    messages += [answer.choices[0].message, {"role": "user", "content": "y"}]
+    await api.openai.chat.completions.create(model=NAME, messages=messages)
+    assert bytes(api.generator.requests[1].prompt).decode() == (
+        "system: be brief\nuser: x\nassistant: héllo wörld\nuser: y\nassistant: "
+    )
+
+
+async def test_the_drawn_token_is_always_among_the_likeliest(api: Api) -> None:
+    answer = await api.openai.completions.create(model=NAME, prompt="a", logprobs=0, max_tokens=1)
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.top_logprobs == [{"h": -0.5}]
+
+
+async def test_stop_strings_wait_for_min_tokens(api: Api) -> None:
+    answer = await api.post(COMPLETIONS, {**OK, "stop": "l", "min_tokens": 4})
+    assert answer.json()["choices"][0]["text"] == "hél"
+
+
+async def test_request_ids(api: Api) -> None:
+    for path in ("/health", "/nowhere"):
+        assert (await api.http.get(path, headers={"x-request-id": "mine"})).headers["x-request-id"] == "mine"
+        given = await api.http.get(path, headers={"x-request-id": "x" * 200})
+        assert 0 < len(given.headers["x-request-id"]) <= 128
+    assert (await api.http.post("/health")).headers["allow"] == "GET"
+
+
+async def test_metrics_tell_refusals_failures_and_cancellations_apart(api: Api) -> None:
+    async def count(name: str) -> float:
+        lines = (await api.http.get("/metrics")).text.splitlines()
+        return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+    api.generator.fail_at = (0, Overloaded("full", 1.0))
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_requests_rejected_total") == 1
+    assert await count("baton_prompt_tokens_total") == 0
+    api.generator.fail_at = (2, ReplicaLost("gone"))
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_requests_failed_total") == 1
+    assert await count("baton_requests_cancelled_total") == 0
+    assert await count("baton_requests_running") == 0
+    api.generator.fail_at = None
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_time_to_first_token_seconds_count") == 2
+    assert await count("baton_request_duration_seconds_count") == 1
 
 
 async def test_other_refusals_have_the_same_shape(api: Api) -> None:
@@ -230,7 +315,7 @@ async def test_keys_guard_everything_but_health_and_readiness() -> None:
 
 
 async def test_overload_and_loss_have_their_statuses(api: Api) -> None:
-    api.generator.fail_at = (0, Overloaded("12 requests are waiting", 2.6))
+    api.generator.fail_at = (0, Overloaded("12 requests are waiting", 2.1))
     answer = await api.post(COMPLETIONS, OK)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
     assert (await api.post(COMPLETIONS, {**OK, "stream": True})).status_code == 429
@@ -249,26 +334,3 @@ async def test_an_error_in_the_stream_is_an_event_and_cancels_the_other_choices(
     events = [line for line in answer.text.splitlines() if line]
     assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == "gone"
     assert sorted(api.generator.closed) == ["r1", "r2"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_goes_away_ends_the_generation(stream: bool) -> None:
-    generator = FakeGenerator("x" * 150, pause_s=0.02)
-    server = HttpServer(create_app(generator, ByteTokenizer(), SETTINGS), "127.0.0.1", 0, shared=False)
-    port = server._listener.getsockname()[1]
-    server.start()
-    body = json.dumps({**OK, "n": 2, "max_tokens": 180, "stream": stream}).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    if stream:
-        await reader.readuntil(b"data: ")
-    else:
-        await asyncio.sleep(0.1)
-    writer.close()
-    await writer.wait_closed()
-    async with asyncio.timeout(2):
-        while len(generator.closed) < 2:
-            await asyncio.sleep(0.01)
-    assert not generator.finished
-    await server.stop()

@@ -1,0 +1,37 @@
+"""The API over a fake generator, for in-process clients."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+
+from cluster.api.app import create_app
+from cluster.api.params import ApiSettings
+from core.types import Slo
+from tests.cluster.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
+
+OK = {"model": NAME, "prompt": "x"}
+CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+SETTINGS = ApiSettings(
+    NAME, 200, 257, (END,), {"temperature": 0.5}, {"standard": Slo(), "chat": Slo("chat", 1.0, 0.05, 1)}
+)
+
+
+class Api:
+    def __init__(self, generator: FakeGenerator, settings: ApiSettings = SETTINGS) -> None:
+        self.generator = generator
+        self.tokenizer = ByteTokenizer()
+        self.app = create_app(generator, self.tokenizer, settings)
+        transport = httpx.ASGITransport(self.app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
+        self.openai = openai.AsyncOpenAI(
+            base_url="http://api/v1", api_key="k", http_client=self.http, max_retries=0
+        )
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.http.post(
+            path, content=content, headers={"content-type": "application/json", **headers}
+        )
