@@ -23,6 +23,8 @@ class _Node:
     parent: "_Node | None"
     children: dict[tuple[int, ...], "_Node"] = field(default_factory=dict)
     last_used: int = 0
+    queued: bool = False
+    """Is in the queue of eviction candidates, at most once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class RadixCache:
         """Give `count` blocks back to the pool. The caller has checked `num_evictable`."""
         while count:
             last_used, _, node = heapq.heappop(self._idle)
+            node.queued = False
             if not self._is_idle_leaf(node):
                 continue
             if node.last_used != last_used:
@@ -155,7 +158,8 @@ class RadixCache:
         self._offer(parent)
 
     def _offer(self, node: _Node) -> None:
-        if self._is_idle_leaf(node):
+        if not node.queued and self._is_idle_leaf(node):
+            node.queued = True
             heapq.heappush(self._idle, (node.last_used, node.block, node))
 
     def _is_idle_leaf(self, node: _Node) -> bool:

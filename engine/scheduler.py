@@ -121,6 +121,8 @@ class StepScheduler:
         elif seq.state is State.RUNNING:
             self._running.remove(seq)
             self._leave(seq)
+        elif seq.state is State.PREEMPTED:
+            self._leave(seq)
 
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
@@ -317,7 +319,10 @@ class StepScheduler:
                 return
             match = self._cache.match(seq.tokens, seq.request.salt, partial=True)
             if not self._admit(seq, match, num_tokens=len(seq.tokens)):
-                return
+                # The source of a shared part is one block more; alone, a request may need them all.
+                match = Match(match.blocks)
+                if self._running or not self._admit(seq, match, num_tokens=len(seq.tokens)):
+                    return
             if match.partial_tokens:
                 self._copy_partial(seq, match, step, copies)
             self._waiting.remove(seq)
