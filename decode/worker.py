@@ -106,17 +106,16 @@ class DecodeWorker:
                 self._on_fact(job, Fact.WRITER_LOST)
 
     def on_complete(self, commit: Commit) -> None:
-        """The inbox has every byte of a grant."""
+        """The inbox has every byte of a grant, which has ended thereby."""
         job = self._grants.get(commit.grant_id)
         if job is not None:
             job.commit = commit
-            self._inbox.close(commit.grant_id)
             self._on_fact(job, Fact.COMPLETE)
 
     def on_corrupted(self, grant_id: str) -> None:
         job = self._grants.get(grant_id)
         if job is not None:
-            self._on_fact(job, Fact.TIMEOUT)
+            self._on_fact(job, Fact.CORRUPTED)
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         """A step's output: one message for each frontend."""
@@ -134,10 +133,9 @@ class DecodeWorker:
     def fail_all(self, reason: str) -> None:
         """The engine has stopped: somebody else may finish these."""
         for job in list(self._jobs.values()):
-            self._mail.send(
-                job.request.reply_to, Failed(job.request.id, job.request.attempt, reason, retryable=True)
-            )
-            self._cancel(job.request.key)
+            if not job.cancelled:
+                self._fail(job, reason)
+                self._cancel(job.request.key)
 
     async def close(self) -> None:
         tasks = [task for job in self._jobs.values() for task in job.tasks]
@@ -176,15 +174,17 @@ class DecodeWorker:
             self.engine.release(job.request.key)  # cancelled while the answer was on its way
             return
         missing = job.reservation.num_tokens - job.reservation.matched_tokens
-        local = missing <= 1
+        # Computing up to a block of tokens costs less than a hand-over.
+        local = missing <= self._inbox.block_size
         self._on_fact(job, Fact.RESERVED_LOCAL if local else Fact.RESERVED)
 
     def _refuse(self, job: _Job, error: BaseException) -> None:
-        retryable = not isinstance(error, RequestError)
-        self._mail.send(
-            job.request.reply_to, Failed(job.request.id, job.request.attempt, str(error), retryable)
-        )
+        self._fail(job, str(error), retryable=not isinstance(error, RequestError))
         self._forget(job)
+
+    def _fail(self, job: _Job, reason: str, *, retryable: bool = True) -> None:
+        failed = Failed(job.request.id, job.request.attempt, reason, retryable)
+        self._mail.send(job.request.reply_to, failed)
 
     def _cancel(self, key: str) -> None:
         job = self._jobs.get(key)
@@ -200,15 +200,18 @@ class DecodeWorker:
     def _forget(self, job: _Job) -> None:
         self._jobs.pop(job.request.key, None)
         self._grants.pop(job.grant_id, None)
-        self._stop_timer(job)
+        for task in job.tasks - {asyncio.current_task()}:
+            task.cancel()
 
     # Its hand-over --------------------------------------------------------------------------------------------------
 
     def _writer_done(self, grant_id: str, fact: Fact) -> None:
-        self._inbox.close(grant_id)
-        job = self._grants.get(grant_id)
-        if job is not None:
-            self._on_fact(job, fact)
+        def ended() -> None:
+            job = self._grants.get(grant_id)
+            if job is not None:
+                self._on_fact(job, fact)
+
+        self._inbox.end(grant_id, ended)
 
     def _assigned(self, key: str, epoch: int, prefill: str) -> None:
         job = self._jobs.get(key)
@@ -227,7 +230,8 @@ class DecodeWorker:
                 self._mail.send(job.prefill, Revoke(job.grant_id))
                 self._set_timer(job, self._config.drain_timeout_s)
             case Action.FENCE:
-                self._spawn(job, self._fence(job))
+                self._spawn(job, self._fence(job, job.grant_id, job.prefill))
+                self._set_timer(job, self._config.drain_timeout_s)
             case Action.ASK:
                 self._ask(job)
             case Action.ACTIVATE:
@@ -239,6 +243,12 @@ class DecodeWorker:
             case Action.RELEASE:
                 self.engine.release(job.request.key)
                 self._forget(job)
+            case Action.GIVE_UP:
+                log.error(
+                    "request %s: writer %s is cut off but alive; its blocks wait", job.request.id, job.prefill
+                )
+                job.cancelled = True
+                self._fail(job, f"the prefill instance {job.prefill} is cut off")
             case Action.WITHDRAW:
                 if job.future is not None:
                     job.future.cancel()
@@ -264,17 +274,18 @@ class DecodeWorker:
         assert job.reservation is not None
         assert job.handoff is not None
         request, missing = job.request, job.reservation.num_tokens - job.reservation.matched_tokens
-        self._inbox.close(job.grant_id)
         log.warning("request %s needs another prefill instance than %s", request.id, job.prefill)
-        if self._reporter.scheduler:
-            ask = NeedPrefill(request.id, request.attempt, job.handoff.epoch, missing, job.prefill)
-            self._mail.send(self._reporter.scheduler, ask)
+        if not self._reporter.scheduler:
+            self._on_fact(job, Fact.NOBODY)
+            return
+        ask = NeedPrefill(request.id, request.attempt, job.handoff.epoch, missing, job.prefill)
+        self._mail.send(self._reporter.scheduler, ask)
         self._set_timer(job, _ASK_TIMEOUT_S)
 
-    async def _fence(self, job: _Job) -> None:
-        await self._inbox.fence(job.prefill, self._mail.pid(job.prefill))
-        self._inbox.close(job.grant_id)
-        self._on_fact(job, Fact.FENCED)
+    async def _fence(self, job: _Job, grant_id: str, writer: str) -> None:
+        await self._inbox.fence(grant_id, writer)
+        if job.grant_id == grant_id:  # else the writer has said its last word before, and another one writes
+            self._on_fact(job, Fact.FENCED)
 
     def _activate(self, job: _Job) -> None:
         assert job.reservation is not None

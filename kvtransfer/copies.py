@@ -6,7 +6,6 @@ element of the pushed tokens is written exactly once and nothing else is touched
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from core.errors import TransferError
 from core.kv import KVShard
 
 
@@ -37,16 +36,6 @@ class Side:
         index = token - self.first_token
         size = self.shard.layout.block_size
         return self.block_ids[index // size], index % size
-
-
-def check_compatible(source: KVShard, destination: KVShard) -> None:
-    """Raises TransferError, naming both sides, when no copy could be right."""
-    for what in ("num_layers", "num_kv_heads", "head_dim", "dtype"):
-        ours, theirs = getattr(source.layout, what), getattr(destination.layout, what)
-        if ours != theirs:
-            raise TransferError(
-                f"KV cannot be handed over: {what} is {ours} on the prefill side and {theirs} on the decode side"
-            )
 
 
 def plan_copies(source: Side, destination: Side, start: int, count: int) -> list[CopyRun]:

@@ -29,6 +29,8 @@ class GrantLedger:
 
     def open(self, grant: Grant, writer: str) -> None:
         """Raises Bug when a block could be written by two."""
+        if grant.id in self._live:
+            raise Bug(f"grant {grant.id} is open already")
         for block in grant.block_ids:
             if block in self._owner:
                 raise Bug(f"block {block} is granted to {self._owner[block]} and would be to {grant.id}")
@@ -44,9 +46,6 @@ class GrantLedger:
         if live is not None:
             for block in live.grant.block_ids:
                 del self._owner[block]
-
-    def of_writer(self, writer: str) -> list[LiveGrant]:
-        return [live for live in self._live.values() if live.writer == writer]
 
     def check_integrity(self) -> None:
         """Raises Bug where the two views differ."""

@@ -3,14 +3,18 @@
     decode side
     RESERVING --Reserved--> GRANTED --Complete--> ACTIVE
         |                    |  | `--WriterLost--> FENCING --Fenced--> ASKING --Assigned--> GRANTED (next epoch)
-        |                    |  `--WriterFailed-------------------------^  `--nobody or Timeout--> LOCAL
-        |                    |--Timeout--> RECALLING --Drained----------^
+        |                    |  |                     `--Timeout--> CLOSING  `--nobody or Timeout--> LOCAL
+        |                    |  `--WriterFailed-------------------------^
+        |                    |--Timeout or Corrupted--> RECALLING --Drained--^
         |                    `--Cancelled--> REVOKING --Drained--> RELEASED
         `--Cancelled--> RELEASED                 `--WriterLost--> CLOSING --Fenced--> RELEASED
 
     prefill side
     COMPUTING --FirstToken--> SENDING --Delivered--> DONE
         `--Revoked / HolderLost / Failed--> STOPPING --Quiet--> DONE
+
+A writer's own last word (Complete, Drained, WriterFailed) ends a fence that is still waited for. When neither comes in time the
+client is sent elsewhere (CLOSING) and only the blocks go on waiting.
 
 A fact that has no entry for the state changes nothing: late, doubled and reordered messages are harmless. Facts of an older
 epoch are dropped before they get here."""
@@ -31,6 +35,8 @@ class Fact(Enum):
     ASSIGNED = auto()
     NOBODY = auto()
     CANCELLED = auto()
+    CORRUPTED = auto()
+    """Bytes have arrived damaged."""
     TIMEOUT = auto()
 
 
@@ -42,6 +48,8 @@ class Action(Enum):
     ACTIVATE = auto()
     COMPUTE = auto()
     RELEASE = auto()
+    GIVE_UP = auto()
+    """Send the client elsewhere: the blocks cannot be had back yet."""
     WITHDRAW = auto()
     """Take back a reservation that was not served yet."""
 
@@ -68,9 +76,14 @@ DECODE_TABLE: dict[tuple[DecodeState, Fact], tuple[DecodeState, Action | None]] 
     (_D.GRANTED, _F.WRITER_FAILED): (_D.ASKING, _A.ASK),
     (_D.GRANTED, _F.WRITER_LOST): (_D.FENCING, _A.FENCE),
     (_D.GRANTED, _F.TIMEOUT): (_D.RECALLING, _A.REVOKE),
+    (_D.GRANTED, _F.CORRUPTED): (_D.RECALLING, _A.REVOKE),
     (_D.GRANTED, _F.CANCELLED): (_D.REVOKING, _A.REVOKE),
     (_D.FENCING, _F.FENCED): (_D.ASKING, _A.ASK),
+    (_D.FENCING, _F.DRAINED): (_D.ASKING, _A.ASK),
+    (_D.FENCING, _F.WRITER_FAILED): (_D.ASKING, _A.ASK),
+    (_D.FENCING, _F.COMPLETE): (_D.ACTIVE, _A.ACTIVATE),
     (_D.FENCING, _F.CANCELLED): (_D.CLOSING, None),
+    (_D.FENCING, _F.TIMEOUT): (_D.CLOSING, _A.GIVE_UP),
     (_D.RECALLING, _F.DRAINED): (_D.ASKING, _A.ASK),
     (_D.RECALLING, _F.WRITER_FAILED): (_D.ASKING, _A.ASK),
     (_D.RECALLING, _F.COMPLETE): (_D.ACTIVE, _A.ACTIVATE),
@@ -87,6 +100,9 @@ DECODE_TABLE: dict[tuple[DecodeState, Fact], tuple[DecodeState, Action | None]] 
     (_D.REVOKING, _F.WRITER_LOST): (_D.CLOSING, _A.FENCE),
     (_D.REVOKING, _F.TIMEOUT): (_D.CLOSING, _A.FENCE),
     (_D.CLOSING, _F.FENCED): (_D.RELEASED, _A.RELEASE),
+    (_D.CLOSING, _F.DRAINED): (_D.RELEASED, _A.RELEASE),
+    (_D.CLOSING, _F.WRITER_FAILED): (_D.RELEASED, _A.RELEASE),
+    (_D.CLOSING, _F.COMPLETE): (_D.RELEASED, _A.RELEASE),
 }
 MAY_BE_WRITTEN = frozenset({_D.GRANTED, _D.FENCING, _D.RECALLING, _D.REVOKING, _D.CLOSING})
 """States in which somebody else may write the reserved blocks."""
@@ -125,9 +141,7 @@ class PushFact(Enum):
 class PushAction(Enum):
     COMMIT = auto()
     STOP = auto()
-    """Compute no more, write no more, then say Drained."""
-    ABANDON = auto()
-    """The same, but there is nobody to tell."""
+    """Compute no more, write no more, then say Drained: also to a holder that seems lost, which may only be cut off."""
     GIVE_UP = auto()
     """The same, but say PrefillFailed."""
     RELEASE = auto()
@@ -148,7 +162,7 @@ PUSH_TABLE: dict[tuple[PushState, PushFact], tuple[PushState, PushAction]] = {
 } | {
     (state, fact): (_P.STOPPING, action)
     for state in (_P.COMPUTING, _P.SENDING)
-    for fact, action in ((_Q.REVOKED, _B.STOP), (_Q.HOLDER_LOST, _B.ABANDON), (_Q.FAILED, _B.GIVE_UP))
+    for fact, action in ((_Q.REVOKED, _B.STOP), (_Q.HOLDER_LOST, _B.STOP), (_Q.FAILED, _B.GIVE_UP))
 }
 
 

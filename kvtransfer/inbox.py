@@ -1,4 +1,7 @@
-"""The holder's side of a transfer: offers its pool, counts what arrives, and says when a grant is complete."""
+"""The holder's side of a transfer: offers its pool, counts what arrives, and says when a grant is complete.
+
+A grant ends in one of three ways, and only then do its blocks leave the ledger: every byte is here, the writer's last word
+(`end`), or a fence of the writer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,7 +13,8 @@ from kvtransfer.transport.base import Receiver
 
 
 class Inbox:
-    """`on_complete(commit)` is called once for a grant whose every byte is in the pool; `on_corrupted(grant_id)` for a bad one.
+    """`on_complete(commit)` is called once for a grant whose every byte is in the pool, and which has ended thereby;
+    `on_corrupted(grant_id)` for one with damaged bytes.
 
     Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them."""
 
@@ -31,6 +35,14 @@ class Inbox:
         self._blocks: dict[str, frozenset[int]] = {}
         self._receivers: list[Receiver] = []
         self._layer_bytes = num_blocks * shard.block_bytes
+
+    @property
+    def block_size(self) -> int:
+        return self._shard.layout.block_size
+
+    @property
+    def num_live(self) -> int:
+        return len(self._ledger)
 
     def attach(self, receivers: Sequence[Receiver]) -> None:
         self._receivers = list(receivers)
@@ -67,9 +79,6 @@ class Inbox:
     def regions(self) -> tuple[RegionKey, ...]:
         return tuple(receiver.region(self._shard, self._num_blocks) for receiver in self._receivers)
 
-    def is_live(self, grant_id: str) -> bool:
-        return self._ledger.get(grant_id) is not None
-
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
         """Do the pool's bytes [start, end) lie in blocks of this live grant?"""
         blocks = self._blocks.get(grant_id)
@@ -78,7 +87,7 @@ class Inbox:
         layer_start = start // self._layer_bytes * self._layer_bytes
         first = (start - layer_start) // self._shard.block_bytes
         last = (end - 1 - layer_start) // self._shard.block_bytes
-        return all(block in blocks for block in range(first, last + 1))
+        return start >= 0 and all(block in blocks for block in range(first, last + 1))
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
         """So many more bytes are in the pool. Unknown grants are none of ours any more."""
@@ -95,15 +104,33 @@ class Inbox:
             self._commits[commit.grant_id] = commit
             self._check(commit.grant_id)
 
-    def close(self, grant_id: str) -> None:
-        """The writer is done, drained or fenced: from now on nothing is accepted for this grant."""
-        self._ledger.close(grant_id)
+    def refuse(self, grant_id: str) -> None:
+        """Begin no more writes under this grant. Its blocks stay in the ledger."""
         self._blocks.pop(grant_id, None)
-        self._commits.pop(grant_id, None)
 
-    async def fence(self, writer: str, pid: int | None) -> None:
-        """Returns once `writer` cannot change the pool any more, by any transport."""
-        await asyncio.gather(*(receiver.fence(writer, pid) for receiver in self._receivers))
+    def end(self, grant_id: str, then: Callable[[], None]) -> None:
+        """The writer has said its last word. `then` is called once nothing of what it sent before is still being received.
+
+        That is at once, unless a frame is half-way into the pool: the word travels on another connection."""
+        self.refuse(grant_id)
+        num_busy = len(self._receivers)
+
+        def idle() -> None:
+            nonlocal num_busy
+            num_busy -= 1
+            if not num_busy:
+                self._close(grant_id)
+                then()
+
+        for receiver in self._receivers:
+            receiver.when_idle(grant_id, idle)
+
+    async def fence(self, grant_id: str, writer: str) -> None:
+        """Returns once `writer` cannot change the pool under this grant any more, by any transport."""
+        self.refuse(grant_id)
+        await asyncio.gather(*(receiver.fence(writer, grant_id) for receiver in self._receivers))
+        self._ledger.close(grant_id)
+        self._commits.pop(grant_id, None)
 
     async def shut(self) -> None:
         for receiver in self._receivers:
@@ -115,4 +142,12 @@ class Inbox:
     def _check(self, grant_id: str) -> None:
         live, commit = self._ledger.get(grant_id), self._commits.get(grant_id)
         if live is not None and commit is not None and live.arrived_bytes >= live.expected_bytes:
+            self._close(grant_id)
             self._on_complete(commit)
+
+    def _close(self, grant_id: str) -> None:
+        self.refuse(grant_id)
+        self._ledger.close(grant_id)
+        self._commits.pop(grant_id, None)
+        for receiver in self._receivers:
+            receiver.ended(grant_id)

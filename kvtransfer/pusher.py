@@ -1,24 +1,25 @@
 """The writer's side of a transfer: after each layer, the fresh KV goes out while the next layer computes.
 
-The compute thread only queues (grant, layer); one task for each holder plans nothing and waits for nothing but its transport,
-in order. So a grant's writes end before its Commit or Drained is sent, and stopping it means skipping what is queued.
-Back-pressure: the compute thread waits while too many bytes are queued."""
+The compute thread only queues (grant, layer); while there is something for a holder, one task writes it, in order. So a grant's
+writes end before its Commit or Drained is sent, and stopping it means skipping what is queued. Back-pressure: the compute thread
+waits while too many bytes are queued."""
 
 import asyncio
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from core.errors import Bug, ReplicaLost, TransferError
+from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
 from core.plan import StepPlan
 from core.ports import Mail
 from core.types import TokenOut
-from kvtransfer.copies import CopyRun, Side, check_compatible, plan_copies, shift
+from kvtransfer.copies import CopyRun, Side, plan_copies, shift
 from kvtransfer.transport.base import Sender, choose
+from kvtransfer.wire import check_grant
 
 log = logging.getLogger(__name__)
 
@@ -66,16 +67,14 @@ class _Word:
     push: _Push
     first: TokenOut | None
     reason: str | None
-    tell: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """The queue to one holder."""
+    """What waits to go to one holder, and the task that sends it."""
 
-    items: deque[_Write | _Word] = field(default_factory=deque["_Write | _Word"])
-    filled: asyncio.Event = field(default_factory=asyncio.Event)
-    task: "asyncio.Task[None] | None" = None
+    items: deque[_Write | _Word]
+    task: "asyncio.Task[None]"
 
 
 class Pusher:
@@ -105,12 +104,11 @@ class Pusher:
         on_quiet: Callable[[str], None],
         on_failed: Callable[[str, str], None],
     ) -> None:
-        """Get ready to fill `grant`. Raises TransferError when the two sides do not fit or cannot reach each other.
+        """Get ready to fill `grant`. Raises TransferError when the two sides do not fit or have no transport in common.
 
         Then exactly one of `on_delivered(grant_id)` and `on_quiet(grant_id)` is called, when no block is read any more;
         `on_failed(grant_id, reason)` may be called once before, and expects `stop`."""
-        for region in grant.regions:
-            check_compatible(self._shard, region.shard)
+        check_grant(self._shard, grant)
         targets = choose(self._senders, grant.regions)
         self._pushes[grant.id] = _Push(grant, targets, on_delivered, on_quiet, on_failed)
 
@@ -120,19 +118,19 @@ class Pusher:
         if push is not None and not push.stopped:
             self._put(_Word(push, first, None))
 
-    def stop(self, grant_id: str, *, reason: str | None = None, tell: bool = True) -> None:
-        """Write no more. The holder hears Drained (or PrefillFailed with `reason`) unless it is gone (`tell`)."""
+    def stop(self, grant_id: str, *, reason: str | None = None) -> None:
+        """Write no more, and then tell the holder: Drained, or PrefillFailed with `reason`."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
             push.stopped = True
-            self._put(_Word(push, None, reason, tell))
+            self._put(_Word(push, None, reason))
 
     def holder_lost(self, holder: str) -> None:
         for sender in self._senders:
             sender.forget(holder)
 
     async def close(self) -> None:
-        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        tasks = [lane.task for lane in self._lanes.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,22 +178,26 @@ class Pusher:
 
     def _put(self, item: _Write | _Word) -> None:
         push = item.chunk.push if isinstance(item, _Write) else item.push
-        lane = self._lanes.setdefault(push.grant.holder, _Lane())
-        lane.items.append(item)
-        lane.filled.set()
-        if lane.task is None or lane.task.done():
-            lane.task = self._loop.create_task(self._work(lane))
+        lane = self._lanes.get(push.grant.holder)
+        if lane is not None:
+            lane.items.append(item)
+            return
+        items = deque([item])
+        self._lanes[push.grant.holder] = _Lane(
+            items, self._loop.create_task(self._work(push.grant.holder, items))
+        )
 
-    async def _work(self, lane: _Lane) -> None:
-        while True:
-            while lane.items:
-                item = lane.items.popleft()
-                if isinstance(item, _Write):
-                    await self._write(item)
-                else:
-                    self._say(item)
-            lane.filled.clear()
-            await lane.filled.wait()
+    async def _work(self, holder: str, items: deque[_Write | _Word]) -> None:
+        """Until nothing is left for this holder."""
+        try:
+            while items:
+                item = items.popleft()
+                try:
+                    await self._write(item) if isinstance(item, _Write) else self._say(item)
+                except Exception:
+                    log.exception("the lane to %s: one item failed, the others go on", holder)
+        finally:
+            del self._lanes[holder]
 
     async def _write(self, item: _Write) -> None:
         chunk, push = item.chunk, item.chunk.push
@@ -232,15 +234,15 @@ class Pusher:
         push = word.push
         grant_id, holder = push.grant.id, push.grant.holder
         if word.first is not None and push.stopped:
-            return
-        if self._pushes.pop(grant_id, None) is None:
-            raise Bug(f"grant {grant_id} ended twice")
+            return  # the word of `stop` comes behind this one
+        del self._pushes[grant_id]
+        for sender in {id(sender): sender for sender, _ in push.targets}.values():
+            sender.ended(grant_id)
         if word.first is not None:
             self._mail.send(holder, Commit(grant_id, push.num_chunks, push.num_bytes, word.first))
             push.on_delivered(grant_id)
-            return
-        if word.tell:
+        else:
             self._mail.send(
                 holder, PrefillFailed(grant_id, word.reason) if word.reason else Drained(grant_id)
             )
-        push.on_quiet(grant_id)
+            push.on_quiet(grant_id)

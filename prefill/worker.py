@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 from core.errors import RequestError, TransferError
-from core.messages import Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
+from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
 from core.ports import Mail
 from core.types import Request, TokenOut
 from engine.loop import Engine
@@ -20,6 +20,8 @@ class _Job:
     grant: Grant
     handoff: PushHandoff = field(default_factory=PushHandoff)
     reason: str = ""
+    computes: bool = False
+    """The engine has a sequence of this very job."""
 
 
 class PrefillWorker:
@@ -41,13 +43,13 @@ class PrefillWorker:
             case StartPrefill(request, grant):
                 self._start(sender, request, grant)
             case Revoke(grant_id):
-                self._on_fact(grant_id, PushFact.REVOKED)
+                self._revoke(sender, grant_id)
             case _:
                 return False
         return True
 
     def on_lost(self, peer: str) -> None:
-        """A decode instance is gone: so are the reservations that we fill there."""
+        """A decode instance is gone, or cut off: it gives what we fill there to somebody else."""
         for grant_id, job in list(self._jobs.items()):
             if job.grant.holder == peer:
                 self._on_fact(grant_id, PushFact.HOLDER_LOST)
@@ -82,12 +84,22 @@ class PrefillWorker:
             log.error("request %s cannot be handed over: %s", request.id, error)
             self._mail.send(sender, PrefillFailed(grant.id, str(error)))
             return
-        self._jobs[grant.id] = _Job(request, grant)
-        self._by_key[request.key] = grant.id
+        job = self._jobs[grant.id] = _Job(request, grant)
         try:
             self.engine.add(request, push=grant)
         except RequestError as error:
             self._failed(grant.id, str(error))
+            return
+        job.computes = True
+        self._by_key[request.key] = grant.id
+
+    def _revoke(self, sender: str, grant_id: str) -> None:
+        if grant_id in self._jobs:
+            self._on_fact(grant_id, PushFact.REVOKED)
+        else:
+            self._mail.send(
+                sender, Drained(grant_id)
+            )  # over, or of an earlier life: we shall never write there
 
     def _delivered(self, grant_id: str) -> None:
         self._on_fact(grant_id, PushFact.DELIVERED)
@@ -108,21 +120,19 @@ class PrefillWorker:
             return
         match job.handoff.on(fact):
             case PushAction.STOP:
-                self._stop(job)
+                self._stop_computing(job)
                 self._pusher.stop(grant_id)
-            case PushAction.ABANDON:
-                self._stop(job)
-                self._pusher.stop(grant_id, tell=False)
             case PushAction.GIVE_UP:
-                self._stop(job)
+                self._stop_computing(job)
                 self._pusher.stop(grant_id, reason=job.reason or "prefill failed")
             case PushAction.RELEASE:
                 del self._jobs[grant_id]
-                if self._by_key.get(job.request.key) == grant_id:
+                if job.computes:
                     del self._by_key[job.request.key]
-                self.engine.release(job.request.key)
+                    self.engine.release(job.request.key)
             case _:
                 pass
 
-    def _stop(self, job: _Job) -> None:
-        self.engine.abort(job.request.key)
+    def _stop_computing(self, job: _Job) -> None:
+        if job.computes:
+            self.engine.abort(job.request.key)

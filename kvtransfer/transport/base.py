@@ -19,12 +19,19 @@ Arrived = Callable[[str, int], None]
 
 
 class Receiver(Protocol):
-    counts_bytes: bool
-    """It sees every byte arrive; otherwise the writer's ChunkDone vouches for them."""
-
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey: ...
-    async def fence(self, writer: str, pid: int | None) -> None:
-        """Returns once nothing that `writer` (its mail address) may still do can change the pool."""
+    def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
+        """Calls `then` once no write under this grant is half done: at once where there is none."""
+        ...
+
+    def ended(self, grant_id: str) -> None:
+        """The grant's writer is done with it: drop what was kept for it. For any grant, also an unknown one."""
+        ...
+
+    async def fence(self, writer: str, grant_id: str) -> None:
+        """Returns once nothing that `writer` (its mail address) may still do under this grant can change the pool.
+
+        The grant is refused already."""
         ...
 
     async def close(self) -> None: ...
@@ -38,6 +45,10 @@ class Sender(Protocol):
     def reaches(self, region: RegionKey) -> bool: ...
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         """Returns when the source may be reused. Raises ReplicaLost or TransferError."""
+        ...
+
+    def ended(self, grant_id: str) -> None:
+        """Nothing more will be written under this grant."""
         ...
 
     def forget(self, endpoint_owner: str) -> None:

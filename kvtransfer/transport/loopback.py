@@ -7,6 +7,7 @@ from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.base import Arrived, MayWrite
+from kvtransfer.wire import POOL_FORMAT
 
 Delay = Callable[[int], Awaitable[None]]
 """Waits for as long as so many bytes would take."""
@@ -21,8 +22,6 @@ class LoopbackFabric:
 
 
 class LoopbackReceiver:
-    counts_bytes = True
-
     def __init__(
         self,
         fabric: LoopbackFabric,
@@ -37,7 +36,7 @@ class LoopbackReceiver:
         fabric.receivers[endpoint] = self
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey("loopback", self._endpoint, "pool", "process", shard, num_blocks)
+        return RegionKey("loopback", self._endpoint, POOL_FORMAT, "process", shard, num_blocks)
 
     def accept(self, grant_id: str, runs: Sequence[CopyRun], source: memoryview | None) -> None:
         """Copy the runs that the grant covers; refuse the others."""
@@ -53,7 +52,13 @@ class LoopbackReceiver:
             num_bytes += run.num_bytes
         self._arrived(grant_id, num_bytes)
 
-    async def fence(self, writer: str, pid: int | None) -> None:
+    def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
+        then()  # `accept` is never half done
+
+    def ended(self, grant_id: str) -> None:
+        """Nothing is kept for a grant."""
+
+    async def fence(self, writer: str, grant_id: str) -> None:
         """Writes are checked against live grants as they are made, on this very loop: there is nothing to wait for."""
 
     async def close(self) -> None:
@@ -77,6 +82,9 @@ class LoopbackSender:
         if receiver is None:
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
         receiver.accept(grant_id, runs, self._source)
+
+    def ended(self, grant_id: str) -> None:
+        """Nothing is kept between writes."""
 
     def forget(self, endpoint_owner: str) -> None:
         """Nothing is kept between writes."""

@@ -1,40 +1,50 @@
 """Shared memory within a host: the holder's pool is a file in /dev/shm that writers map and copy into.
 
-A writer's mapping cannot be revoked while it lives, so the fence is the kernel's word that its process has ended. Segments
-carry their owner's pid and start time in their names; those of dead owners are removed by whoever starts next."""
+A mapping cannot be revoked while its process lives. So a writer claims each grant before its first write, by a symbolic link
+beside the segment that names its process, and the fence either takes that name first (the writer can then never claim it) or
+waits for the kernel's word that the claiming process has ended. Making a link is atomic: exactly one side gets the name.
+
+Segments carry their owner's pid and start time in their names; those of dead owners are removed by whoever starts next."""
 
 import asyncio
 import contextlib
+import hashlib
 import mmap
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.errors import TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
+from kvtransfer.wire import POOL_FORMAT
 
 _FOLDER = Path("/dev/shm")
 _PREFIX = "baton-kv"
+_TAKEN_BACK = "taken back"
 _THREAD_BYTES = 16 << 20
 """Copies beyond this size leave the event loop's thread."""
 
 
 def host_id() -> str:
-    """Equal for two processes exactly when they share /dev/shm: the boot and the mount's device."""
+    """Equal for two processes exactly when they share /dev/shm and see each other's pids: boot, mount and pid namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{os.stat(_FOLDER).st_dev}"
+    return f"{boot}:{os.stat(_FOLDER).st_dev}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
-def _start_time(pid: int) -> str | None:
-    """Clock ticks since boot at which `pid` started; None when there is no such process (or it is a zombie)."""
+def _stat(pid: int) -> tuple[str, str]:
+    """A process's state and its start in clock ticks since boot; empty when there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+        return "", ""
+    return fields[0], fields[19]
+
+
+def _claim_path(segment: str, grant_id: str) -> str:
+    return f"{segment}-{hashlib.blake2b(grant_id.encode(), digest_size=8).hexdigest()}"
 
 
 class SharedSegment:
@@ -43,7 +53,7 @@ class SharedSegment:
     def __init__(self, num_bytes: int) -> None:
         remove_orphans()
         pid = os.getpid()
-        self.path = _FOLDER / f"{_PREFIX}-{pid}-{_start_time(pid)}-{uuid.uuid4().hex[:12]}"
+        self.path = _FOLDER / f"{_PREFIX}-{pid}-{_stat(pid)[1]}-{uuid.uuid4().hex[:12]}"
         descriptor = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, num_bytes)
@@ -60,42 +70,65 @@ class SharedSegment:
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)
+        for claim in _FOLDER.glob(f"{self.path.name}-*"):
+            claim.unlink(missing_ok=True)
 
 
 def remove_orphans() -> None:
-    """Unlink segments whose owner is dead (it was killed and could not do it)."""
+    """Unlink segments, and claims on them, whose owner is dead (it was killed and could not do it)."""
     for path in _FOLDER.glob(f"{_PREFIX}-*"):
         with contextlib.suppress(ValueError, PermissionError):
-            _, _, pid, start, _ = path.name.split("-")
-            if _start_time(int(pid)) != start:
+            _, _, pid, start, *_ = path.name.split("-")
+            state, started = _stat(int(pid))
+            if started != start or state in "ZX":
                 path.unlink(missing_ok=True)
 
 
-class ShmReceiver:
-    counts_bytes = False
+async def _process_end(pid: int, start: str) -> None:
+    """Returns when all threads of the process that is `pid` since `start` have ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if _stat(pid)[1] != start:
+            return  # somebody else's pid by now
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            asyncio.get_running_loop().remove_reader(descriptor)
+    finally:
+        os.close(descriptor)
 
+
+class ShmReceiver:
     def __init__(self, segment: SharedSegment) -> None:
         self._segment, self._host = segment, host_id()
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey("shm", str(self._segment.path), "pool", self._host, shard, num_blocks)
+        return RegionKey("shm", str(self._segment.path), POOL_FORMAT, self._host, shard, num_blocks)
 
-    async def fence(self, writer: str, pid: int | None) -> None:
-        """Waits for the writer's process to end, for as long as that takes."""
-        if pid is None or pid == os.getpid():
-            return
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(descriptor, ended.set)
-        try:
-            await ended.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+    def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
+        then()  # a writer says its last word after its last write
+
+    def ended(self, grant_id: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_claim_path(str(self._segment.path), grant_id))
+
+    async def fence(self, writer: str, grant_id: str) -> None:
+        """Takes the grant's claim, or waits for the process that has it to end, for as long as that takes."""
+        claim = _claim_path(str(self._segment.path), grant_id)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(_TAKEN_BACK, claim)
+            return  # it has written nothing; the link stays, so that it never will
+        with contextlib.suppress(FileNotFoundError):
+            claimant = os.readlink(claim)
+            if claimant != _TAKEN_BACK:
+                pid, _, start = claimant.partition(":")
+                await _process_end(int(pid), start)
+                os.unlink(claim)
 
     async def close(self) -> None:
         self._segment.close()
@@ -107,20 +140,27 @@ class ShmSender:
 
     def __init__(self, source: memoryview) -> None:
         self._source, self._host = source, host_id()
+        self._me = f"{os.getpid()}:{_stat(os.getpid())[1]}"
         self._maps: dict[str, memoryview] = {}
+        self._claims: dict[str, set[str]] = {}
 
     def reaches(self, region: RegionKey) -> bool:
         return region.transport == self.name and region.host == self._host
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         target = self._map(region)
+        self._claim(region.endpoint, grant_id)
         if sum(run.num_bytes for run in runs) > _THREAD_BYTES:
             await asyncio.to_thread(self._copy, target, runs)
         else:
             self._copy(target, runs)
 
+    def ended(self, grant_id: str) -> None:
+        self._claims.pop(grant_id, None)
+
     def forget(self, endpoint_owner: str) -> None:
-        """Unmap segments that have been unlinked: their holders are gone."""
+        """Unmap segments that have been unlinked, or can be: their holders are gone."""
+        remove_orphans()
         for path in [path for path in self._maps if not os.path.exists(path)]:
             del self._maps[path]
 
@@ -142,6 +182,18 @@ class ShmSender:
             finally:
                 os.close(descriptor)
         return mapped
+
+    def _claim(self, segment: str, grant_id: str) -> None:
+        claimed = self._claims.setdefault(grant_id, set())
+        if segment in claimed:
+            return
+        try:
+            os.symlink(self._me, _claim_path(segment, grant_id))
+        except OSError as error:
+            taken = isinstance(error, FileExistsError)
+            why = "the holder has taken it back" if taken else error.strerror
+            raise TransferError(f"grant {grant_id} cannot be used: {why}") from error
+        claimed.add(segment)
 
     def _copy(self, target: memoryview, runs: Sequence[CopyRun]) -> None:
         source = self._source

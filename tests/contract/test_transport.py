@@ -1,13 +1,16 @@
 """One suite over every KV transport; the writers of shared memory and TCP are processes of their own."""
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
+import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgpack
 import pytest
 
 from core.errors import ReplicaLost, TransferError
@@ -20,7 +23,7 @@ from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender, remove_orphans
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
-from net.channel import Identity
+from net.channel import Channel, Identity, connect
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(2, 2, 4, 4, "float32"))
@@ -132,7 +135,6 @@ async def test_commit_before_the_last_bytes_waits_for_them(holder: Holder) -> No
     assert not holder.completed
     holder.inbox.arrived(grant.id, 40)
     assert len(holder.completed) == 1
-    holder.inbox.close(grant.id)
     holder.inbox.arrived(grant.id, 100)
     holder.inbox.check_integrity()
     assert len(holder.completed) == 1
@@ -152,7 +154,9 @@ async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
         before = holder.receiver.num_refused
         await sender.write(grant_id, grant.regions[0], runs)
         await until(lambda before=before: holder.receiver.num_refused > before)
-    holder.inbox.close(grant.id)
+    ended: list[str] = []
+    holder.inbox.end(grant.id, lambda: ended.append(grant.id))
+    await until(lambda: bool(ended))
     await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
     await until(lambda: holder.receiver.num_refused >= 4)
     assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
@@ -228,12 +232,12 @@ async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind
     try:
         await asyncio.to_thread(started.wait, 30)
         await until(lambda: holder.block(1, 2) == b"\xab" * SHARD.block_bytes)
-        fence = asyncio.create_task(holder.inbox.fence("writer", writer.pid))
+        fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
         await asyncio.sleep(0.05)
         assert fence.done() == (kind == "tcp"), "a living process with a mapping is not fenced"
         os.kill(writer.pid or 0, signal.SIGKILL)
         await asyncio.wait_for(fence, 5)
-        holder.inbox.close(grant.id)
+        assert holder.inbox.num_live == 0
         holder.buffer[:] = bytes(len(holder.buffer))
         await asyncio.sleep(0.05)
         assert bytes(holder.buffer) == bytes(len(holder.buffer))
@@ -243,8 +247,94 @@ async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind
         await holder.inbox.shut()
 
 
+async def test_a_fenced_grant_that_nobody_wrote_cannot_be_written_any_more(holder: Holder) -> None:
+    source = memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS)))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([2])
+    async with asyncio.timeout(5):
+        await holder.inbox.fence(grant.id, "writer")
+    with contextlib.suppress(TransferError):
+        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    if holder.kind != "shm":
+        await until(lambda: holder.receiver.num_refused > 0)
+    assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
+    other = holder.grant([2], epoch=1)  # the same writer under another grant
+    await sender.write(other.id, other.regions[0], runs_for([2], [0]))
+    await until(lambda: holder.block(0, 2) == b"x" * SHARD.block_bytes)
+    await sender.close()
+
+
+async def half_a_frame(holder: Holder, grant_id: str) -> Channel:
+    """A writer whose first run has arrived and whose second has not."""
+    (region,) = holder.inbox.regions()
+    channel = await connect(region.endpoint, KEY, WRITER)
+    size = SHARD.block_bytes
+    head = msgpack.packb([grant_id, [2 * size, 3 * size], [size, size], None])
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(channel._sock, struct.pack("<IQ", len(head), 2 * size) + head + b"\xab" * size)
+    await until(lambda: holder.block(0, 2) == b"\xab" * size)
+    return channel
+
+
+async def test_a_last_word_that_overtakes_a_tcp_frame_waits_for_it() -> None:
+    holder = Holder("tcp")
+    grant = holder.grant([2, 3])
+    channel = await half_a_frame(holder, grant.id)
+    ended: list[str] = []
+    holder.inbox.end(grant.id, lambda: ended.append("grant"))
+    await asyncio.sleep(0.02)
+    assert not ended, "the rest of the frame would be written into blocks that were given away"
+    assert holder.inbox.num_live == 1
+    await asyncio.get_running_loop().sock_sendall(channel._sock, b"\xab" * SHARD.block_bytes)
+    await until(lambda: bool(ended))
+    assert holder.inbox.num_live == 0
+    channel.close()
+    await holder.inbox.shut()
+
+
+async def test_a_writer_that_dies_within_a_frame_does_not_keep_its_blocks() -> None:
+    holder = Holder("tcp")
+    grant = holder.grant([2, 3])
+    channel = await half_a_frame(holder, grant.id)
+    ended: list[str] = []
+    holder.inbox.end(grant.id, lambda: ended.append("grant"))
+    channel.close()
+    await until(lambda: bool(ended))
+    await holder.inbox.shut()
+
+
+async def test_bytes_in_the_kernel_do_not_reach_the_pool_after_a_tcp_fence() -> None:
+    holder = Holder("tcp")
+    grant = holder.grant([2, 3])
+    channel = await half_a_frame(holder, grant.id)
+    channel._sock.send(
+        b"\xab" * SHARD.block_bytes
+    )  # the holder's loop has not run since: these wait in the kernel
+    await holder.receiver.fence("writer", grant.id)
+    holder.buffer[:] = bytes(len(holder.buffer))
+    await asyncio.sleep(0.02)
+    assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    channel.close()
+    await holder.inbox.shut()
+
+
+async def test_a_refused_frame_of_any_size_is_read_and_the_channel_goes_on() -> None:
+    holder = Holder("tcp")
+    source = memoryview(bytearray(3 << 20))
+    sender = TcpSender(KEY, WRITER, source, checksum=False)
+    grant = holder.grant([2])
+    await sender.write("nobody's", grant.regions[0], [CopyRun(0, 0, 3 << 20)])
+    source[: SHARD.block_bytes] = b"x" * SHARD.block_bytes
+    await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    await until(lambda: holder.block(0, 2) == b"x" * SHARD.block_bytes)
+    assert holder.receiver.num_refused == 1
+    await sender.close()
+    await holder.inbox.shut()
+
+
 def _die_with_a_segment(queue: Any) -> None:
     segment = SharedSegment(4096)
+    os.symlink("1:2", f"{segment.path}-0123456789abcdef")  # a writer's claim
     queue.put(str(segment.path))
     signal.pause()
 
@@ -261,4 +351,5 @@ def test_the_segment_of_a_killed_owner_is_removed() -> None:
     owner.join()
     remove_orphans()
     assert not os.path.exists(path)
+    assert not os.path.lexists(f"{path}-0123456789abcdef")
     queue.close()
