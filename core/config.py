@@ -57,6 +57,17 @@ class TransferConfig(_Frozen):
     """How long to wait for a writer's Drained before its connection is cut (a fence)."""
 
 
+class MailConfig(_Frozen):
+    """How long a silent process is believed to live."""
+
+    heartbeat_s: float = Field(default=0.5, gt=0)
+    """Who has nothing to say to a peer tells it so this often."""
+    peer_timeout_s: float = Field(default=5.0, gt=0)
+    """A peer that has said nothing for so long is lost: its requests go on elsewhere."""
+    reconnect_s: float = Field(default=2.0, gt=0)
+    """How long a peer is looked for after a connection to it broke."""
+
+
 class ScheduleConfig(_Frozen):
     max_queued_requests: int = Field(default=1024, ge=1)
     """Requests that wait for a place; one more is refused with 429."""
@@ -83,6 +94,7 @@ class ClusterConfig(_Frozen):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
+    mail: MailConfig = MailConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
     prefill_instances: int = Field(default=1, ge=0)

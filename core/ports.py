@@ -17,19 +17,15 @@ class Clock(Protocol):
 class Mail(Protocol):
     """Ordered, authenticated messages between peers. A peer is named by its address.
 
-    `on_message(sender, message)` and `on_lost(peer)` are called on the event loop and must not block. `on_lost` is called
-    once for each connection that breaks, whichever side opened it; nothing more arrives from that incarnation of the peer
-    afterwards. Messages to one peer arrive in order or the peer is reported lost."""
+    `on_message(sender, message)` and `on_lost(peer)` are called on the event loop and must not block. Messages to one peer arrive
+    exactly once and in order, or each side reports the other lost, once. A peer that was only stopped or cut off may be heard
+    again after that: as one that knows of nothing that was said before."""
 
     @property
     def address(self) -> str: ...
     def listen(self, on_message: Callable[[str, Message], None], on_lost: Callable[[str], None]) -> None: ...
     def send(self, to: str, message: Message) -> None:
         """Queue `message`; connects when needed. Never blocks and never raises: an unreachable peer is reported lost."""
-        ...
-
-    def pid(self, peer: str) -> int | None:
-        """The process behind a peer on this host, also after it was lost; None when unknown or this very process."""
         ...
 
     async def close(self) -> None: ...

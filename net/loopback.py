@@ -72,8 +72,5 @@ class LoopbackMail:
     def send(self, to: str, message: Message) -> None:
         self._network.deliver(self, to, message)
 
-    def pid(self, peer: str) -> int | None:
-        return None
-
     async def close(self) -> None:
         self._network.leave(self)

@@ -1,8 +1,9 @@
-"""Mail over TCP: ordered messages between peers named by their listening addresses, and prompt news of a lost peer.
+"""Mail over TCP: messages between peers named by their listening addresses, exactly once and in order, and news of a lost peer.
 
-The kernel closes a killed process's sockets, so a broken connection is the failure detector. Each direction of a pair uses
-one connection for its whole life, which keeps messages in order; when any connection of a pair breaks, all of them are cut
-and the peer is reported lost once."""
+A peer is lost when (1) nobody listens at its address any more, or somebody else does: the kernel closes a killed process's
+sockets, so that is known at once; (2) it has said nothing for `peer_timeout_s`: stopped, stuck or cut off; (3) it could not be
+reached again for `reconnect_s` after a connection broke; (4) it has given this side up. A connection that breaks between two
+living processes is made again, and `net.session` sees to it that nothing was lost, doubled or reordered meanwhile."""
 
 import asyncio
 import logging
@@ -12,41 +13,63 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from core.config import MailConfig
 from core.errors import BatonError, ProtocolError, ReplicaLost
 from core.messages import Message
 from net.channel import Channel, Identity, Listener, connect
 from net.codec import decode, encode
+from net.session import Attach, Session
 
 log = logging.getLogger(__name__)
 
 _MAX_OUTBOX_BYTES = 64 << 20
+_RETRY_S = 0.05
+_SAY_AFTER = 64
+"""Messages after which a peer that only listens acknowledges them, without waiting for its next beat."""
 
 
 class _Peer:
-    """One other process. `outbox` holds encoded messages that its sender task has not written yet."""
+    """One other process. `outbox` holds frames that the sender has not written yet."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.incarnation = ""
+        self.session = Session(uuid.uuid4().bytes)
         self.outbox: deque[bytes] = deque()
-        self.outbox_bytes = 0
-        self.filled = asyncio.Event()
+        self.wake = asyncio.Event()
         self.channels: list[Channel] = []
-        self.sender: asyncio.Task[None] | None = None
+        self.current: Channel | None = None
+        """Where frames are written: the connection that was made last."""
+        self.heard = self.spoke = False
+        self.num_silent_beats = 0
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    def put(self, frames: tuple[bytes, ...] | list[bytes]) -> None:
+        if frames:
+            self.outbox.extend(frames)
+            self.wake.set()
 
 
 class TcpMail:
-    """core.ports.Mail over authenticated TCP. Create it inside a running event loop; `listen` starts it."""
+    """core.ports.Mail over authenticated TCP. Create it inside a running event loop; `listen` starts it.
 
-    def __init__(self, key: bytes, host: str = "127.0.0.1") -> None:
-        self._key = key
+    `wrap` may put something between this side and each connection (the tests' fault injector does)."""
+
+    def __init__(
+        self,
+        key: bytes,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        config: MailConfig | None = None,
+        wrap: Callable[[Channel], Channel] = lambda channel: channel,
+    ) -> None:
+        self._key, self._config, self._wrap = key, config or MailConfig(), wrap
         self._listener = Listener(
-            host, key, self._welcome, lambda why: log.warning("refused a peer: %s", why)
+            host, key, self._welcome, lambda why: log.warning("refused a peer: %s", why), port
         )
         self.me = Identity(self._listener.address, uuid.uuid4().hex, os.getpid())
         self._peers: dict[str, _Peer] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pids: dict[str, int] = {}
         self._closed = False
 
     @property
@@ -56,30 +79,25 @@ class TcpMail:
     def listen(self, on_message: Callable[[str, Message], None], on_lost: Callable[[str], None]) -> None:
         self._on_message, self._on_lost = on_message, on_lost
         self._listener.start(self.me)
+        self._spawn(self._beat())
 
     def send(self, to: str, message: Message) -> None:
         if self._closed:
             return
-        peer = self._peers.get(to)
-        if peer is None:
-            peer = self._peers[to] = _Peer(to)
-        data = encode(message)
-        peer.outbox.append(data)
-        peer.outbox_bytes += len(data)
-        peer.filled.set()
-        if peer.sender is None:
-            peer.sender = self._spawn(self._send_loop(peer))
-        if peer.outbox_bytes > _MAX_OUTBOX_BYTES:
-            log.error("peer %s does not read: %d MiB wait for it; dropped", to, peer.outbox_bytes >> 20)
+        peer = self._peer(to)
+        peer.put([peer.session.stamp(encode(message))])
+        if peer.current is None:
+            self._keep(peer, "search", self._search)
+        if peer.session.unacked_bytes > _MAX_OUTBOX_BYTES:
+            log.error(
+                "peer %s does not read: %d MiB wait for it; dropped", to, peer.session.unacked_bytes >> 20
+            )
             self._lose(peer)
-
-    def pid(self, peer: str) -> int | None:
-        pid = self._pids.get(peer)
-        return None if pid == self.me.pid else pid
 
     async def close(self) -> None:
         """Flush nothing, cut everything; peers see this process as lost."""
         self._closed = True
+        await self._listener.close()
         for peer in list(self._peers.values()):
             for channel in peer.channels:
                 channel.close()
@@ -87,62 +105,167 @@ class TcpMail:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._listener.close()
+
+    # Connections ----------------------------------------------------------------------------------------------------
+
+    def _peer(self, address: str) -> _Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            peer = self._peers[address] = _Peer(address)
+        return peer
 
     async def _welcome(self, channel: Channel) -> None:
         """A peer dialled us."""
-        await self._attach(channel.peer.address, channel)
+        await self._converse(self._wrap(channel))
+
+    async def _search(self, peer: _Peer) -> None:
+        """Dial until there is a connection, nobody can be there any more, or the patience ends."""
+        loop, config = asyncio.get_running_loop(), self._config
+        known = peer.session.is_established  # a new peer may be busy with its own start
+        deadline = loop.time() + (config.reconnect_s if known else config.peer_timeout_s)
+        while True:
+            left_s = deadline - loop.time()
+            try:
+                channel = await connect(peer.address, self._key, self.me, max(_RETRY_S, left_s))
+                break
+            except (ReplicaLost, ProtocolError) as error:
+                if isinstance(error.__cause__, ConnectionRefusedError) or left_s <= 0:
+                    log.info("peer %s is lost: %s", peer.address, error)
+                    self._lose(peer)
+                    return
+            if peer.current is not None:
+                return  # it has found us meanwhile
+            await asyncio.sleep(_RETRY_S)
+        self._spawn(self._converse(self._wrap(channel)))
+
+    async def _converse(self, channel: Channel) -> None:
+        """Read from one connection until it breaks."""
+        try:
+            peer = await self._attach(channel)
+            if peer is None:
+                return
+            try:
+                await self._read_loop(peer, channel)
+            except ReplicaLost as error:
+                log.info("connection to %s: %s", peer.address, error)
+            self._detach(peer, channel)
+        except ReplicaLost as error:
+            log.info("connection to %s: %s", channel.peer.address, error)
+        except BatonError:
+            log.exception("peer %s sent what cannot be read; it is given up", channel.peer.address)
+            if (known := self._peers.get(channel.peer.address)) is not None:
+                self._lose(known)
+        finally:
+            channel.close()
+            self._renew(channel.peer.address)
+
+    async def _attach(self, channel: Channel) -> _Peer | None:
+        """Exchange hellos; None when the two sides do not mean the same session."""
+        address, incarnation = channel.peer.address, channel.peer.incarnation
+        peer = self._peer(address)
+        if peer.incarnation not in ("", incarnation):
+            self._lose(peer)  # reborn on the same address
+            peer = self._peer(address)
+        peer.incarnation = incarnation
+        await channel.send_many([peer.session.hello()])
+        try:
+            async with asyncio.timeout(self._config.peer_timeout_s):
+                hello, _ = await channel.recv()
+        except TimeoutError:
+            raise ReplicaLost(f"no hello within {self._config.peer_timeout_s:g} s") from None
+        if self._peers.get(address) is not peer:
+            return None
+        match peer.session.attach(hello):
+            case Attach.FORGOTTEN:
+                log.info("peer %s has given this side up", address)
+                self._lose(peer)
+                return None
+            case Attach.STALE:
+                return None
+            case Attach.RESUME:
+                pass
+        peer.channels.append(channel)
+        peer.current, peer.heard = channel, True
+        peer.outbox.clear()
+        peer.put(peer.session.unacknowledged())
+        self._keep(peer, "sender", self._send_loop)
+        return peer
+
+    def _detach(self, peer: _Peer, channel: Channel) -> None:
+        if channel in peer.channels:
+            peer.channels.remove(channel)
+        if peer.current is channel:
+            peer.current = peer.channels[-1] if peer.channels else None
+            peer.outbox.clear()
+            peer.put(peer.session.unacknowledged())
+
+    def _renew(self, address: str) -> None:
+        """A connection has ended: look for the peer if there is, or was, something to say."""
+        peer = self._peers.get(address)
+        if peer is None or self._closed or peer.current is not None:
+            return
+        if peer.session.is_established or peer.session.unacked_bytes:
+            self._keep(peer, "search", self._search)
+        else:
+            del self._peers[address]
+
+    # Talking --------------------------------------------------------------------------------------------------------
 
     async def _send_loop(self, peer: _Peer) -> None:
-        try:
-            channel = peer.channels[0] if peer.channels else await self._dial(peer)
-            while True:
-                await peer.filled.wait()
-                batch = list(peer.outbox)
-                peer.outbox.clear()
-                peer.filled.clear()
-                peer.outbox_bytes = 0
-                await channel.send_many(batch)
-        except (ReplicaLost, ProtocolError) as error:
-            log.info("peer %s is lost: %s", peer.address, error)
-            self._lose(peer)
-
-    async def _dial(self, peer: _Peer) -> Channel:
-        channel = await connect(peer.address, self._key, self.me)
-        self._spawn(self._attach(peer.address, channel))
-        return channel
-
-    async def _attach(self, address: str, channel: Channel) -> None:
-        """Read from `channel` until it breaks; then the peer is lost."""
-        peer = self._peers.get(address)
-        if peer and peer.incarnation not in ("", channel.peer.incarnation):
-            self._lose(
-                peer
-            )  # it has been reborn on the same address before its old connections were seen to break
-            peer = None
-        if peer is None:
-            peer = self._peers[address] = _Peer(address)
-        peer.incarnation = channel.peer.incarnation
-        self._pids[address] = channel.peer.pid
-        peer.channels.append(channel)
-        try:
-            await self._read_loop(address, channel)
-        except ReplicaLost as error:
-            log.info("peer %s is lost: %s", address, error)
-        except BatonError:
-            log.exception("peer %s sent what cannot be read; its connection is cut", address)
-        self._lose(peer)
-
-    async def _read_loop(self, address: str, channel: Channel) -> None:
         while True:
-            header, payload_bytes = await channel.recv()
+            await peer.wake.wait()
+            channel = peer.current
+            if channel is None:
+                return  # the next connection begins with all that is unacknowledged
+            peer.wake.clear()
+            batch = list(peer.outbox)
+            peer.outbox.clear()
+            peer.spoke = True
+            try:
+                await channel.send_many(batch)
+            except ReplicaLost:
+                channel.close()
+                self._detach(peer, channel)
+
+    async def _read_loop(self, peer: _Peer, channel: Channel) -> None:
+        while True:
+            frame, payload_bytes = await channel.recv()
             if payload_bytes:
                 raise ProtocolError("mail carries no payload")
-            message = decode(header)
-            try:
-                self._on_message(address, message)
-            except Exception:
-                log.exception("handling %s from %s failed", type(message).__name__, address)
+            peer.heard = True
+            heard = peer.session.on_frame(frame)
+            peer.put(heard.answers)
+            for message in heard.messages:
+                self._deliver(peer, decode(message))
+            if peer.session.num_unsaid >= _SAY_AFTER:
+                peer.put([peer.session.beat()])
+            if self._peers.get(peer.address) is not peer:
+                return  # lost while it was heard
+
+    def _deliver(self, peer: _Peer, message: Message) -> None:
+        if self._peers.get(peer.address) is not peer:
+            return
+        try:
+            self._on_message(peer.address, message)
+        except Exception:
+            log.exception("handling %s from %s failed", type(message).__name__, peer.address)
+
+    async def _beat(self) -> None:
+        """Counts beats, not seconds: after a pause of this very process its peers get their full time again."""
+        config = self._config
+        while True:
+            await asyncio.sleep(config.heartbeat_s)
+            for peer in list(self._peers.values()):
+                if peer.current is None:
+                    continue  # its search has a deadline
+                peer.num_silent_beats = 0 if peer.heard else peer.num_silent_beats + 1
+                if peer.num_silent_beats * config.heartbeat_s >= config.peer_timeout_s:
+                    log.warning("peer %s has been silent for %g s", peer.address, config.peer_timeout_s)
+                    self._lose(peer)
+                    continue
+                if not peer.spoke or peer.session.unacked_bytes:
+                    peer.put([peer.session.beat()])
+                peer.heard = peer.spoke = False
 
     def _lose(self, peer: _Peer) -> None:
         if self._closed or self._peers.get(peer.address) is not peer:
@@ -150,9 +273,16 @@ class TcpMail:
         del self._peers[peer.address]
         for channel in peer.channels:
             channel.close()
-        if peer.sender is not None and peer.sender is not asyncio.current_task():
-            peer.sender.cancel()
+        for task in peer.tasks.values():
+            if task is not asyncio.current_task():
+                task.cancel()
         self._on_lost(peer.address)
+
+    def _keep(self, peer: _Peer, what: str, work: Callable[[_Peer], Coroutine[Any, Any, None]]) -> None:
+        """Have one task of this kind for the peer."""
+        task = peer.tasks.get(what)
+        if task is None or task.done():
+            peer.tasks[what] = self._spawn(work(peer))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

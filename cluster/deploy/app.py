@@ -32,7 +32,7 @@ class Scheduler:
 
     async def __init__(self, config: ClusterConfig, key: bytes, log_level: str, one_host: bool) -> None:
         configure_logging(log_level)
-        self._mail = TcpMail(key, mail_host(one_host))
+        self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
         self._node = SchedulerNode(self._mail, WallClock(), GlobalScheduler(config.schedule))
         self._running = asyncio.create_task(self._node.run())
 
@@ -68,7 +68,7 @@ class Ingress:
     ) -> None:
         configure_logging(log_level)
         self._frontend = Frontend(
-            TcpMail(key, mail_host(one_host)),
+            TcpMail(key, mail_host(one_host), config=config.mail),
             WallClock(),
             config.schedule,
             config.engine.block_size,

@@ -43,7 +43,7 @@ class _Pool:
         self, config: ClusterConfig, key: bytes, scheduler: Any, log_level: str, one_host: bool
     ) -> None:
         configure_logging(log_level)
-        mail = TcpMail(key, mail_host(one_host))
+        mail = TcpMail(key, mail_host(one_host), config=config.mail)
         parts = await asyncio.to_thread(
             remote_parts, config, resolve(config.model.path), self.role, mail, key
         )

@@ -1,0 +1,102 @@
+"""Mail over real sockets that lose, double, reorder, delay and break; and peers that stop, die or come back."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from core.config import MailConfig
+from core.messages import Cancel
+from net.mail import TcpMail
+from tests.contract.test_mail import Box
+from tests.net.faulty import Fate, FaultyChannel
+
+QUICK = MailConfig(heartbeat_s=0.03, peer_timeout_s=0.4, reconnect_s=1.0)
+
+
+@pytest.fixture
+async def join():
+    boxes: list[Box] = []
+
+    def make(
+        fate: Callable[[bytes], Fate] = lambda _: "pass", config: MailConfig = QUICK, port: int = 0
+    ) -> Box:
+        mail = TcpMail(
+            b"key",
+            port=port,
+            config=config,
+            wrap=lambda channel: FaultyChannel(channel, fate),  # type: ignore[arg-type,return-value]
+        )
+        boxes.append(Box(mail))
+        return boxes[-1]
+
+    yield make
+    for box in boxes:
+        await box.mail.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_all_arrives_in_order_over_bad_connections(join, seed: int) -> None:
+    rng = random.Random(seed)
+    kinds: list[Fate] = ["drop", "double", "swap", "delay", "cut"]
+
+    def fate(_: bytes) -> Fate:
+        return rng.choice(kinds) if rng.random() < 0.1 else "pass"
+
+    a, b = join(fate), join(fate)
+    for i in range(60):
+        a.mail.send(b.mail.address, Cancel("from a", i))
+        b.mail.send(a.mail.address, Cancel("from b", i))
+        await asyncio.sleep(0.002)
+    await a.until(lambda box: len(box.got) >= 60)
+    await b.until(lambda box: len(box.got) >= 60)
+    assert [m.attempt for _, m in a.got] == [m.attempt for _, m in b.got] == list(range(60))
+    assert a.lost == b.lost == []
+
+
+@pytest.mark.parametrize("kind", ["drop", "double", "swap", "delay", "cut"])
+async def test_one_bad_frame_costs_nothing_also_when_it_is_the_last(join, kind: Fate) -> None:
+    fates: list[Fate] = [kind]
+    a, b = join(lambda frame: fates.pop() if fates and frame[0] == 1 else "pass"), join()
+    a.mail.send(b.mail.address, Cancel("only", 1))
+    await b.until(lambda box: bool(box.got))
+    await asyncio.sleep(0.1)
+    assert [m.attempt for _, m in b.got] == [1]
+    assert not a.lost
+    assert not b.lost
+
+
+async def test_a_silent_peer_is_lost_in_time_and_both_sides_learn_it(join) -> None:
+    silent = [False]
+    a, b = join(), join(lambda _: "drop" if silent[0] else "pass")
+    a.mail.send(b.mail.address, Cancel("hello", 0))
+    await b.until(lambda box: bool(box.got))
+    silent[0] = True
+    started = asyncio.get_running_loop().time()
+    await a.until(lambda box: bool(box.lost))
+    assert asyncio.get_running_loop().time() - started < 2.0
+    silent[0] = False
+    await b.until(lambda box: bool(box.lost))
+    b.mail.send(a.mail.address, Cancel("again", 1))
+    await a.until(lambda box: bool(box.got))
+    a.mail.send(b.mail.address, Cancel("welcome back", 2))
+    await b.until(lambda box: len(box.got) == 2)
+    await asyncio.sleep(0.1)
+    assert a.lost == [b.mail.address]
+    assert b.lost == [a.mail.address]
+
+
+async def test_a_peer_reborn_on_the_same_address_is_another_one(join) -> None:
+    a, b = join(), join()
+    address = b.mail.address
+    a.mail.send(address, Cancel("hello", 0))
+    await b.until(lambda box: bool(box.got))
+    await b.mail.close()
+    reborn = join(port=int(address.rpartition(":")[2]))
+    assert reborn.mail.address == address
+    await a.until(lambda box: bool(box.lost))
+    a.mail.send(address, Cancel("who are you", 1))
+    await reborn.until(lambda box: bool(box.got))
+    assert [m.attempt for _, m in reborn.got] == [1]
+    assert a.lost == [address]
