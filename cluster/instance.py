@@ -116,6 +116,11 @@ class Instance:
     def num_used_blocks(self) -> int:
         return self._scheduler.num_used_blocks
 
+    @property
+    def num_grants(self) -> int:
+        """Rights to write into this instance's pool that somebody has."""
+        return self._inbox.num_live if self._inbox else 0
+
     def check_integrity(self) -> None:
         """Raises Bug where the block accounting or the grants disagree with themselves."""
         self._engine.check_integrity()

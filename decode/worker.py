@@ -34,6 +34,7 @@ from kvtransfer.inbox import Inbox
 log = logging.getLogger(__name__)
 
 _ASK_TIMEOUT_S = 2.0
+_LAST_WORD_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +48,11 @@ class _Job:
     future: "asyncio.Future[Reservation] | None" = None
     reservation: Reservation | None = None
     grant_id: str = ""
+    asked: str = ""
+    """The scheduler that was asked for another prefill instance."""
     commit: Commit | None = None
     timer: "asyncio.Task[None] | None" = None
+    fence: "asyncio.Task[None] | None" = None
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
     cancelled: bool = False
 
@@ -100,6 +104,8 @@ class DecodeWorker:
     def on_lost(self, peer: str) -> None:
         """A writer died: fence it and find another. A frontend died: nobody reads its requests any more."""
         for key, job in list(self._jobs.items()):
+            if job.asked == peer:
+                self._on_fact(job, Fact.NOBODY)
             if job.request.reply_to == peer:
                 self._cancel(key)
             elif job.prefill == peer:
@@ -209,6 +215,8 @@ class DecodeWorker:
         def ended() -> None:
             job = self._grants.get(grant_id)
             if job is not None:
+                if job.fence is not None:
+                    job.fence.cancel()
                 self._on_fact(job, fact)
 
         self._inbox.end(grant_id, ended)
@@ -230,7 +238,7 @@ class DecodeWorker:
                 self._mail.send(job.prefill, Revoke(job.grant_id))
                 self._set_timer(job, self._config.drain_timeout_s)
             case Action.FENCE:
-                self._spawn(job, self._fence(job, job.grant_id, job.prefill))
+                job.fence = self._spawn(job, self._fence(job, job.grant_id, job.prefill))
                 self._set_timer(job, self._config.drain_timeout_s)
             case Action.ASK:
                 self._ask(job)
@@ -279,13 +287,23 @@ class DecodeWorker:
             self._on_fact(job, Fact.NOBODY)
             return
         ask = NeedPrefill(request.id, request.attempt, job.handoff.epoch, missing, job.prefill)
-        self._mail.send(self._reporter.scheduler, ask)
+        job.asked = self._reporter.scheduler
+        self._mail.send(job.asked, ask)
         self._set_timer(job, _ASK_TIMEOUT_S)
 
     async def _fence(self, job: _Job, grant_id: str, writer: str) -> None:
-        await self._inbox.fence(grant_id, writer)
-        if job.grant_id == grant_id:  # else the writer has said its last word before, and another one writes
-            self._on_fact(job, Fact.FENCED)
+        asking = self._spawn(job, self._ask_for_last_word(grant_id, writer))
+        try:
+            await self._inbox.fence(grant_id, writer)
+        finally:
+            asking.cancel()
+        self._on_fact(job, Fact.FENCED)
+
+    async def _ask_for_last_word(self, grant_id: str, writer: str) -> None:
+        """A writer that was only stopped or cut off can end its fence itself, should it have forgotten the grant, too."""
+        while True:
+            await self._clock.sleep(_LAST_WORD_S)
+            self._mail.send(writer, Revoke(grant_id))
 
     def _activate(self, job: _Job) -> None:
         assert job.reservation is not None

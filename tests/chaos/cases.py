@@ -1,0 +1,255 @@
+"""The chaos matrix: every state of the hand-over x everything that may happen to a process in it; every message x every mistreatment.
+
+A case brings one request into a state, holds the process that is in it with SIGSTOP, does the fault, lets go, and then expects: the
+clients' tokens equal the undisturbed run, and nothing is held anywhere."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from tests.chaos.world import Process, Stream, World
+
+DECODE_STATES = (
+    "RESERVING", "GRANTED", "ACTIVE", "FENCING", "ASKING", "LOCAL", "RECALLING", "REVOKING", "CLOSING", "RELEASED",
+)  # fmt: skip
+PREFILL_STATES = ("COMPUTING", "SENDING", "STOPPING", "DONE")
+STATES = tuple(f"decode.{s}" for s in DECODE_STATES) + tuple(f"prefill.{s}" for s in PREFILL_STATES)
+FAULTS = (
+    "kill prefill", "kill decode", "kill frontend", "kill scheduler",
+    "stop prefill", "stop decode", "stop frontend", "stop scheduler",
+    "restart prefill", "restart decode",
+)  # fmt: skip
+"""`restart` comes back on the same address. `stop` goes on after the others have given the process up."""
+
+
+def applies(state: str, fault: str) -> bool:
+    """There is no prefill instance left in LOCAL: that is how a request gets there."""
+    return not (state == "decode.LOCAL" and fault.endswith("prefill"))
+
+
+KINDS = ("drop", "delay", "double", "swap", "cut")
+MESSAGES: dict[str, tuple[str, str]] = {
+    "Place": ("frontend", "plain"),
+    "Placed": ("scheduler", "plain"),
+    "Submit": ("frontend", "plain"),
+    "StartPrefill": ("decode", "plain"),
+    "ChunkDone": ("prefill", "plain"),
+    "Commit": ("prefill", "plain"),
+    "Tokens": ("decode", "plain"),
+    "Finished": ("frontend", "plain"),
+    "LoadReport": ("decode", "plain"),
+    "Cancel": ("frontend", "cancel"),
+    "Revoke": ("decode", "cancel"),
+    "Drained": ("prefill", "cancel"),
+    "NeedPrefill": ("decode", "lose"),
+    "PrefillAssigned": ("scheduler", "lose"),
+    "Register": ("prefill", "lose"),
+}
+"""Message: who sends it, and in what kind of run."""
+CANCELLED = ("decode.REVOKING", "decode.CLOSING", "decode.RELEASED", "prefill.STOPPING")
+STOP_S = 1.5
+PATIENCE_S = 25.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    case: str
+    recovery_s: float
+    """The longest pause that a client saw, from the moment of the fault."""
+
+
+class Case:
+    """One subject on frontend0, and a witness on frontend1 that is decoding when the fault comes."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.trapped: Process | None = None
+        self.killed: dict[str, int] = {}
+
+    async def run(self, state: str, fault: str) -> Outcome:
+        bystander = await self.decoding("frontend1")
+        async with self.held_in(state) as subject:
+            assert self.trapped is not None
+            started = asyncio.get_running_loop().time()
+            await self.strike(fault, subject)
+        await self.end(subject, cancelled=state in CANCELLED or fault == "kill frontend")
+        await self.end(bystander)
+        await self.repair()
+        return Outcome(self.name, max(self.pause_after(stream, started) for stream in (subject, bystander)))
+
+    def pause_after(self, stream: Stream, moment_s: float) -> float:
+        """The longest gap that ends after `moment_s`."""
+        at, longest = stream.last_s, 0.0
+        for gap_s in reversed(stream.gaps_s):
+            if at < moment_s:
+                break
+            longest = max(longest, min(gap_s, at - moment_s) if at - gap_s < moment_s else gap_s)
+            at -= gap_s
+        return longest
+
+    async def decoding(self, frontend: str, after: int = 2, max_tokens: int = 60) -> Stream:
+        stream = self.world.streams[self.world.generate(frontend, self.world.fresh_prompt(20), max_tokens)]
+        async with asyncio.timeout(PATIENCE_S):
+            while len(stream.tokens) < after:
+                await asyncio.sleep(0.005)
+        return stream
+
+    @contextlib.asynccontextmanager
+    async def held_in(self, state: str) -> AsyncIterator[Stream]:
+        """A new request, whose process is stopped in `state` as long as the body runs."""
+        world, side = self.world, state.partition(".")[0]
+        nodes = self.arm(side, state)
+        before = self.arm("prefill", "prefill.COMPUTING", state) if state in _WRITER_HELD else []
+        if state == "decode.LOCAL":
+            await self.kill("prefill1")
+            before = [node for node in before if node.name != "prefill1"]
+        name = world.generate("frontend0", world.fresh_prompt(40), 20)
+        if before:
+            writer = await self.first_trapped(before)
+            self.arm("prefill", but=writer)
+            await self.disturb(state, name, writer)
+        elif state == "decode.RECALLING":
+            for node in self.of("prefill"):
+                node.do(do="corrupt")
+        self.trapped = await self.first_trapped(nodes)
+        self.arm(side, but=self.trapped)
+        try:
+            yield world.streams[name]
+        finally:
+            for node in (self.trapped, *before):
+                world.thaw(node.name)
+
+    async def disturb(self, state: str, name: str, writer: Process) -> None:
+        """The writer is stopped while it computes: now what leads to the wanted state."""
+        world = self.world
+        if state in ("decode.FENCING", "decode.ASKING", "decode.LOCAL"):
+            await self.kill(writer.name)
+            return
+        world.nodes["frontend0"].do(do="cancel", id=f"{name}@frontend0")
+        await asyncio.sleep(0.1)  # the Cancel is on its way
+        if state == "decode.CLOSING":
+            await self.kill(writer.name)
+        elif state != "decode.REVOKING":
+            world.thaw(writer.name)
+
+    async def strike(self, fault: str, subject: Stream) -> None:
+        kind, _, role = fault.partition(" ")
+        assert self.trapped is not None
+        victim = await self.victim(role)
+        if kind == "stop":
+            self.world.freeze(victim)
+            if victim != self.trapped.name:
+                self.world.thaw(self.trapped.name)
+            await asyncio.sleep(STOP_S)
+            self.world.thaw(victim)
+            return
+        await self.kill(victim)
+        if kind == "restart":
+            await self.world.start(victim, self.killed.pop(victim))
+
+    async def victim(self, role: str) -> str:
+        """The process of this role that serves the subject."""
+        assert self.trapped is not None
+        if role == self.trapped.role:
+            return self.trapped.name
+        if role == "scheduler":
+            return "scheduler"
+        if role == "frontend":
+            return "frontend0"
+        prefill, decode = await self.world.route("frontend0")
+        wanted = prefill if role == "prefill" else decode
+        living = [node.name for node in self.of(role)]
+        return wanted if wanted in living else living[0]
+
+    async def kill(self, name: str) -> None:
+        self.killed[name] = await self.world.kill(name)
+
+    async def repair(self) -> None:
+        """Replace what was killed, as Serve would; then nothing may be left of the past."""
+        for name in self.killed:
+            await self.world.start(name)
+        self.killed.clear()
+        await self.world.settled()
+        assert not self.world.segments_left()
+
+    async def end(self, stream: Stream, cancelled: bool = False) -> None:
+        if cancelled:
+            assert tuple(stream.tokens) == stream.expected[: len(stream.tokens)], self.name
+            return
+        async with asyncio.timeout(PATIENCE_S):
+            await stream.done.wait()
+        assert not stream.error, f"{self.name}: {stream.error}"
+        assert tuple(stream.tokens) == stream.expected, f"{self.name}: wrong tokens"
+
+    def of(self, role: str) -> list[Process]:
+        nodes = self.world.nodes.values()
+        return [n for n in nodes if n.role == role and n.process.returncode is None]
+
+    def arm(self, role: str, *states: str, but: Process | None = None) -> list[Process]:
+        """Set the traps of all processes of a role; no states: disarm them."""
+        nodes = [node for node in self.of(role) if node is not but]
+        for node in nodes:
+            node.do(do="trap", states=states)
+        return nodes
+
+    async def first_trapped(self, nodes: list[Process]) -> Process:
+        waits = {asyncio.create_task(node.wait_for("trapped", PATIENCE_S)): node for node in nodes}
+        done, rest = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        first = done.pop()
+        first.result()
+        await waits[first].has_stopped()
+        return waits[first]
+
+
+_WRITER_HELD = (
+    "decode.FENCING", "decode.ASKING", "decode.LOCAL", "decode.REVOKING", "decode.CLOSING", "decode.RELEASED", "prefill.STOPPING",
+)  # fmt: skip
+"""States that are reached by something that happens while the prefill instance computes."""
+
+
+async def slow_link(world: World, name: str) -> Outcome:
+    """Six prompts over a link on which every write takes 20 ms more; then it is well again."""
+    case, prefills = Case(world, name), [n for n in world.nodes.values() if n.role == "prefill"]
+    for node in prefills:
+        node.do(do="slow", write_s=0.02)
+    names = [world.generate("frontend0", world.fresh_prompt(40), 12) for _ in range(6)]
+    for stream in [world.streams[n] for n in names]:
+        await case.end(stream)
+    for node in prefills:
+        node.do(do="slow", write_s=0.0)
+    await case.repair()
+    return Outcome(name, max(max(world.streams[n].gaps_s) for n in names))
+
+
+async def mistreat(world: World, name: str, message: str, kind: str) -> Outcome:
+    """The next `message` from every process of its sender's role is dropped, doubled ... under a plain run, or one with a loss."""
+    case = Case(world, name)
+    role, run = MESSAGES[message]
+    for node in case.of(role):
+        node.do(do="fate", message=message, kind=kind)
+    if run == "plain":
+        streams = [world.streams[world.generate("frontend0", world.fresh_prompt(40), 12)]]
+    else:
+        writers = case.arm("prefill", "prefill.COMPUTING")
+        stream = world.generate("frontend0", world.fresh_prompt(40), 12)
+        writer = await case.first_trapped(writers)
+        case.arm("prefill", but=writer)
+        streams = [world.streams[stream]]
+        if run == "cancel":
+            world.nodes["frontend0"].do(do="cancel", id=f"{stream}@frontend0")
+            await asyncio.sleep(0.1)
+            world.thaw(writer.name)
+        else:
+            await case.kill(writer.name)
+    for stream in streams:
+        await case.end(stream, cancelled=run == "cancel")
+    for node in case.of(role):
+        node.do(do="fate", message=message, kind="pass")
+    started = asyncio.get_running_loop().time()
+    await case.repair()
+    quiet_s = asyncio.get_running_loop().time() - started
+    return Outcome(case.name, max([quiet_s, *(max(s.gaps_s, default=0.0) for s in streams)]))

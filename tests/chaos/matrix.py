@@ -1,0 +1,151 @@
+"""Runs all cases, several clusters at a time. `python -m tests.chaos.matrix OUT.json` writes the table of recovery times.
+
+The times are of this set-up, where a silent process is given up after 1 s (5 s by default)."""
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.cases import (
+    FAULTS,
+    KINDS,
+    MESSAGES,
+    STATES,
+    Case,
+    Outcome,
+    applies,
+    mistreat,
+    slow_link,
+)
+from tests.chaos.world import OVERRIDES, World
+
+_CASE_S = 90.0
+SHM: dict[str, Any] = {}
+TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
+_WRITTEN_BY_OTHERS = (
+    "decode.GRANTED", "decode.FENCING", "decode.RECALLING", "decode.REVOKING", "decode.CLOSING",
+    "prefill.COMPUTING", "prefill.SENDING",
+)  # fmt: skip
+"""States in which the transport matters: these are tried over TCP with checksums as well."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    name: str
+    overrides: dict[str, Any]
+    run: Callable[[World, str], Awaitable[Outcome]]
+
+
+def entries() -> list[Entry]:
+    return [*_process_entries(), *_message_entries()]
+
+
+def _process_entries() -> list[Entry]:
+    made: list[Entry] = []
+    for state in STATES:
+        for fault in FAULTS:
+            if not applies(state, fault):
+                continue
+
+            async def run(world: World, name: str, state: str = state, fault: str = fault) -> Outcome:
+                return await Case(world, name).run(state, fault)
+
+            if state != "decode.RECALLING":  # it takes a checksum to get there
+                made.append(Entry(f"shm: {fault} in {state}", SHM, run))
+            if state in _WRITTEN_BY_OTHERS and fault.split()[1] in ("prefill", "decode"):
+                made.append(Entry(f"tcp: {fault} in {state}", TCP, run))
+    return made
+
+
+def _message_entries() -> list[Entry]:
+    made: list[Entry] = []
+    for message in MESSAGES:
+        for kind in KINDS:
+
+            async def run(world: World, name: str, message: str = message, kind: str = kind) -> Outcome:
+                return await mistreat(world, name, message, kind)
+
+            made.append(Entry(f"shm: {kind} {message}", SHM, run))
+    for overrides, transport in ((SHM, "shm"), (TCP, "tcp")):
+        made.append(Entry(f"{transport}: slow link", overrides, slow_link))
+    return made
+
+
+async def run_all(folder: Path, chosen: list[Entry], num_worlds: int = 3) -> dict[str, Outcome | Exception]:
+    """Every entry's outcome, or what went wrong. A world in which something went wrong is replaced."""
+    todo = sorted(chosen, key=lambda entry: "tcp" in entry.name)
+    results: dict[str, Outcome | Exception] = {}
+
+    async def work(number: int) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            world: World | None = None
+            while todo:
+                entry = todo.pop(0)
+                if world is not None and world.wanted != entry.overrides:
+                    await stack.aclose()
+                    world = None
+                try:
+                    if world is None:
+                        world = World(folder / f"{number}-{len(todo)}", entry.overrides)
+                        await stack.enter_async_context(world)
+                    async with asyncio.timeout(_CASE_S):
+                        results[entry.name] = await entry.run(world, entry.name)
+                except Exception as error:
+                    error.add_note(f"{entry.name}; log: {world.folder / 'log'}" if world else entry.name)
+                    results[entry.name] = error
+                    await stack.aclose()
+                    world = None
+
+    await asyncio.gather(*(work(number) for number in range(num_worlds)))
+    return results
+
+
+def table(results: dict[str, Outcome | Exception]) -> list[dict[str, Any]]:
+    """Per transport and fault: how many cases, how many went wrong, and the longest pause a client saw."""
+    rows: dict[str, list[Outcome | Exception]] = defaultdict(list)
+    for name, result in results.items():
+        transport, _, what = name.partition(": ")
+        message = what.split(" in ")[0]
+        kind = message if " in " in what or message == "slow link" else message.split()[0] + " a message"
+        rows[f"{transport}: {kind}"].append(result)
+    return [
+        {
+            "fault": fault,
+            "cases": len(outcomes),
+            "failed": sum(isinstance(o, Exception) for o in outcomes),
+            "longest_pause_s": round(
+                max((o.recovery_s for o in outcomes if isinstance(o, Outcome)), default=0.0), 2
+            ),
+        }
+        for fault, outcomes in rows.items()
+    ]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        results = asyncio.run(run_all(Path(folder), entries()))
+    report = {
+        "command": "python -m tests.chaos.matrix " + " ".join(sys.argv[1:]),
+        "machine": {
+            "cpus": os.cpu_count(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "set_up": OVERRIDES,
+        "rows": table(results),
+        "failures": {name: repr(r) for name, r in results.items() if isinstance(r, Exception)},
+    }
+    Path(sys.argv[1]).write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

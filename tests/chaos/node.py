@@ -1,0 +1,251 @@
+"""One process of a chaos cluster: the production scheduler, frontend or instance over the witness device.
+
+Commands come as JSON lines on standard input, events go to standard output. It ends when its input ends, and with its parent.
+
+    {"do": "trap", "states": ["decode.GRANTED"]}       stop this very process (SIGSTOP) when a hand-over enters one of them, once each
+    {"do": "fate", "message": "Commit", "kind": "drop"}  treat the next outgoing message of that type badly, below the numbering
+    {"do": "corrupt"}                                   the next TCP frame of KV carries a wrong checksum
+    {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
+    {"do": "generate", "id": .., "prompt": .., "max_tokens": ..}  {"do": "cancel", "id": ..}
+    {"do": "status"}                                    what this process still holds
+"""
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from cluster.frontend import Frontend
+from cluster.instance import Instance, Parts, Role
+from cluster.pool_access import remote_access
+from cluster.routing import GlobalScheduler
+from cluster.scheduler_node import SchedulerNode
+from core.clock import WallClock
+from core.config import ClusterConfig, load
+from core.messages import RegionKey
+from core.ports import LayerSink
+from core.types import Request, SamplingParams
+from engine.group import InlineGroup
+from kvtransfer.copies import CopyRun
+from kvtransfer.handoff import DecodeHandoff, PushHandoff
+from kvtransfer.transport import tcp
+from kvtransfer.transport.base import Sender
+from kvtransfer.transport.shm import host_id
+from net.mail import TcpMail
+from tests.chaos.witness import SHARD, WitnessRank
+from tests.net.faulty import Fate, FaultyChannel
+
+KEY = b"chaos"
+LAYER_S = 0.003
+_DATA_HEAD_BYTES = 17
+_DIE_WITH_PARENT = 1
+
+
+def tell(**event: Any) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+class Faults:
+    """What this process shall do wrong."""
+
+    def __init__(self) -> None:
+        self.traps: set[str] = set()
+        self.fates: dict[str, Fate] = {}
+        self.corrupt = 0
+        self.write_s = 0.0
+
+    def fate(self, frame: bytes) -> Fate:
+        if frame[0] != 1 or not self.fates:
+            return "pass"
+        kind = msgpack.unpackb(frame[_DATA_HEAD_BYTES:])[0]
+        fate = self.fates.pop(kind, "pass")
+        if fate != "pass":
+            tell(event="fated", message=kind, kind=fate)
+        return fate
+
+    def entered(self, side: str, state: str) -> None:
+        name = f"{side}.{state}"
+        if name in self.traps:
+            self.traps.remove(name)
+            tell(event="trapped", state=name)
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+FAULTS = Faults()
+
+
+def watch(side: str, kind: type[Any]) -> None:
+    """Have FAULTS told of every state that a hand-over of this kind enters."""
+    plain_on, plain_init = kind.on, kind.__init__
+
+    def on(self: Any, fact: Any) -> Any:
+        before = self.state
+        action = plain_on(self, fact)
+        if self.state is not before:
+            FAULTS.entered(side, self.state.name)
+        return action
+
+    def init(self: Any) -> None:
+        plain_init(self)
+        FAULTS.entered(side, self.state.name)
+
+    kind.on, kind.__init__ = on, init
+
+
+def wrong_checksums() -> None:
+    right = tcp.zlib.crc32
+
+    class Zlib:
+        @staticmethod
+        def crc32(data: Any, value: int = 0) -> int:
+            if FAULTS.corrupt:
+                FAULTS.corrupt -= 1
+                tell(event="corrupted")
+                return right(data, value) ^ 1
+            return right(data, value)
+
+    tcp.zlib = Zlib  # type: ignore[assignment]
+
+
+class SlowSender:
+    def __init__(self, inner: Sender) -> None:
+        self._inner = inner
+
+    async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
+        if FAULTS.write_s:
+            await asyncio.sleep(FAULTS.write_s)
+        await self._inner.write(grant_id, region, runs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Node:
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.role, self.folder = spec["role"], Path(spec["folder"])
+        self.config: ClusterConfig = load(None, {}, spec["overrides"])
+        self.mail = TcpMail(
+            KEY,
+            port=spec["port"],
+            config=self.config.mail,
+            wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
+        )
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def resolve(self) -> str:
+        return (self.folder / "scheduler").read_text()
+
+    def start(self) -> None:
+        match self.role:
+            case "scheduler":
+                self.scheduler = GlobalScheduler(self.config.schedule)
+                node = SchedulerNode(self.mail, WallClock(), self.scheduler)
+                self.keep("run", node.run())
+                new = self.folder / f"scheduler.{os.getpid()}"
+                new.write_text(self.mail.address)
+                new.rename(self.folder / "scheduler")
+            case "frontend":
+                self.frontend = Frontend(
+                    self.mail, WallClock(), self.config.schedule, SHARD.layout.block_size, self.resolve, 60.0
+                )
+                self.keep("run", self.frontend.run())
+            case _:
+                self.instance = Instance(
+                    self.config, self.role, self.mail, WallClock(), self.resolve, self.parts(self.role)
+                )
+                self.instance.run()
+
+    def parts(self, role: Role) -> Parts:
+        num_blocks = self.config.engine.num_blocks
+        access = remote_access(self.config.transfer, role, self.mail, KEY, SHARD.pool_bytes(num_blocks))
+
+        def group(sink: LayerSink | None) -> InlineGroup:
+            return InlineGroup(WitnessRank(access.buffer, num_blocks, sink, LAYER_S).step)
+
+        def senders() -> list[Sender]:
+            return [SlowSender(sender) for sender in access.make_senders()]  # type: ignore[misc]
+
+        return Parts(SHARD, num_blocks, 400, access.make_receivers, senders, group, host_id())
+
+    async def generate(self, name: str, prompt: list[int], max_tokens: int) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens)
+        request = Request(self.frontend.new_request_id(), tuple(prompt), sampling, self.frontend.address)
+        try:
+            async for token in self.frontend.generate(request):
+                tell(event="token", id=name, token=token.token, index=token.index)
+            tell(event="end", id=name, error="")
+        except Exception as error:
+            tell(event="end", id=name, error=f"{type(error).__name__}: {error}")
+
+    def obey(self, command: dict[str, Any]) -> None:
+        match command:
+            case {"do": "trap", "states": states}:
+                FAULTS.traps = set(states)
+            case {"do": "fate", "message": message, "kind": kind}:
+                FAULTS.fates[message] = kind
+            case {"do": "corrupt"}:
+                FAULTS.corrupt = 1
+            case {"do": "slow", "write_s": write_s}:
+                FAULTS.write_s = write_s
+            case {"do": "generate", "id": name, "prompt": prompt, "max_tokens": max_tokens}:
+                self.keep(name, self.generate(name, prompt, max_tokens))
+            case {"do": "cancel", "id": name}:
+                self.tasks[name].cancel()
+            case {"do": "status"}:
+                tell(event="status", **self.status())
+            case _:
+                raise ValueError(f"unknown command {command}")
+
+    def status(self) -> dict[str, Any]:
+        """`held`: everything that should be nothing once all requests are over."""
+        match self.role:
+            case "scheduler":
+                status = self.scheduler.status()
+                held = self.scheduler.num_queued + self.scheduler.num_placed
+                routes = [
+                    [p.frontend, p.route.prefill, p.route.decode] for p in self.scheduler._placements.values()
+                ]
+                return {"held": held, "instances": [i.address for i in status.instances], "routes": routes}
+            case "frontend":
+                return {"held": self.frontend.num_running}
+            case _:
+                self.instance.check_integrity()
+                instance = self.instance
+                held = [instance.num_jobs, instance.num_used_blocks, instance.num_grants]
+                return {"held": held if any(held) else 0}
+
+    def keep(self, name: str, work: Any) -> None:
+        self.tasks[name] = asyncio.create_task(work)
+
+    async def run(self) -> None:
+        self.start()
+        tell(event="ready", address=self.mail.address)
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        while line := await reader.readline():
+            self.obey(json.loads(line))
+        if self.role in ("prefill", "decode"):
+            await self.instance.close()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s"
+    )
+    watch("decode", DecodeHandoff)
+    watch("prefill", PushHandoff)
+    wrong_checksums()
+    asyncio.run(Node(json.loads(sys.argv[1])).run())

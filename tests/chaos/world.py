@@ -1,0 +1,225 @@
+"""A cluster of real processes that a test may stop, kill, restart and make misbehave."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.witness import undisturbed
+
+ROOT = Path(__file__).parents[2]
+OVERRIDES: dict[str, Any] = {
+    "engine.block_size": 4,
+    "engine.num_blocks": 120,
+    "engine.max_batch_tokens": 16,
+    "mail.heartbeat_s": 0.1,
+    "mail.peer_timeout_s": 1.0,
+    "mail.reconnect_s": 0.5,
+    "transfer.drain_timeout_s": 1.0,
+    "schedule.local_threshold_tokens": 0,
+}
+ROLES = ("scheduler", "prefill", "prefill", "decode", "decode", "frontend", "frontend")
+_READY_S = 30.0
+_IDLE_S = 20.0
+
+
+@dataclass
+class Process:
+    """One node. `name` stays when the process is replaced."""
+
+    name: str
+    role: str
+    process: asyncio.subprocess.Process
+    address: str = ""
+    events: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
+    reader: "asyncio.Task[None] | None" = None
+    stopped: bool = False
+
+    def do(self, **command: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    def signal(self, number: int) -> None:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+
+    def state(self) -> str:
+        """The kernel's letter for it."""
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    async def has_stopped(self) -> None:
+        """It says that it is trapped just before it stops; a SIGCONT that came earlier would be lost."""
+        async with asyncio.timeout(10):
+            while self.state() != "T":
+                await asyncio.sleep(0.001)
+
+    async def status(self) -> dict[str, Any]:
+        while not self.events.empty():
+            self.events.get_nowait()
+        self.do(do="status")
+        return await self.wait_for("status")
+
+    async def wait_for(self, event: str, timeout_s: float = 10.0) -> dict[str, Any]:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                seen = await self.events.get()
+                if seen["event"] == event:
+                    return seen
+
+
+@dataclass
+class Stream:
+    """What a client has got so far. `gaps_s` are the pauses before each token, the first counted from the start."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    error: str | None = None
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    last_s: float = 0.0
+
+    @property
+    def expected(self) -> tuple[int, ...]:
+        return undisturbed(self.prompt, self.max_tokens)
+
+
+class World:
+    """`async with World(folder, overrides) as world`. Afterwards no process, segment or port of it is left."""
+
+    def __init__(self, folder: Path, wanted: dict[str, Any]) -> None:
+        self.folder, self.wanted = folder, wanted
+        folder.mkdir(parents=True, exist_ok=True)
+        self.overrides = OVERRIDES | wanted
+        self.nodes: dict[str, Process] = {}
+        self.streams: dict[str, Stream] = {}
+        self._count = 0
+        self._log = (folder / "log").open("ab")
+        self.pids: set[int] = set()
+
+    async def __aenter__(self) -> "World":
+        names = [f"{role}{i % 2}" if role != "scheduler" else role for i, role in enumerate(ROLES)]
+        await self.start("scheduler")
+        await asyncio.gather(*(self.start(name) for name in names[1:]))
+        await self.settled()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self.nodes.values():
+            node.signal(signal.SIGCONT)
+            if node.process.stdin is not None:
+                node.process.stdin.close()
+        for node in self.nodes.values():
+            try:
+                async with asyncio.timeout(5):
+                    await node.process.wait()
+            except TimeoutError:
+                node.process.kill()
+                await node.process.wait()
+            if node.reader is not None:
+                node.reader.cancel()
+        self._log.close()
+
+    async def start(self, name: str, port: int = 0) -> Process:
+        role = name.rstrip("01")
+        spec = {"role": role, "folder": str(self.folder), "port": port, "overrides": self.overrides}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.chaos.node",
+            json.dumps(spec),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=self._log,
+        )
+        node = self.nodes[name] = Process(name, role, process)
+        self.pids.add(process.pid)
+        node.reader = asyncio.create_task(self._read(node))
+        node.address = (await node.wait_for("ready", _READY_S))["address"]
+        return node
+
+    async def kill(self, name: str) -> int:
+        """SIGKILL. Returns the port it listened on."""
+        node = self.nodes[name]
+        node.signal(signal.SIGKILL)
+        await node.process.wait()
+        return int(node.address.rpartition(":")[2])
+
+    def freeze(self, name: str) -> None:
+        self.nodes[name].signal(signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        self.nodes[name].signal(signal.SIGCONT)
+
+    def generate(self, frontend: str, prompt: tuple[int, ...], max_tokens: int) -> str:
+        name = f"s{self._count}"
+        self._count += 1
+        self.streams[name] = Stream(prompt, max_tokens, last_s=asyncio.get_running_loop().time())
+        self.nodes[frontend].do(
+            do="generate", id=f"{name}@{frontend}", prompt=list(prompt), max_tokens=max_tokens
+        )
+        return name
+
+    def fresh_prompt(self, num_tokens: int) -> tuple[int, ...]:
+        """One that no cache has seen."""
+        self._count += 1
+        return tuple(1000 * self._count + i for i in range(num_tokens))
+
+    async def route(self, frontend: str) -> tuple[str, str]:
+        """Names of the prefill and the decode instance of the one request of this frontend; empty where there is none."""
+        address = self.nodes[frontend].address
+        routes = (await self.nodes["scheduler"].status())["routes"]
+        mine = next((route for route in routes if route[0] == address), ["", "", ""])
+        by_address = {node.address: name for name, node in self.nodes.items()}
+        return by_address.get(mine[1], ""), by_address.get(mine[2], "")
+
+    async def settled(self) -> None:
+        """All instances are registered and nothing is held anywhere. Raises TimeoutError, saying what is."""
+        wanted = {n.address for n in self.nodes.values() if n.role in ("prefill", "decode")}
+        held: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(_IDLE_S):
+                while True:
+                    held = {}
+                    for name, node in self.nodes.items():
+                        held[name] = "no answer"
+                        held[name] = await node.status()
+                    known = set(held["scheduler"]["instances"])
+                    if known == wanted and not any(status["held"] for status in held.values()):
+                        return
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            rest = {k: v if isinstance(v, str) else v["held"] for k, v in held.items()}
+            raise TimeoutError(f"after {_IDLE_S:g} s: {rest}; log: {self.folder / 'log'}") from None
+
+    def segments_left(self) -> list[str]:
+        """Shared-memory files of this world's dead processes."""
+        living = {n.process.pid for n in self.nodes.values() if n.process.returncode is None}
+        files = [name for name in os.listdir("/dev/shm") if name.startswith("baton-kv-")]
+        return [name for name in files if int(name.split("-")[2]) in self.pids - living]
+
+    async def _read(self, node: Process) -> None:
+        assert node.process.stdout is not None
+        while line := await node.process.stdout.readline():
+            event = json.loads(line)
+            if event["event"] in ("token", "end"):
+                self._note(event)
+            else:
+                node.events.put_nowait(event)
+
+    def _note(self, event: dict[str, Any]) -> None:
+        stream = self.streams[event["id"].partition("@")[0]]
+        now = asyncio.get_running_loop().time()
+        if event["event"] == "end":
+            stream.error = event["error"]
+            stream.done.set()
+            return
+        assert event["index"] == len(stream.tokens), "a token came twice, or out of order"
+        stream.tokens.append(event["token"])
+        stream.gaps_s.append(now - stream.last_s)
+        stream.last_s = now
