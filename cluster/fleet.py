@@ -38,6 +38,8 @@ class Member:
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
+        self.leaving = False
+        """It takes nothing new, but its KV can still be fetched."""
         self.measured_tokens_per_s = 0.0
         self.step_s = DEFAULT_STEP_S
         self.capacity_tokens = info.num_blocks * info.block_size

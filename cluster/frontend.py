@@ -8,15 +8,17 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 from core.config import ScheduleConfig
-from core.errors import Overloaded, ReplicaLost, RequestError
+from core.errors import BatonError, Overloaded, ReplicaLost, RequestError
 from core.kv import block_hashes
 from core.messages import (
     AskStatus,
     Cancel,
     Failed,
     Finished,
+    Leaving,
     Message,
     Place,
     Placed,
@@ -40,26 +42,33 @@ class _Lost(Exception):
     """This attempt is over, the request is not. Carries the instance to avoid."""
 
 
+class _Moved(_Lost):
+    """This attempt has stopped between two tokens; its KV is elsewhere already. Carries the instance that was left."""
+
+
 class _Flight:
     """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.route: Route | None = None
-        self.next_index = len(request.emitted)
+        self.known = list(request.emitted)
+        """All output tokens, from every attempt."""
         self.ready: deque[TokenOut] = deque()
         self.early: dict[int, TokenOut] = {}
         self.failure: Exception | None = None
         self.changed = asyncio.Event()
+        self.moved_to = ""
+        """Where a copy of its KV is."""
 
     def receive(self, token: TokenOut) -> None:
         """Token 0 comes from prefill, the others from decode: on different connections, so in any order."""
-        if token.index < self.next_index:
+        if token.index < len(self.known):
             return
         self.early[token.index] = token
-        while (following := self.early.pop(self.next_index, None)) is not None:
+        while (following := self.early.pop(len(self.known), None)) is not None:
             self.ready.append(following)
-            self.next_index += 1
+            self.known.append(following.token)
         if self.ready:
             self.changed.set()
 
@@ -100,6 +109,7 @@ class Frontend:
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
+        self._moves: set[asyncio.Task[None]] = set()
         self._prefix = uuid.uuid4().hex[:8]
 
     @property
@@ -125,7 +135,7 @@ class Frontend:
                 continue
             for flight in self._flights.values():
                 if flight.route is None:
-                    self._mail.send(self._scheduler, self._place(flight.request, ()))
+                    self._mail.send(self._scheduler, self._place(flight.request))
             self._scheduler_changed.clear()
             await self._scheduler_changed.wait()
             await self._clock.sleep(0.1)
@@ -145,6 +155,8 @@ class Frontend:
             )
 
     async def close(self) -> None:
+        for move in self._moves:
+            move.cancel()
         for flight in list(self._flights.values()):
             flight.fail(ReplicaLost("the server is shutting down"))
         await self._mail.close()
@@ -181,21 +193,24 @@ class Frontend:
         if self._draining:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
         deadline = self._clock.now() + self._timeout_s
-        fruitless, exclude = 0, ()
+        fruitless, exclude, moved = 0, (), ("", "")
         while True:
             num_before = len(request.emitted)
             flight = self._begin(request)
             emitted = list(request.emitted)
             finished = False
             try:
-                async for token in self._attempt(flight, exclude, deadline):
+                place = self._place(request, exclude, source=moved[0], prefer=moved[1])
+                async for token in self._attempt(flight, place, deadline):
                     emitted.append(token.token)
                     finished = token.finish is not None
                     yield token
                 if finished:
                     return
+            except _Moved as left:
+                exclude, moved = (*exclude, str(left))[-4:], (str(left), flight.moved_to)
             except _Lost as lost:
-                exclude = (*exclude, str(lost))[-4:]
+                exclude, moved = (*exclude, str(lost))[-4:], ("", "")
                 log.warning(
                     "request %s attempt %d: lost %s; it goes on elsewhere", request.id, request.attempt, lost
                 )
@@ -209,11 +224,11 @@ class Frontend:
             request = request.retry(tuple(emitted))
 
     async def _attempt(
-        self, flight: _Flight, exclude: tuple[str, ...], deadline: float
+        self, flight: _Flight, place: Place, deadline: float
     ) -> AsyncGenerator[TokenOut, None]:
         request = flight.request
         if self._scheduler:
-            self._mail.send(self._scheduler, self._place(request, exclude))
+            self._mail.send(self._scheduler, place)
         try:
             async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
                 while flight.route is None:
@@ -252,7 +267,40 @@ class Frontend:
         if self._scheduler:
             self._mail.send(self._scheduler, Finished(request.id, request.attempt))
 
-    def _place(self, request: Request, exclude: tuple[str, ...]) -> Place:
+    def _leave(self, address: str) -> None:
+        """An instance will end: move what it generates for us."""
+        for flight in self._flights.values():
+            if flight.route is not None and flight.route.decode == address:
+                move = asyncio.create_task(self._move(flight, address))
+                self._moves.add(move)
+                move.add_done_callback(self._moves.discard)
+
+    async def _move(self, flight: _Flight, leaving: str) -> None:
+        """Live migration: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
+
+        The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends: what
+        it leaves in the other's prefix cache is what the next attempt finds there."""
+        request, known = flight.request, tuple(flight.known)
+        if len(known) + 1 >= request.sampling.max_tokens:
+            return
+        sampling = replace(request.sampling, max_tokens=len(known) + 1)
+        copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling)
+        place = self._place(copy, (leaving,), source=leaving)
+        copying, finished = self._begin(copy), False
+        try:
+            async for token in self._attempt(copying, place, self._clock.now() + self._timeout_s):
+                finished = token.finish is not None
+        except (_Lost, BatonError) as error:
+            log.info("request %s stays on %s, which ends: %s", request.id, leaving, error)
+        finally:
+            self._end(copying, finished)
+        if finished and copying.route is not None:
+            flight.moved_to = copying.route.decode
+            flight.fail(_Moved(leaving))
+
+    def _place(
+        self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
+    ) -> Place:
         return Place(
             request_id=request.id,
             attempt=request.attempt,
@@ -261,6 +309,8 @@ class Frontend:
             block_hashes=block_hashes(request.tokens, self._block_size, request.salt),
             slo=request.slo,
             exclude=exclude,
+            source=source,
+            prefer=prefer,
         )
 
     def _on_message(self, sender: str, message: Message) -> None:
@@ -278,6 +328,8 @@ class Frontend:
                 )
             case Failed(request_id, attempt, reason, retryable):
                 self._fail(request_id, attempt, _Lost(sender) if retryable else RequestError(reason))
+            case Leaving(address):
+                self._leave(address)
             case Status(nonce):
                 if (asked := self._asked.get(nonce)) is not None and not asked.done():
                     asked.set_result(message)

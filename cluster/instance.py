@@ -9,7 +9,7 @@ from typing import Literal
 
 from core.config import ClusterConfig
 from core.kv import KVShard
-from core.messages import Failed, Message, PrefillFailed, Register, StartPrefill, Submit
+from core.messages import Failed, Leaving, Message, PrefillFailed, Register, StartPrefill, Submit
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
 from core.types import TokenOut
 from decode.policy import HeadroomPolicy
@@ -55,9 +55,7 @@ class Instance:
         self._draining = False
         policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
         self._scheduler = StepScheduler(config.engine, parts.num_blocks, parts.max_context_tokens, policy)
-        self._pusher = (
-            Pusher(parts.shard, parts.num_blocks, mail, parts.make_senders()) if role == "prefill" else None
-        )
+        self._pusher = Pusher(parts.shard, parts.num_blocks, mail, parts.make_senders())
         group = parts.make_group(self._pusher)
         self._engine = Engine(
             self._scheduler, group, clock, self._on_tokens, self._on_error, config.engine.lookahead
@@ -76,13 +74,12 @@ class Instance:
         )
         interval_s = config.schedule.report_interval_s
         self._reporter = Reporter(info, self._engine, mail, clock, resolve, interval_s, self.check_integrity)
-        self._prefill: PrefillWorker | None = None
+        self._prefill = PrefillWorker(mail, self._pusher)
+        """Also of a decode instance: it sends what it has when its requests move away."""
+        self._prefill.engine = self._engine
         self._decode: DecodeWorker | None = None
         self._inbox: Inbox | None = None
-        if self._pusher is not None:
-            self._prefill = PrefillWorker(mail, self._pusher)
-            self._prefill.engine = self._engine
-        else:
+        if role == "decode":
             self._make_decode(parts)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -108,9 +105,7 @@ class Instance:
 
     @property
     def num_jobs(self) -> int:
-        return (self._prefill.num_jobs if self._prefill else 0) + (
-            self._decode.num_jobs if self._decode else 0
-        )
+        return self._prefill.num_jobs + (self._decode.num_jobs if self._decode else 0)
 
     @property
     def num_used_blocks(self) -> int:
@@ -128,8 +123,11 @@ class Instance:
             self._inbox.check_integrity()
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new work and let what is here finish, for at most `timeout_s`."""
+        """Refuse new work, have what is here go on elsewhere or finish, for at most `timeout_s`."""
         self._draining = True
+        self._reporter.leave()
+        for frontend in self._decode.frontends if self._decode else ():
+            self._mail.send(frontend, Leaving(self.address))
         deadline = self._clock.now() + timeout_s
         while self.num_jobs and self._clock.now() < deadline:
             await self._clock.sleep(0.05)
@@ -144,8 +142,7 @@ class Instance:
         await self._engine.close()
         if self._decode is not None:
             await self._decode.close()
-        if self._pusher is not None:
-            await self._pusher.close()
+        await self._pusher.close()
         if self._inbox is not None:
             await self._inbox.shut()
 
@@ -157,26 +154,24 @@ class Instance:
                         sender, Failed(request.id, request.attempt, "the instance is stopping", True)
                     )
                     return
-                case StartPrefill(_, grant):
+                case StartPrefill(_, grant) if self.role == "prefill" or self.failure is not None:
                     self._mail.send(sender, PrefillFailed(grant.id, "the instance is stopping"))
                     return
                 case _:
                     pass
-        taken = self._prefill is not None and self._prefill.on_message(sender, message)
+        taken = self._prefill.on_message(sender, message)
         taken = taken or (self._decode is not None and self._decode.on_message(sender, message))
         if not taken:
             log.error("%s is not for a %s instance (from %s)", type(message).__name__, self.role, sender)
 
     def _on_lost(self, peer: str) -> None:
         self._reporter.peer_lost(peer)
-        if self._prefill is not None:
-            self._prefill.on_lost(peer)
+        self._prefill.on_lost(peer)
         if self._decode is not None:
             self._decode.on_lost(peer)
 
     def _on_tokens(self, tokens: list[TokenOut]) -> None:
-        if self._prefill is not None:
-            tokens = self._prefill.on_tokens(tokens)
+        tokens = self._prefill.on_tokens(tokens)
         if self._decode is not None:
             self._decode.on_tokens(tokens)
 
@@ -184,7 +179,6 @@ class Instance:
         log.error("the %s engine has stopped", self.role, exc_info=error)
         self.failure = error
         reason = f"the instance's engine has stopped: {type(error).__name__}: {error}"
-        if self._prefill is not None:
-            self._prefill.fail_all(reason)
+        self._prefill.fail_all(reason)
         if self._decode is not None:
             self._decode.fail_all(reason)

@@ -22,6 +22,7 @@ from cluster.waiting import DrainRate, Waiter, WaitingQueue
 from core.config import ScheduleConfig
 from core.messages import (
     Finished,
+    Leaving,
     LoadReport,
     NeedPrefill,
     Place,
@@ -71,7 +72,7 @@ class Tick:
     """Time has passed. Wanted every now and then while requests wait."""
 
 
-Event = Arrived | PrefillNeeded | PeerLost | Tick | Finished | Register | LoadReport
+Event = Arrived | PrefillNeeded | PeerLost | Tick | Finished | Register | Leaving | LoadReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class GlobalScheduler:
 
     def why_not(self) -> str:
         """Why a request that came now would not be answered; empty: it would be (a 429 under load is an answer, too)."""
-        return "" if any(m.info.decodes for m in self._members.values()) else _NO_DECODE
+        return "" if any(m.info.decodes and not m.leaving for m in self._members.values()) else _NO_DECODE
 
     def status(self, nonce: int = 0) -> Status:
         instances = tuple(member.status() for member in self._members.values())
@@ -147,6 +148,8 @@ class GlobalScheduler:
                 self._finish(_key(request_id, attempt))
             case Register():
                 self._on_register(event)
+            case Leaving(address):
+                self._on_leaving(address)
             case LoadReport(address):
                 self._on_report(event, now)
                 return self._place_waiting(now, self._members.get(address))
@@ -244,16 +247,26 @@ class GlobalScheduler:
         place = waiter.place
         hits = self._prefixes.runs(place.block_hashes)
         total = place.num_tokens + place.max_new_tokens
-        able = [m for m in self._members.values() if m.info.decodes and m.capacity_tokens >= total]
+        able = [
+            m
+            for m in self._members.values()
+            if m.info.decodes and not m.leaving and m.capacity_tokens >= total
+        ]
         usable = _without(able, place.exclude)
         decodes = [m for m in usable if self._has_headroom(m, waiter, hits.get(m.address, 0))]
+        decodes = [m for m in decodes if m.address == place.prefer] or decodes
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since_s = None
         ask = Ask(place.num_tokens, _growth(place), hits)
         choice = self._policy.choose(ask, decodes, self._prefills(place, place.exclude), now)
-        if choice is None or not self._has_prompt_room(ask, choice):
+        if choice is None:
+            return None
+        source = self._members.get(place.source)
+        if source is not None and source is not choice.decode:
+            choice = Choice(choice.decode, source, choice.cost_s)
+        elif not self._has_prompt_room(ask, choice):
             return None
         return self._dispatch(waiter, ask, choice, now)
 
@@ -264,7 +277,11 @@ class GlobalScheduler:
         return not changed.info.decodes or not self._has_headroom(changed, waiter, num_cached)
 
     def _prefills(self, place: Place, exclude: Sequence[str]) -> list[Member]:
-        able = [m for m in self._members.values() if m.info.prefills and m.capacity_tokens > place.num_tokens]
+        able = [
+            m
+            for m in self._members.values()
+            if m.info.prefills and not m.leaving and m.capacity_tokens > place.num_tokens
+        ]
         return _without(able, exclude)
 
     def _has_headroom(self, member: Member, waiter: Waiter, num_cached: int) -> bool:
@@ -345,6 +362,12 @@ class GlobalScheduler:
         self._members[info.address] = Member(info)
         if info.decodes:
             self._largest_tokens = max(self._largest_tokens, info.num_blocks * info.block_size)
+
+    def _on_leaving(self, address: str) -> None:
+        if (member := self._members.get(address)) is not None:
+            member.leaving = True
+            if self._claim is not None and self._claim[1] == address:
+                self._claim = None
 
     def _on_report(self, report: LoadReport, now: float) -> None:
         if (member := self._members.get(report.address)) is None:

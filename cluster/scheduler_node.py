@@ -7,6 +7,7 @@ from cluster.routing import Arrived, Event, GlobalScheduler, PeerLost, PrefillNe
 from core.messages import (
     AskStatus,
     Finished,
+    Leaving,
     LoadReport,
     Message,
     NeedPrefill,
@@ -60,7 +61,7 @@ class SchedulerNode:
             case LoadReport():
                 self._note_defect(message)
                 self._feed(message)
-            case Finished() | Register():
+            case Finished() | Register() | Leaving():
                 self._feed(message)
             case AskStatus(nonce):
                 self._mail.send(sender, self._scheduler.status(nonce))

@@ -3,10 +3,10 @@
 frontend  -> scheduler   Place, Finished
 scheduler -> frontend    Placed, Rejected
 frontend  -> decode      Submit, Cancel
-worker    -> frontend    Tokens, Failed
+worker    -> frontend    Tokens, Failed, Leaving
 decode    -> prefill     StartPrefill, Revoke
 prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
-worker    -> scheduler   Register, LoadReport, NeedPrefill
+worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
 scheduler -> decode      PrefillAssigned
 any       -> any         Ping, Pong
 """
@@ -31,6 +31,10 @@ class Place:
     """`core.kv.block_hashes` of the known tokens."""
     slo: Slo
     exclude: tuple[str, ...] = ()
+    source: str = ""
+    """An instance that has the KV of these tokens and should send it, in place of a prefill instance."""
+    prefer: str = ""
+    """The decode instance to take if it has room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,13 @@ class Register:
     max_num_seqs: int
     kv_token_bytes: int = 0
     """KV bytes of one token (`KVLayout.token_bytes`); 0: unknown, and moving KV here is taken to cost no link time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """This instance takes no new work and will end; what runs here should go on elsewhere, and may fetch its KV from here."""
+
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +265,7 @@ class PrefillFailed:
 
 
 Message = (
-    Place | Placed | AskStatus | Status | Rejected | Finished | Register | LoadReport | NeedPrefill | PrefillAssigned
+    Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | Failed
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -78,6 +78,11 @@ class DecodeWorker:
     def num_jobs(self) -> int:
         return len(self._jobs)
 
+    @property
+    def frontends(self) -> set[str]:
+        """Those whose requests are here."""
+        return {job.request.reply_to for job in self._jobs.values()}
+
     def on_message(self, sender: str, message: Message) -> bool:
         """True when the message was for this role."""
         match message:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from core.messages import LoadReport, Register
+from core.messages import Leaving, LoadReport, Register
 from core.ports import Clock, Mail, Resolve
 from engine.loop import Engine, EngineLoad
 
@@ -29,7 +29,7 @@ class Reporter:
         self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
         self._resolve, self._interval_s, self._check = resolve, interval_s, check
         self.scheduler = ""
-        self._lost = False
+        self._lost = self._leaving = False
         self._seq = 0
         self._last: EngineLoad | None = None
         self._defect = ""
@@ -37,6 +37,12 @@ class Reporter:
     def peer_lost(self, peer: str) -> None:
         if peer == self.scheduler:
             self.scheduler, self._lost = "", True
+
+    def leave(self) -> None:
+        """Tell the scheduler, and any that comes after it, to place nothing more here."""
+        self._leaving = True
+        if self.scheduler:
+            self._mail.send(self.scheduler, Leaving(self._info.address))
 
     async def run(self) -> None:
         idle_since = self._clock.now()
@@ -68,6 +74,8 @@ class Reporter:
             await self._clock.sleep(_RETRY_S)
             self._lost = False
         self._mail.send(self.scheduler, self._info)
+        if self._leaving:
+            self.leave()
         self._engine.replay_cache_events()
         self._last = None
 

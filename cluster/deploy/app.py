@@ -109,7 +109,7 @@ def build_application(
             logging_config=_LOGGING,
             health_check_period_s=1,
             health_check_timeout_s=30,
-            graceful_shutdown_timeout_s=5,
+            graceful_shutdown_timeout_s=config.serve.drain_timeout_s + 5,
             graceful_shutdown_wait_loop_s=0.1,
             max_ongoing_requests=4096,
             **more,

@@ -35,7 +35,9 @@ def mail_host(one_host: bool) -> str:
 
 
 class _Pool:
-    """One instance per replica. Serve's health check kills and replaces a replica whose instance has failed."""
+    """One instance per replica. Serve's health check kills and replaces a replica whose instance has failed.
+
+    A replica that Serve takes away drains first: its sequences move to other instances while they decode."""
 
     role: Role
 
@@ -43,6 +45,7 @@ class _Pool:
         self, config: ClusterConfig, key: bytes, scheduler: Any, log_level: str, one_host: bool
     ) -> None:
         configure_logging(log_level)
+        self._drain_timeout_s = config.serve.drain_timeout_s
         mail = TcpMail(key, mail_host(one_host), config=config.mail)
         parts = await asyncio.to_thread(
             remote_parts, config, resolve(config.model.path), self.role, mail, key
@@ -54,11 +57,9 @@ class _Pool:
         if self._instance.failure is not None:
             raise ReplicaLost(f"this {self.role} instance has stopped: {self._instance.failure}")
 
-    async def drain(self, timeout_s: float) -> None:
-        await self._instance.drain(timeout_s)
-
     async def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed
+            await self._instance.drain(self._drain_timeout_s)
             await self._instance.close()
 
 

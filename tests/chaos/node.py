@@ -7,6 +7,7 @@ Commands come as JSON lines on standard input, events go to standard output. It 
     {"do": "corrupt"}                                   the next TCP frame of KV carries a wrong checksum
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
     {"do": "generate", "id": .., "prompt": .., "max_tokens": ..}  {"do": "cancel", "id": ..}
+    {"do": "drain"}                                     leave the cluster; says when nothing runs here any more
     {"do": "status"}                                    what this process still holds
 """
 
@@ -28,9 +29,11 @@ from cluster.instance import Instance, Parts, Role
 from cluster.pool_access import remote_access
 from cluster.routing import GlobalScheduler
 from cluster.scheduler_node import SchedulerNode
+from cluster.scoring import CostModel, CostPolicy
 from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.messages import RegionKey
+from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
 from core.types import Request, SamplingParams
 from engine.group import InlineGroup
@@ -139,6 +142,8 @@ class Node:
             config=self.config.mail,
             wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
         )
+        self.num_computed = 0
+        """Tokens whose KV was computed here."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def resolve(self) -> str:
@@ -147,7 +152,9 @@ class Node:
     def start(self) -> None:
         match self.role:
             case "scheduler":
-                self.scheduler = GlobalScheduler(self.config.schedule)
+                # Disaggregated wherever there is a prefill instance: computing on decode is said to do much harm.
+                policy = CostPolicy(0, CostModel(itl_harm=1e6))
+                self.scheduler = GlobalScheduler(self.config.schedule, policy)
                 node = SchedulerNode(self.mail, WallClock(), self.scheduler)
                 self.keep("run", node.run())
                 new = self.folder / f"scheduler.{os.getpid()}"
@@ -169,7 +176,13 @@ class Node:
         access = remote_access(self.config.transfer, role, self.mail, KEY, SHARD.pool_bytes(num_blocks))
 
         def group(sink: LayerSink | None) -> InlineGroup:
-            return InlineGroup(WitnessRank(access.buffer, num_blocks, sink, LAYER_S).step)
+            rank = WitnessRank(access.buffer, num_blocks, sink, LAYER_S)
+
+            def step(plan: StepPlan) -> StepResult:
+                self.num_computed += plan.num_tokens
+                return rank.step(plan)
+
+            return InlineGroup(step)
 
         def senders() -> list[Sender]:
             return [SlowSender(sender) for sender in access.make_senders()]  # type: ignore[misc]
@@ -186,6 +199,10 @@ class Node:
         except Exception as error:
             tell(event="end", id=name, error=f"{type(error).__name__}: {error}")
 
+    async def drain(self) -> None:
+        await self.instance.drain(20.0)
+        tell(event="drained")
+
     def obey(self, command: dict[str, Any]) -> None:
         match command:
             case {"do": "trap", "states": states}:
@@ -200,6 +217,8 @@ class Node:
                 self.keep(name, self.generate(name, prompt, max_tokens))
             case {"do": "cancel", "id": name}:
                 self.tasks[name].cancel()
+            case {"do": "drain"}:
+                self.keep("drain", self.drain())
             case {"do": "status"}:
                 tell(event="status", **self.status())
             case _:
@@ -221,7 +240,7 @@ class Node:
                 self.instance.check_integrity()
                 instance = self.instance
                 held = [instance.num_jobs, instance.num_used_blocks, instance.num_grants]
-                return {"held": held if any(held) else 0}
+                return {"held": held if any(held) else 0, "computed": self.num_computed}
 
     def keep(self, name: str, work: Any) -> None:
         self.tasks[name] = asyncio.create_task(work)
