@@ -13,6 +13,8 @@ from kvtransfer.pusher import Pusher
 
 log = logging.getLogger(__name__)
 
+_MAX_REMEMBERED = 4096
+
 
 @dataclass(slots=True)
 class _Job:
@@ -32,6 +34,8 @@ class PrefillWorker:
         self.engine: Engine
         self._jobs: dict[str, _Job] = {}
         self._by_key: dict[str, str] = {}
+        self._over: dict[str, None] = {}
+        """Grants of which we have said that nothing more will be written: a StartPrefill that comes late or twice is too late."""
 
     @property
     def num_jobs(self) -> int:
@@ -76,12 +80,13 @@ class PrefillWorker:
             self._on_fact(grant_id, PushFact.FAILED)
 
     def _start(self, sender: str, request: Request, grant: Grant) -> None:
-        if grant.id in self._jobs:
+        if grant.id in self._jobs or grant.id in self._over:
             return
         try:
             self._pusher.open(grant, self._delivered, self._quiet, self._failed)
         except TransferError as error:
             log.error("request %s cannot be handed over: %s", request.id, error)
+            self._remember(grant.id)
             self._mail.send(sender, PrefillFailed(grant.id, str(error)))
             return
         job = self._jobs[grant.id] = _Job(request, grant)
@@ -96,10 +101,14 @@ class PrefillWorker:
     def _revoke(self, sender: str, grant_id: str) -> None:
         if grant_id in self._jobs:
             self._on_fact(grant_id, PushFact.REVOKED)
-        else:
-            self._mail.send(
-                sender, Drained(grant_id)
-            )  # over, or of an earlier life: we shall never write there
+        else:  # over, of an earlier life, or still on its way
+            self._remember(grant_id)
+            self._mail.send(sender, Drained(grant_id))
+
+    def _remember(self, grant_id: str) -> None:
+        self._over[grant_id] = None
+        if len(self._over) > _MAX_REMEMBERED:
+            del self._over[next(iter(self._over))]
 
     def _delivered(self, grant_id: str) -> None:
         self._on_fact(grant_id, PushFact.DELIVERED)
@@ -127,6 +136,7 @@ class PrefillWorker:
                 self._pusher.stop(grant_id, reason=job.reason or "prefill failed")
             case PushAction.RELEASE:
                 del self._jobs[grant_id]
+                self._remember(grant_id)
                 if job.computes:
                     del self._by_key[job.request.key]
                     self.engine.release(job.request.key)
