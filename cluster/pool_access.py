@@ -8,6 +8,7 @@ from cluster.instance import Role
 from core.config import TransferConfig
 from core.errors import ConfigError
 from kvtransfer.inbox import Inbox
+from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
@@ -37,17 +38,16 @@ def remote_access(
 
     def receivers(inbox: Inbox) -> list[Receiver]:
         made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
+        admission = Admission(inbox.may_write, inbox.arrived, inbox.corrupted)
         if "tcp" in ways:
             host = mail.address.rpartition(":")[0]
-            made.append(
-                TcpReceiver(key, mail.me, host, buffer, inbox.may_write, inbox.arrived, inbox.corrupted)
-            )
+            made.append(TcpReceiver(key, mail.me, host, buffer, admission))
         return made
 
     def senders() -> list[Sender]:
         made: list[Sender] = []
         if "shm" in ways:
-            made.append(ShmSender(buffer))
+            made.append(ShmSender(buffer, config.checksum))
         if "tcp" in ways:
             made.append(TcpSender(key, mail.me, buffer, config.checksum))
         return made

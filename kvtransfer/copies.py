@@ -67,6 +67,30 @@ def shift(runs: Sequence[CopyRun], source: Side, destination: Side, layer: int) 
     return [CopyRun(run.source + from_bytes, run.destination + to_bytes, run.num_bytes) for run in runs]
 
 
+def split_runs(runs: Sequence[CopyRun], num_parts: int, min_part_bytes: int) -> list[list[CopyRun]]:
+    """The runs in at most `num_parts` groups of about equal size, cutting runs in two, each of at least `min_part_bytes`.
+
+    A single group where there is less than two such parts."""
+    total = sum(run.num_bytes for run in runs)
+    num_parts = max(1, min(num_parts, total // max(1, min_part_bytes)))
+    if num_parts == 1:
+        return [list(runs)]
+    quota = -(-total // num_parts)
+    parts: list[list[CopyRun]] = [[]]
+    room = quota
+    for run in runs:
+        start = 0
+        while start < run.num_bytes:
+            if not room:
+                parts.append([])
+                room = quota
+            size = min(room, run.num_bytes - start)
+            parts[-1].append(CopyRun(run.source + start, run.destination + start, size))
+            start += size
+            room -= size
+    return parts
+
+
 def _shared(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return max(a[0], b[0]), min(a[1], b[1])
 

@@ -84,6 +84,14 @@ class Channel:
         while have < target.nbytes:
             have += await self._recv_into(target[have:])
 
+    def detach(self) -> socket.socket:
+        """The authenticated connection itself, blocking, for whoever will own and close it; before any frame was read."""
+        assert not self._closed
+        assert self._start == self._end, "bytes of a frame would be lost"
+        self._closed = True
+        self._sock.setblocking(True)
+        return self._sock
+
     def close(self) -> None:
         """Cut the connection: nothing more is read or written, also by a task that is waiting. Idempotent."""
         if not self._closed:

@@ -17,6 +17,9 @@ MayWrite = Callable[[str, int, int], bool]
 Arrived = Callable[[str, int], None]
 """(grant id, bytes): so many more bytes of a grant are in the pool."""
 
+PROBE = "\0probe"
+"""In place of a grant: bytes that the holder drops and answers, so that a writer can measure the way to it."""
+
 
 class Receiver(Protocol):
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey: ...
@@ -44,7 +47,15 @@ class Sender(Protocol):
 
     def reaches(self, region: RegionKey) -> bool: ...
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
-        """Returns when the source may be reused. Raises ReplicaLost or TransferError."""
+        """Returns when the source may be reused. Raises ReplicaLost, or TransferError when the holder cannot take these runs.
+
+        With checksums, also not before the holder has found them right; what arrived damaged is sent once more."""
+        ...
+
+    async def probe(self, region: RegionKey, num_bytes: int) -> None:
+        """Move so many bytes to where they change nothing, as a write would; returns when they have arrived.
+
+        Raises ReplicaLost or TransferError where the holder cannot be reached this way."""
         ...
 
     def ended(self, grant_id: str) -> None:

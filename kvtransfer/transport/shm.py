@@ -9,22 +9,30 @@ Segments carry their owner's pid and start time in their names; those of dead ow
 import asyncio
 import contextlib
 import hashlib
+import logging
 import mmap
 import os
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from core.errors import TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
+from kvtransfer.transport.checks import destination_crc, source_crc
 from kvtransfer.wire import POOL_FORMAT
 
+log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
 _FOLDER = Path("/dev/shm")
 _PREFIX = "baton-kv"
 _TAKEN_BACK = "taken back"
-_THREAD_BYTES = 16 << 20
+_THREAD_BYTES = 4 << 20
 """Copies beyond this size leave the event loop's thread."""
 
 
@@ -138,10 +146,13 @@ class ShmSender:
     name = "shm"
     vouches = True
 
-    def __init__(self, source: memoryview) -> None:
-        self._source, self._host = source, host_id()
+    def __init__(self, source: memoryview, checksum: bool = False) -> None:
+        """With `checksum`, what was written is read back and compared with the source's CRC-32 from before."""
+        self._source, self._host = np.frombuffer(source, np.uint8), host_id()
+        self._checksum = checksum
         self._me = f"{os.getpid()}:{_stat(os.getpid())[1]}"
-        self._maps: dict[str, memoryview] = {}
+        self._maps: dict[str, Bytes] = {}
+        self._scratch = np.empty(0, np.uint8)
         self._claims: dict[str, set[str]] = {}
 
     def reaches(self, region: RegionKey) -> bool:
@@ -150,10 +161,19 @@ class ShmSender:
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         target = self._map(region)
         self._claim(region.endpoint, grant_id)
-        if sum(run.num_bytes for run in runs) > _THREAD_BYTES:
-            await asyncio.to_thread(self._copy, target, runs)
+        copy = self._copy_checked if self._checksum else self._copy
+        if self._checksum or sum(run.num_bytes for run in runs) > _THREAD_BYTES:
+            await _in_thread(lambda: copy(target, runs))
         else:
-            self._copy(target, runs)
+            copy(target, runs)
+
+    async def probe(self, region: RegionKey, num_bytes: int) -> None:
+        """As fast as a write, for the bytes go into memory of the same kind."""
+        self._map(region)
+        num_bytes = min(num_bytes, len(self._source))
+        if len(self._scratch) < num_bytes:
+            self._scratch = np.zeros(num_bytes, np.uint8)
+        await _in_thread(lambda: self._copy(self._scratch, [CopyRun(0, 0, num_bytes)]))
 
     def ended(self, grant_id: str) -> None:
         self._claims.pop(grant_id, None)
@@ -167,7 +187,7 @@ class ShmSender:
     async def close(self) -> None:
         self._maps.clear()
 
-    def _map(self, region: RegionKey) -> memoryview:
+    def _map(self, region: RegionKey) -> Bytes:
         mapped = self._maps.get(region.endpoint)
         if mapped is None:
             path = Path(region.endpoint)
@@ -178,7 +198,7 @@ class ShmSender:
             except OSError as error:
                 raise TransferError(f"cannot open the KV segment {path}: {error.strerror}") from error
             try:
-                mapped = self._maps[region.endpoint] = memoryview(mmap.mmap(descriptor, 0))
+                mapped = self._maps[region.endpoint] = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
             finally:
                 os.close(descriptor)
         return mapped
@@ -195,9 +215,31 @@ class ShmSender:
             raise TransferError(f"grant {grant_id} cannot be used: {why}") from error
         claimed.add(segment)
 
-    def _copy(self, target: memoryview, runs: Sequence[CopyRun]) -> None:
-        source = self._source
+    def _copy(self, target: Bytes, runs: Sequence[CopyRun]) -> None:
+        source = self._source  # array assignment lets other threads run, a memoryview's would not
         for run in runs:
             target[run.destination : run.destination + run.num_bytes] = source[
                 run.source : run.source + run.num_bytes
             ]
+
+    def _copy_checked(self, target: Bytes, runs: Sequence[CopyRun]) -> None:
+        expected = source_crc(self._source.data, runs)
+        for _ in range(2):
+            self._copy(target, runs)
+            found = destination_crc(target.data, runs)
+            if found == expected:
+                return
+            log.error(
+                "%d bytes of KV were damaged on their way into shared memory", sum(r.num_bytes for r in runs)
+            )
+        raise TransferError("KV arrived corrupted twice in shared memory")
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Ends only when the thread has, also if cancelled: until then it reads and writes the pools."""
+    job = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(job)
+    except asyncio.CancelledError:
+        await asyncio.wait([job])
+        raise

@@ -1,31 +1,57 @@
-"""TCP between hosts: the writer streams raw runs over an authenticated channel of its own, straight into the holder's pool.
+"""TCP between hosts: the writer streams raw runs over authenticated connections of its own, straight into the holder's pool.
 
-A frame's header is `[grant id, destination offsets, sizes, crc]`. The holder asks its ledger before it reads a byte into the
-pool; what no live grant covers is read into scratch memory, dropped and counted. The fence is closing the connection and
-waiting until its reader has stopped: bytes that the kernel already holds could still reach the pool before that."""
+A write is cut into one part for each of several streams. A frame is `u32 header bytes, u64 payload bytes`, the msgpack header
+`[grant id, destination offsets, sizes, crc or nil, attempt]` and the payload. The holder asks its ledger before it reads a byte
+into the pool; what no live grant covers is read into scratch memory, dropped and counted. With a checksum each frame is answered
+by one byte, and a damaged one is sent once more. The fence cuts all of the writer's streams and waits until their readers have
+stopped: bytes that the kernel already holds could still reach the pool before that. It needs nothing from the writer, which may
+be dead, stopped or at the other end of a cut link.
+
+With `tls`, both sides show certificates that the context must verify; the cluster key is proven as well."""
 
 import asyncio
 import logging
-import zlib
+import os
+import ssl
+import struct
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
-from core.errors import ProtocolError, ReplicaLost
+from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
-from kvtransfer.copies import CopyRun
-from kvtransfer.transport.base import Arrived, MayWrite
+from kvtransfer.copies import CopyRun, split_runs
+from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.base import PROBE
+from kvtransfer.transport.checks import crc_of, source_crc
+from kvtransfer.transport.streams import Stream, cut
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
 
 log = logging.getLogger(__name__)
 
+_FRAME = struct.Struct("<IQ")
 _MAX_FRAME_RUNS = 4096
+_MAX_HEADER_BYTES = 1 << 20
 _SCRATCH_BYTES = 1 << 20
-_STALL_S = 60.0
-"""How long a holder may take for one frame before it counts as lost."""
+_MIN_PART_BYTES = 512 << 10
+"""Smaller parts cost more in switching threads than a second stream gains."""
+_DIRECT_BYTES = 128 << 10
+"""Up to so many bytes the event loop's thread hands to the kernel itself, if they fit into the socket's buffer."""
+_TAKEN, _REFUSED, _DAMAGED = b"+", b"x", b"-"
+
+
+def default_streams() -> int:
+    return min(4, os.cpu_count() or 1)
+
+
+def _name(tls: ssl.SSLContext | None) -> str:
+    return "tcp" if tls is None else "tcp-tls"
 
 
 class TcpReceiver:
@@ -35,165 +61,312 @@ class TcpReceiver:
         me: Identity,
         host: str,
         buffer: memoryview,
-        may_write: MayWrite,
-        arrived: Arrived,
-        corrupted: Callable[[str], None],
+        admission: Admission,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._buffer, self._may_write, self._arrived, self._corrupted = buffer, may_write, arrived, corrupted
-        self._channels: dict[str, dict[Channel, asyncio.Event]] = {}
-        """Of each writer, with what tells that the channel's reader has stopped."""
-        self._reading: dict[str, int] = {}
-        """Frames of a grant that are half-way into the pool."""
-        self._waiting: dict[str, list[Callable[[], None]]] = {}
+        self._buffer, self._admission, self._tls = buffer, admission, tls
+        self._readers: dict[str, set[_Reader]] = {}
         self._listener = Listener(
             host, key, self._serve, lambda why: log.warning("refused a KV writer: %s", why)
         )
         self._listener.start(me)
-        self.num_refused = 0
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey("tcp", self._listener.address, POOL_FORMAT, "", shard, num_blocks)
+        return RegionKey(_name(self._tls), self._listener.address, POOL_FORMAT, "", shard, num_blocks)
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
-        if grant_id in self._reading:
-            self._waiting.setdefault(grant_id, []).append(then)
-        else:
-            then()
+        self._admission.when_idle(grant_id, then)
 
     def ended(self, grant_id: str) -> None:
         """Nothing is kept for a grant."""
 
     async def fence(self, writer: str, grant_id: str) -> None:
-        channels = dict(self._channels.get(writer, {}))
-        for channel in channels:
-            channel.close()
-        for stopped in channels.values():
-            await stopped.wait()
+        readers = list(self._readers.get(writer, ()))
+        for reader in readers:
+            reader.cut()
+        for reader in readers:
+            await reader.stopped.wait()
 
     async def close(self) -> None:
-        self._waiting.clear()
         await self._listener.close()
 
     async def _serve(self, channel: Channel) -> None:
         writer = channel.peer.address
-        stopped = self._channels.setdefault(writer, {})[channel] = asyncio.Event()
+        reader = _Reader(channel, self._buffer, self._admission, self._tls)
+        readers = self._readers.setdefault(writer, set())
+        readers.add(reader)
+        reader.start()
         try:
-            while True:
-                header, num_bytes = await channel.recv()
-                await self._take_frame(channel, header, num_bytes)
-        except ReplicaLost:
-            log.info("KV writer %s closed its connection", writer)
-        except (ProtocolError, ValueError, TypeError, msgpack.UnpackException) as error:
-            log.error("KV writer %s sent an impossible frame (%s); its connection is cut", writer, error)
+            await reader.stopped.wait()
         finally:
-            stopped.set()
-            del self._channels[writer][channel]
-            if not self._channels[writer]:
-                del self._channels[writer]
+            reader.cut()
+            await reader.stopped.wait()
+            readers.discard(reader)
+            if not readers:
+                self._readers.pop(writer, None)
 
-    async def _take_frame(self, channel: Channel, header: bytes, num_bytes: int) -> None:
+
+class _Reader:
+    """One stream's thread. `stopped` is set once it can touch the pool no more."""
+
+    def __init__(
+        self, channel: Channel, buffer: memoryview, admission: Admission, tls: ssl.SSLContext | None
+    ) -> None:
+        self.stopped = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._peer, self._tls = channel.peer.address, tls
+        self._sock = channel.detach()
+        self._buffer, self._admission = buffer, admission
+        self._scratch = memoryview(bytearray(0))
+        self._cut = False
+        self._stream: Stream | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"kv from {self._peer}", daemon=True).start()
+
+    def cut(self) -> None:
+        self._cut = True
+        if self._stream is not None:
+            self._stream.cut()
+        else:  # a TLS handshake has a deadline of its own
+            cut(self._sock)
+
+    def _run(self) -> None:
+        try:
+            self._stream = Stream(self._sock, self._peer, self._tls, dialled=False)
+            while not self._cut:
+                self._take_frame(self._stream)
+        except ReplicaLost as error:
+            log.info("%s", error)
+        except (ProtocolError, ValueError, TypeError, msgpack.UnpackException) as error:
+            log.error("KV writer %s sent an impossible frame (%s); its connection is cut", self._peer, error)
+        except Exception:
+            log.exception("reading KV from %s failed; its connection is cut", self._peer)
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+            self._sock.close()
+            self._loop.call_soon_threadsafe(self.stopped.set)
+
+    def _take_frame(self, stream: Stream) -> None:
+        head = bytearray(_FRAME.size)
+        stream.receive([memoryview(head)])
+        header_bytes, num_bytes = _FRAME.unpack(head)
+        if header_bytes > _MAX_HEADER_BYTES:
+            raise ProtocolError(f"a header of {header_bytes} bytes")
+        header = bytearray(header_bytes)
+        stream.receive([memoryview(header)])
         frame: Any = msgpack.unpackb(header)
-        grant_id, offsets, sizes, crc = frame
+        grant_id, offsets, sizes, crc, attempt = frame
         if sum(sizes) != num_bytes or min(sizes) < 0 or min(offsets) < 0:
             raise ProtocolError("run sizes do not add up to the payload")
-        allowed = all(
-            self._may_write(grant_id, at, at + size) for at, size in zip(offsets, sizes, strict=True)
-        )
-        if not allowed:
-            self.num_refused += 1
-            await self._discard(channel, num_bytes)
-            return
-        self._reading[grant_id] = self._reading.get(grant_id, 0) + 1
-        try:
-            check = 0
-            for at, size in zip(offsets, sizes, strict=True):
-                target = self._buffer[at : at + size]
-                await channel.readinto(target)
-                check = zlib.crc32(target, check) if crc is not None else 0
-        finally:
-            self._frame_over(grant_id)
-        if crc is not None and check != crc:
-            log.error("grant %s: a chunk of %d bytes arrived corrupted", grant_id, num_bytes)
-            self._corrupted(grant_id)
+        if grant_id == PROBE:
+            self._discard(stream, num_bytes)
+            stream.send([memoryview(_TAKEN)])
         else:
-            self._arrived(grant_id, num_bytes)
+            verdict = self._fill(stream, grant_id, list(zip(offsets, sizes, strict=True)), crc, attempt)
+            if crc is not None:
+                stream.send([memoryview(verdict)])
 
-    async def _discard(self, channel: Channel, num_bytes: int) -> None:
-        scratch = memoryview(bytearray(min(num_bytes, _SCRATCH_BYTES)))
+    def _fill(
+        self, stream: Stream, grant_id: str, ranges: list[tuple[int, int]], crc: int | None, attempt: int
+    ) -> bytes:
+        num_bytes = sum(size for _, size in ranges)
+        if not self._admission.begin(grant_id, ranges):
+            self._discard(stream, num_bytes)
+            return _REFUSED
+        arrived, damaged = 0, False
+        try:
+            targets = [self._buffer[at : at + size] for at, size in ranges]
+            stream.receive(targets)
+            damaged = crc is not None and crc_of(targets) != crc
+            arrived = 0 if damaged else num_bytes
+        finally:
+            self._admission.over(grant_id, arrived, corrupted=damaged and attempt > 0)
+        if damaged:
+            log.error("grant %s: %d bytes arrived corrupted, at attempt %d", grant_id, num_bytes, attempt + 1)
+        return _DAMAGED if damaged else _TAKEN
+
+    def _discard(self, stream: Stream, num_bytes: int) -> None:
+        if len(self._scratch) < min(num_bytes, _SCRATCH_BYTES):
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         while num_bytes:
-            piece = scratch[:num_bytes]
-            await channel.readinto(piece)
+            piece = self._scratch[:num_bytes]
+            stream.receive([piece])
             num_bytes -= piece.nbytes
 
-    def _frame_over(self, grant_id: str) -> None:
-        self._reading[grant_id] -= 1
-        if not self._reading[grant_id]:
-            del self._reading[grant_id]
-            for then in self._waiting.pop(grant_id, []):
-                then()
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    """The streams to one endpoint. The lock keeps frames of concurrent writes apart."""
+
+    owner: str
+    streams: list[Stream]
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def cut(self) -> None:
+        for stream in self.streams:
+            stream.cut()
 
 
 class TcpSender:
-    name = "tcp"
     vouches = False
 
-    def __init__(self, key: bytes, me: Identity, source: memoryview, checksum: bool) -> None:
-        self._key, self._me, self._source, self._checksum = key, me, source, checksum
-        self._channels: dict[str, asyncio.Task[Channel]] = {}
+    def __init__(
+        self,
+        key: bytes,
+        me: Identity,
+        source: memoryview,
+        checksum: bool,
+        tls: ssl.SSLContext | None = None,
+        num_streams: int = 0,
+    ) -> None:
+        """`num_streams` to each endpoint; 0: four, or as many as there are cores if those are fewer."""
+        self.name = _name(tls)
+        self._key, self._me, self._source, self._checksum, self._tls = key, me, source, checksum, tls
+        self._num_streams = num_streams or default_streams()
+        self._links: dict[str, asyncio.Task[_Link]] = {}
+        self._threads = ThreadPoolExecutor(64, "kv-send")
 
     def reaches(self, region: RegionKey) -> bool:
         return region.transport == self.name
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
-        channel = await self._channel(region.endpoint)
-        try:
-            for start in range(0, len(runs), _MAX_FRAME_RUNS):
-                async with asyncio.timeout(_STALL_S):
-                    await self._write_frame(channel, grant_id, runs[start : start + _MAX_FRAME_RUNS])
-        except BaseException as error:  # half a frame may be on its way: nobody can use this channel again
-            self._channels.pop(region.endpoint, None)
-            channel.close()
-            if isinstance(error, TimeoutError):
-                raise ReplicaLost(f"{region.endpoint} has not taken a frame within {_STALL_S:g} s") from error
-            raise
+        await self._deliver(region.endpoint, grant_id, runs, self._checksum)
+
+    async def probe(self, region: RegionKey, num_bytes: int) -> None:
+        """Raises ReplicaLost."""
+        await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, min(num_bytes, len(self._source)))], True)
 
     def ended(self, grant_id: str) -> None:
         """Nothing is kept for a grant."""
 
     def forget(self, endpoint_owner: str) -> None:
-        for endpoint in [e for e, task in self._channels.items() if _owner(task) == endpoint_owner]:
-            self._channels.pop(endpoint).result().close()
+        for endpoint in [e for e, task in self._links.items() if _owner(task) == endpoint_owner]:
+            link = self._links.pop(endpoint).result()
+            link.cut()
+            for stream in link.streams if not link.lock.locked() else ():
+                stream.close()
 
     async def close(self) -> None:
-        for task in self._channels.values():
+        for task in self._links.values():
             task.cancel()
-        for result in await asyncio.gather(*self._channels.values(), return_exceptions=True):
-            if isinstance(result, Channel):
-                result.close()
-        self._channels.clear()
+        for link in await asyncio.gather(*self._links.values(), return_exceptions=True):
+            if isinstance(link, _Link):
+                link.cut()
+                async with link.lock:
+                    for stream in link.streams:
+                        stream.close()
+        self._links.clear()
+        self._threads.shutdown(wait=False)
 
-    async def _channel(self, endpoint: str) -> Channel:
-        task = self._channels.get(endpoint)
+    async def _link(self, endpoint: str) -> _Link:
+        task = self._links.get(endpoint)
         if task is None:
-            task = self._channels[endpoint] = asyncio.create_task(connect(endpoint, self._key, self._me))
+            task = self._links[endpoint] = asyncio.create_task(self._connect(endpoint))
         try:
             return await asyncio.shield(task)
         except (ReplicaLost, ProtocolError):
-            self._channels.pop(endpoint, None)
+            if self._links.get(endpoint) is task:
+                del self._links[endpoint]
             raise
 
-    async def _write_frame(self, channel: Channel, grant_id: str, runs: Sequence[CopyRun]) -> None:
-        pieces = [self._source[run.source : run.source + run.num_bytes] for run in runs]
-        crc = None
-        if self._checksum:
-            crc = 0
-            for piece in pieces:
-                crc = zlib.crc32(piece, crc)
-        await channel.send(
-            [grant_id, [run.destination for run in runs], [run.num_bytes for run in runs], crc], pieces
-        )
+    async def _connect(self, endpoint: str) -> _Link:
+        streams: list[Stream] = []
+        owner = ""
+        try:
+            for _ in range(self._num_streams):
+                channel = await connect(endpoint, self._key, self._me)
+                owner = channel.peer.address
+                make = self._threads.submit(_dialled, channel, self._tls)
+                streams.append(await asyncio.wrap_future(make))
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        return _Link(owner, streams)
+
+    async def _deliver(self, endpoint: str, grant_id: str, runs: Sequence[CopyRun], answered: bool) -> None:
+        link = await self._link(endpoint)
+        async with link.lock:
+            try:
+                await self._send(link, grant_id, runs, answered)
+            except TransferError:
+                raise  # an answer: the frames are whole
+            except BaseException:  # half a frame may be on its way: nobody can use this link again
+                if endpoint in self._links and self._links[endpoint].result() is link:
+                    del self._links[endpoint]
+                for stream in link.streams:
+                    stream.close()
+                raise
+
+    async def _send(self, link: _Link, grant_id: str, runs: Sequence[CopyRun], answered: bool) -> None:
+        total = sum(run.num_bytes for run in runs)
+        if total <= _DIRECT_BYTES and not answered and len(runs) <= _MAX_FRAME_RUNS:
+            rest = link.streams[0].try_send(self._frame(grant_id, runs, None, 0))
+            jobs = [self._threads.submit(link.streams[0].send, rest)] if rest else []
+        else:
+            parts = split_runs(runs, len(link.streams), _MIN_PART_BYTES)
+            jobs = [
+                self._threads.submit(self._send_part, stream, grant_id, part, answered)
+                for stream, part in zip(link.streams, parts, strict=False)
+            ]
+        await _all(jobs, link)
+
+    def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], answered: bool) -> None:
+        """On a thread. Raises ReplicaLost, or TransferError when the holder refused the runs or got them damaged twice."""
+        for start in range(0, len(runs), _MAX_FRAME_RUNS):
+            part = runs[start : start + _MAX_FRAME_RUNS]
+            checked = answered and grant_id != PROBE
+            crc = source_crc(self._source, part) if checked else None
+            for attempt in (0, 1) if answered else (0,):
+                stream.send(self._frame(grant_id, part, crc, attempt))
+                if not answered:
+                    break
+                box = bytearray(1)
+                stream.receive([memoryview(box)])
+                answer = bytes(box)
+                if answer == _TAKEN:
+                    break
+                if answer == _REFUSED:
+                    raise TransferError(f"grant {grant_id} is not live any more at {stream.peer}")
+            else:
+                raise TransferError(f"KV arrived corrupted twice at {stream.peer}")
+
+    def _frame(
+        self, grant_id: str, runs: Sequence[CopyRun], crc: int | None, attempt: int
+    ) -> list[memoryview]:
+        offsets, sizes = [run.destination for run in runs], [run.num_bytes for run in runs]
+        head: bytes = msgpack.packb([grant_id, offsets, sizes, crc, attempt])  # type: ignore[assignment]
+        return [
+            memoryview(_FRAME.pack(len(head), sum(sizes)) + head),
+            *(self._source[run.source : run.source + run.num_bytes] for run in runs),
+        ]
 
 
-def _owner(task: "asyncio.Task[Channel]") -> str | None:
+async def _all(jobs: Sequence[Future[None]], link: _Link) -> None:
+    """Returns or raises only when no thread reads the source any more."""
+    waits = [asyncio.wrap_future(job) for job in jobs]
+    if not waits:
+        return
+    try:
+        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
+        if any(not isinstance(wait.exception() or TransferError(), TransferError) for wait in done):
+            link.cut()
+        await asyncio.wait(waits)
+    except asyncio.CancelledError:
+        link.cut()
+        await asyncio.wait(waits)
+        raise
+    errors = [error for wait in waits if (error := wait.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, TransferError)):
+        raise error
+
+
+def _dialled(channel: Channel, tls: ssl.SSLContext | None) -> Stream:
+    return Stream(channel.detach(), channel.peer.address, tls, dialled=True)
+
+
+def _owner(task: "asyncio.Task[_Link]") -> str | None:
     done = task.done() and not task.cancelled() and task.exception() is None
-    return task.result().peer.address if done else None
+    return task.result().owner if done else None

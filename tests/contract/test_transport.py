@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import random
 import signal
 import struct
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
@@ -19,6 +20,7 @@ from core.messages import Commit, RegionKey
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun, Side, plan_copies, shift
 from kvtransfer.inbox import Inbox
+from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender, remove_orphans
@@ -50,21 +52,23 @@ class Holder:
             self.receiver = ShmReceiver(self.segment)
         elif self.kind == "tcp":
             me = Identity("holder", "h1", os.getpid())
-            self.receiver = TcpReceiver(
-                KEY,
-                me,
-                "127.0.0.1",
-                self.buffer,
-                self.inbox.may_write,
-                self.inbox.arrived,
-                self.inbox.corrupted,
-            )
+            self.receiver = TcpReceiver(KEY, me, "127.0.0.1", self.buffer, self.admission())
         else:
             self.receiver = LoopbackReceiver(
                 self.fabric, "holder", self.buffer, self.inbox.may_write, self.inbox.arrived
             )
         receivers: list[Receiver] = [self.receiver]
         self.inbox.attach(receivers)
+
+    def admission(self) -> Admission:
+        self.admitted = Admission(self.inbox.may_write, self.inbox.arrived, self.inbox.corrupted)
+        return self.admitted
+
+    @property
+    def num_refused(self) -> int:
+        if self.kind == "shm":
+            return 0  # it cannot refuse
+        return self.receiver.num_refused if self.kind == "loopback" else self.admitted.num_refused
 
     def grant(self, blocks: list[int], key: str = "r#0", epoch: int = 0, num_tokens: int | None = None):
         return self.inbox.open(key, epoch, "writer", blocks, 0, num_tokens or 4 * len(blocks), 60)
@@ -151,14 +155,14 @@ async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
         (grant.id, runs_for([5], [0])),
         (grant.id, [CopyRun(0, SHARD.pool_bytes(BLOCKS) - 4, 8)]),
     ):
-        before = holder.receiver.num_refused
+        before = holder.num_refused
         await sender.write(grant_id, grant.regions[0], runs)
-        await until(lambda before=before: holder.receiver.num_refused > before)
+        await until(lambda before=before: holder.num_refused > before)
     ended: list[str] = []
     holder.inbox.end(grant.id, lambda: ended.append(grant.id))
     await until(lambda: bool(ended))
     await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
-    await until(lambda: holder.receiver.num_refused >= 4)
+    await until(lambda: holder.num_refused >= 4)
     assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
     await sender.close()
 
@@ -180,27 +184,134 @@ async def test_a_holder_that_is_gone_is_an_error_for_the_writer(holder: Holder) 
     await sender.close()
 
 
-def test_a_corrupted_frame_is_noticed() -> None:
-    """Checked on the wire format: flip a byte of the payload behind the checksum's back."""
+class Damaging:
+    """A relay between writer and holder that flips a bit of the first `num_times` payloads that carry `mark`."""
 
-    async def main() -> None:
-        holder = Holder("tcp")
-        source = bytearray(os.urandom(SHARD.pool_bytes(BLOCKS)))
-        sender = TcpSender(KEY, WRITER, memoryview(source), checksum=True)
-        grant = holder.grant([2])
-        channel = await sender._channel(grant.regions[0].endpoint)
-        run = runs_for([2], [0])[0]
-        await channel.send(
-            [grant.id, [run.destination], [run.num_bytes], 12345], [memoryview(source)[: run.num_bytes]]
-        )
-        await until(lambda: bool(holder.corrupted))
-        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
-        await until(lambda: holder.block(0, 2) == bytes(source[: SHARD.block_bytes]))
-        assert holder.corrupted == [grant.id]
+    def __init__(self, target: str, mark: bytes, num_times: int) -> None:
+        self._target, self._mark, self.num_left = target, mark, num_times
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = self._target.split(":")
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 20):
+            at = data.find(self._mark)
+            if at >= 0 and self.num_left:
+                self.num_left -= 1
+                data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            writer.write(data)
+        writer.close()
+
+
+@pytest.mark.parametrize("num_times", [0, 1, 2])
+async def test_a_chunk_that_arrives_damaged_is_sent_once_more_and_then_given_up(num_times: int) -> None:
+    holder = Holder("tcp")
+    mark = b"\xc7" * 16
+    source = bytearray(mark * (SHARD.pool_bytes(BLOCKS) // 16))
+    sender = TcpSender(KEY, WRITER, memoryview(source), checksum=True)
+    grant = holder.grant([2])
+    run = runs_for([2], [0])[0]
+    async with Damaging(grant.regions[0].endpoint, mark, num_times) as address:
+        region = replace(grant.regions[0], endpoint=address)
+        if num_times < 2:
+            await sender.write(grant.id, region, [run])
+            assert holder.block(0, 2) == bytes(source[: SHARD.block_bytes])
+            holder.inbox.committed(commit(grant.id, run.num_bytes))
+            await until(lambda: bool(holder.completed))
+            assert not holder.corrupted
+        else:
+            with pytest.raises(TransferError, match="corrupted twice"):
+                await sender.write(grant.id, region, [run])
+            await until(lambda: holder.corrupted == [grant.id])
+            assert not holder.completed
         await sender.close()
-        await holder.inbox.shut()
+    await holder.inbox.shut()
 
-    asyncio.run(main())
+
+@pytest.mark.parametrize("num_times", [0, 1, 2])
+async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up(
+    num_times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Holder("shm")
+    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    sender = ShmSender(source, checksum=True)
+    copy, left = ShmSender._copy, [num_times]
+
+    def damage(self: ShmSender, target: Any, runs: list[CopyRun]) -> None:
+        copy(self, target, runs)
+        if left[0]:
+            left[0] -= 1
+            target[runs[0].destination] ^= 1
+
+    monkeypatch.setattr(ShmSender, "_copy", damage)
+    grant = holder.grant([2])
+    if num_times < 2:
+        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        assert holder.block(0, 2) == bytes(source[: SHARD.block_bytes])
+    else:
+        with pytest.raises(TransferError, match="corrupted twice"):
+            await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    await sender.close()
+    await holder.inbox.shut()
+
+
+async def test_a_probe_reaches_the_holder_and_changes_nothing(holder: Holder) -> None:
+    sender = make_sender(holder.kind, holder.fabric, memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS))))
+    (region,) = holder.inbox.regions()
+    await sender.probe(region, 1 << 20)
+    assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
+    assert not holder.num_refused
+    await sender.close()
+
+
+async def test_concurrent_writes_to_one_holder_keep_their_frames_apart(holder: Holder) -> None:
+    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grants = [holder.grant([block], key=f"r{block}#0") for block in range(8)]
+    await asyncio.gather(
+        *(sender.write(g.id, g.regions[0], runs_for(list(g.block_ids), list(g.block_ids))) for g in grants)
+    )
+    await until(
+        lambda: all(
+            holder.block(layer, block)
+            == bytes(source[(at := (layer * BLOCKS + block) * SHARD.block_bytes) : at + SHARD.block_bytes])
+            for layer in range(2)
+            for block in range(8)
+        )
+    )
+    await sender.close()
+
+
+async def test_many_streams_and_many_runs_arrive_whole() -> None:
+    """More runs than one system call takes, more bytes than one stream gets, in no order."""
+    size, num = 1024, 6000
+    pool = memoryview(bytearray(size * num))
+    got: list[int] = []
+    me = Identity("holder", "h1", os.getpid())
+    receiver = TcpReceiver(
+        KEY, me, "127.0.0.1", pool, Admission(lambda *_: True, lambda _, n: got.append(n), lambda _: None)
+    )
+    source = memoryview(bytearray(os.urandom(size * num)))
+    order = random.Random(1).sample(range(num), num)
+    runs = [CopyRun(i * size, at * size, size) for i, at in enumerate(order)]
+    sender = TcpSender(KEY, WRITER, source, checksum=False, num_streams=3)
+    await sender.write("g", receiver.region(SHARD, BLOCKS), runs)
+    await until(lambda: sum(got) == size * num)
+    assert all(
+        pool[at * size : (at + 1) * size] == source[i * size : (i + 1) * size] for i, at in enumerate(order)
+    )
+    await sender.close()
+    await receiver.close()
 
 
 def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) -> None:
@@ -256,7 +367,7 @@ async def test_a_fenced_grant_that_nobody_wrote_cannot_be_written_any_more(holde
     with contextlib.suppress(TransferError):
         await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
     if holder.kind != "shm":
-        await until(lambda: holder.receiver.num_refused > 0)
+        await until(lambda: holder.num_refused > 0)
     assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
     other = holder.grant([2], epoch=1)  # the same writer under another grant
     await sender.write(other.id, other.regions[0], runs_for([2], [0]))
@@ -269,7 +380,7 @@ async def half_a_frame(holder: Holder, grant_id: str) -> Channel:
     (region,) = holder.inbox.regions()
     channel = await connect(region.endpoint, KEY, WRITER)
     size = SHARD.block_bytes
-    head = msgpack.packb([grant_id, [2 * size, 3 * size], [size, size], None])
+    head = msgpack.packb([grant_id, [2 * size, 3 * size], [size, size], None, 0])
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(channel._sock, struct.pack("<IQ", len(head), 2 * size) + head + b"\xab" * size)
     await until(lambda: holder.block(0, 2) == b"\xab" * size)
@@ -321,13 +432,13 @@ async def test_bytes_in_the_kernel_do_not_reach_the_pool_after_a_tcp_fence() -> 
 async def test_a_refused_frame_of_any_size_is_read_and_the_channel_goes_on() -> None:
     holder = Holder("tcp")
     source = memoryview(bytearray(3 << 20))
-    sender = TcpSender(KEY, WRITER, source, checksum=False)
+    sender = TcpSender(KEY, WRITER, source, checksum=False, num_streams=1)
     grant = holder.grant([2])
     await sender.write("nobody's", grant.regions[0], [CopyRun(0, 0, 3 << 20)])
     source[: SHARD.block_bytes] = b"x" * SHARD.block_bytes
     await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
     await until(lambda: holder.block(0, 2) == b"x" * SHARD.block_bytes)
-    assert holder.receiver.num_refused == 1
+    assert holder.num_refused == 1
     await sender.close()
     await holder.inbox.shut()
 

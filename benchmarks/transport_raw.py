@@ -1,0 +1,80 @@
+"""The raw links that the KV transports are measured against: what the same two processes reach without Baton.
+
+Sockets: blocking threads, one connection each, the largest possible system calls (as iperf does), one acknowledging byte for each
+transfer. Memory: one copy into pages that the other process has mapped."""
+
+import ctypes
+import mmap
+import os
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+STREAMS = (1, 2, 4)
+
+
+def sink(server: socket.socket, pool: memoryview) -> None:
+    """Serves `RawSockets`: for each connection `u64 offset, u64 size` and the bytes, then one byte back."""
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=_drain, args=(connection, pool), daemon=True).start()
+
+
+def _drain(connection: socket.socket, pool: memoryview) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while len(head := connection.recv(16, socket.MSG_WAITALL)) == 16:
+        at, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
+        while size:
+            count = connection.recv_into(pool[at : at + size], 0, socket.MSG_WAITALL)
+            at, size = at + count, size - count
+        connection.send(b"!")
+
+
+class RawSockets:
+    def __init__(self, address: tuple[str, int], num_streams: int, source: memoryview) -> None:
+        self._source = source
+        self._sockets = [socket.create_connection(address) for _ in range(num_streams)]
+        for connection in self._sockets:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._threads = ThreadPoolExecutor(num_streams)
+
+    def transfer(self, size: int) -> None:
+        """Returns when the other side has all of it."""
+        if len(self._sockets) == 1:
+            self._part(self._sockets[0], 0, size)
+            return
+        step = -(-size // len(self._sockets))
+        jobs = [
+            self._threads.submit(self._part, connection, i * step, min(step, size - i * step))
+            for i, connection in enumerate(self._sockets)
+        ]
+        for job in jobs:
+            job.result()
+
+    def _part(self, connection: socket.socket, at: int, size: int) -> None:
+        connection.sendall(at.to_bytes(8, "little") + size.to_bytes(8, "little"))
+        connection.sendall(self._source[at : at + size])
+        connection.recv(1)
+
+
+class RawCopy:
+    """memmove into a file of /dev/shm that the holder has mapped and filled."""
+
+    def __init__(self, path: str, source: memoryview) -> None:
+        with Path(path).open("r+b") as file:
+            self._target = mmap.mmap(file.fileno(), 0)
+        self._to = ctypes.addressof(ctypes.c_char.from_buffer(self._target))
+        self._from = ctypes.addressof(ctypes.c_char.from_buffer(source))
+
+    def transfer(self, size: int) -> None:
+        ctypes.memmove(self._to, self._from, size)
+
+
+def shared_file(num_bytes: int) -> tuple[str, mmap.mmap]:
+    path = f"/dev/shm/baton-bench-{os.getpid()}"
+    with Path(path).open("w+b") as file:
+        file.truncate(num_bytes)
+        mapped = mmap.mmap(file.fileno(), num_bytes)
+    memoryview(mapped)[:] = bytes(1 << 20) * (num_bytes >> 20)
+    return path, mapped

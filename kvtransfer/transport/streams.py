@@ -1,0 +1,112 @@
+"""One blocking, authenticated byte stream of a KV connection: scatter and gather, plain or inside TLS.
+
+Blocking calls in threads of their own keep long copies off the event loop (the kernel copies without the GIL), and several
+streams use several cores. A stream is owned by one thread at a time; only `cut` may be called from another."""
+
+import contextlib
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+
+from core.errors import ReplicaLost
+
+_MAX_PIECES = 1024
+"""IOV_MAX of Linux: what one scatter or gather call takes."""
+_TLS_PIECE_BYTES = 1 << 20
+_HANDSHAKE_S = 5
+STALL_S = 60
+"""How long a peer may take for the next byte of a frame that is on its way before it counts as lost."""
+
+
+class Stream:
+    def __init__(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None, *, dialled: bool) -> None:
+        """Blocks for the TLS handshake where `tls` is given. Raises ReplicaLost.
+
+        Whoever accepted waits for frames without a limit, whoever dialled for answers only so long."""
+        self.peer = peer
+        self._plain = tls is None
+        self._sock: socket.socket = sock
+        if tls is not None:
+            _limit(sock, _HANDSHAKE_S, _HANDSHAKE_S)
+            try:
+                self._sock = tls.wrap_socket(sock, server_side=not dialled)
+            except (OSError, ValueError) as error:
+                sock.close()
+                raise ReplicaLost(f"no TLS with KV peer {peer}: {error}") from error
+        _limit(self._sock, STALL_S, STALL_S if dialled else 0)
+
+    def try_send(self, pieces: Sequence[memoryview]) -> list[memoryview]:
+        """Give the kernel what it takes at once; returns what is left. Raises ReplicaLost."""
+        if not self._plain:
+            return list(pieces)
+        try:
+            sent = self._sock.sendmsg(pieces[:_MAX_PIECES], [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return list(pieces)
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from error
+        return _without(pieces, sent)
+
+    def send(self, pieces: Sequence[memoryview]) -> None:
+        """Returns when the kernel has every byte. Raises ReplicaLost."""
+        try:
+            if self._plain:
+                while pieces:
+                    pieces = _without(pieces, self._sock.sendmsg(pieces[:_MAX_PIECES]))
+            else:
+                for piece in pieces:
+                    self._sock.sendall(piece)
+        except (OSError, ValueError) as error:
+            raise self._broken(error) from error
+
+    def receive(self, targets: Sequence[memoryview]) -> None:
+        """Fill `targets`, in order. Raises ReplicaLost at the end of the stream."""
+        pieces = [target for target in targets if target.nbytes]
+        while pieces:
+            try:
+                if self._plain:
+                    count = self._sock.recvmsg_into(pieces[:_MAX_PIECES], 0, socket.MSG_WAITALL)[0]
+                else:
+                    count = self._sock.recv_into(pieces[0][:_TLS_PIECE_BYTES])
+            except (OSError, ValueError) as error:
+                raise self._broken(error) from error
+            if not count:
+                raise ReplicaLost(f"KV peer {self.peer} closed the connection")
+            pieces = _without(pieces, count)
+
+    def cut(self) -> None:
+        """End the stream for whichever thread is using it: its call returns or raises soon. Idempotent."""
+        cut(self._sock)
+
+    def close(self) -> None:
+        """By the owner, when no call is in progress."""
+        self.cut()
+        self._sock.close()
+
+    def _broken(self, error: Exception) -> ReplicaLost:
+        if isinstance(error, BlockingIOError):
+            return ReplicaLost(f"KV peer {self.peer} has not answered for {STALL_S} s")
+        return ReplicaLost(f"KV connection to {self.peer} broke: {error}")
+
+
+def cut(sock: socket.socket) -> None:
+    """End both directions, for the threads that wait in it too."""
+    with contextlib.suppress(OSError):
+        # Not SSLSocket.shutdown: after that, reads return what is still encrypted.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _limit(sock: socket.socket, send_s: int, receive_s: int) -> None:
+    """How long one blocking call may take; 0: for ever."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", send_s, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", receive_s, 0))
+
+
+def _without(pieces: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left after the first `num_bytes`."""
+    for index, piece in enumerate(pieces):
+        if num_bytes < piece.nbytes:
+            return [piece[num_bytes:], *pieces[index + 1 :]]
+        num_bytes -= piece.nbytes
+    return []
