@@ -8,7 +8,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
+SCALE_BYTES = 4
+"""One float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class KVLayout:
     head_dim: int
     block_size: int
     dtype: str
+    scales: str = "none"
+    """`vector`: the pool's data is followed by one float32 for each of its vectors, in their order, to multiply it with."""
 
     @property
     def vector_bytes(self) -> int:
@@ -29,7 +33,12 @@ class KVLayout:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's K and V over all layers and heads."""
-        return 2 * self.num_layers * self.num_kv_heads * self.vector_bytes
+        return 2 * self.num_layers * self.num_kv_heads * (self.vector_bytes + self.scale_bytes)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of one vector's scale."""
+        return SCALE_BYTES if self.scales == "vector" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +63,33 @@ class KVShard:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block of one layer: K and V of all local heads."""
+        """Bytes of one block of one layer: K and V of all local heads, without their scales."""
         return 2 * self.num_heads * self.layout.block_size * self.layout.vector_bytes
 
-    def pool_bytes(self, num_blocks: int) -> int:
+    @property
+    def block_vectors(self) -> int:
+        """K and V vectors in one block of one layer."""
+        return self.block_bytes // self.layout.vector_bytes
+
+    def data_bytes(self, num_blocks: int) -> int:
+        """Where the scales begin, if there are any."""
         return self.num_layers * num_blocks * self.block_bytes
+
+    def pool_bytes(self, num_blocks: int) -> int:
+        num_vectors = self.num_layers * num_blocks * self.block_vectors
+        return self.data_bytes(num_blocks) + num_vectors * self.layout.scale_bytes
+
+    def blocks_at(self, num_blocks: int, start: int, end: int) -> range:
+        """The blocks that the pool's bytes [start, end) belong to; empty when they are not all in the pool, in one layer."""
+        base, stop, size = 0, self.data_bytes(num_blocks), self.block_bytes
+        if start >= stop:
+            base, stop = stop, self.pool_bytes(num_blocks)
+            size = self.block_vectors * self.layout.scale_bytes
+        if not base <= start < end <= stop:
+            return range(0)
+        first, last = (start - base) // size, (end - 1 - base) // size
+        layer = first // num_blocks * num_blocks
+        return range(first - layer, last - layer + 1) if last < layer + num_blocks else range(0)
 
     def offset(self, num_blocks: int, layer: int, block: int, is_value: int, head: int, slot: int) -> int:
         """Byte offset in a pool of `num_blocks` of one vector; `layer` and `head` are the model's, not local, indices."""

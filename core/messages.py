@@ -194,6 +194,8 @@ class RegionKey:
     host: str
     shard: KVShard
     num_blocks: int
+    content: bytes = b""
+    """`kvtransfer.wire.KVContent`, packed: what the holder understands and holds; empty from releases before there was one."""
 
 
 @dataclass(frozen=True, slots=True)

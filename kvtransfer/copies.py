@@ -1,7 +1,8 @@
 """Which bytes of a source shard go where in a destination shard. Pure.
 
-The two may differ in block size, in the layers and in the KV heads that they hold. Invariant: over all pairs of shards every
-element of the pushed tokens is written exactly once and nothing else is touched."""
+The two may differ in block size, in the layers and in the KV heads that they hold, and in dtype. Everything is planned in
+vectors (one head's K or V of one token), which exist on both sides whatever they are stored as. Invariant: over all pairs of
+shards every vector of the pushed tokens is written exactly once and nothing else is touched."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,12 @@ class Side:
     first_token: int = 0
 
     @property
-    def layer_bytes(self) -> int:
-        return self.num_blocks * self.shard.block_bytes
+    def layer_vectors(self) -> int:
+        return self.num_blocks * self.shard.block_vectors
+
+    @property
+    def data_bytes(self) -> int:
+        return self.shard.data_bytes(self.num_blocks)
 
     def place(self, token: int) -> tuple[int, int]:
         """The block and slot of a token."""
@@ -38,33 +43,61 @@ class Side:
         return self.block_ids[index // size], index % size
 
 
-def plan_copies(source: Side, destination: Side, start: int, count: int) -> list[CopyRun]:
-    """Runs for tokens [start, start + count) of the first layer that the source holds; `shift` moves them to others.
+@dataclass(frozen=True, slots=True)
+class VectorRun:
+    """`count` vectors from the `source`-th of the source pool on go to the `destination`-th of the destination pool on."""
 
-    Neighbouring runs are joined, so that a sequence in consecutive blocks is one copy a layer."""
+    source: int
+    destination: int
+    count: int
+
+
+def plan_vectors(source: Side, destination: Side, start: int, count: int) -> list[VectorRun]:
+    """Runs for tokens [start, start + count) of the first layer that each side holds; `at_layer` moves them to others.
+
+    Neighbouring runs are joined, so that a sequence in consecutive blocks is one run a layer."""
     heads = _shared(source.shard.heads, destination.shard.heads)
-    runs: list[CopyRun] = []
+    runs: list[VectorRun] = []
     for token, length in _segments(source, destination, start, count):
         for run in _segment_runs(source, destination, token, length, heads):
             last = runs[-1] if runs else None
             if (
                 last is not None
-                and last.source + last.num_bytes == run.source
-                and last.destination + last.num_bytes == run.destination
+                and last.source + last.count == run.source
+                and last.destination + last.count == run.destination
             ):
-                runs[-1] = CopyRun(last.source, last.destination, last.num_bytes + run.num_bytes)
+                runs[-1] = VectorRun(last.source, last.destination, last.count + run.count)
             else:
                 runs.append(run)
     return runs
 
 
-def shift(runs: Sequence[CopyRun], source: Side, destination: Side, layer: int) -> list[CopyRun]:
-    """The runs of `plan_copies` for model layer `layer`; none when the destination does not hold it."""
+def at_layer(runs: Sequence[VectorRun], source: Side, destination: Side, layer: int) -> list[VectorRun]:
+    """The runs of `plan_vectors` for model layer `layer`; none when the destination does not hold it."""
     if not destination.shard.layers[0] <= layer < destination.shard.layers[1]:
         return []
-    from_bytes = (layer - source.shard.layers[0]) * source.layer_bytes
-    to_bytes = (layer - destination.shard.layers[0]) * destination.layer_bytes
-    return [CopyRun(run.source + from_bytes, run.destination + to_bytes, run.num_bytes) for run in runs]
+    down = (layer - source.shard.layers[0]) * source.layer_vectors
+    up = (layer - destination.shard.layers[0]) * destination.layer_vectors
+    return [VectorRun(run.source + down, run.destination + up, run.count) for run in runs]
+
+
+def as_bytes(runs: Sequence[VectorRun], source: Side, destination: Side) -> list[CopyRun]:
+    """Data, and scales where there are any, between two sides that store vectors alike."""
+    size, scale = source.shard.layout.vector_bytes, source.shard.layout.scale_bytes
+    copies = [CopyRun(run.source * size, run.destination * size, run.count * size) for run in runs]
+    if scale:
+        down, up = source.data_bytes, destination.data_bytes
+        copies += [
+            CopyRun(down + run.source * scale, up + run.destination * scale, run.count * scale)
+            for run in runs
+        ]
+    return copies
+
+
+def same_storage(source: KVShard, destination: KVShard) -> bool:
+    """Can vectors be copied as they are stored?"""
+    a, b = source.layout, destination.layout
+    return (a.dtype, a.scales) == (b.dtype, b.scales)
 
 
 def split_runs(runs: Sequence[CopyRun], num_parts: int, min_part_bytes: int) -> list[list[CopyRun]]:
@@ -111,23 +144,26 @@ def _segments(source: Side, destination: Side, start: int, count: int) -> Iterat
 
 def _segment_runs(
     source: Side, destination: Side, token: int, length: int, heads: tuple[int, int]
-) -> Iterator[CopyRun]:
+) -> Iterator[VectorRun]:
+    """One run for each plane (K, V, or the one of a latent cache) and head; one for a whole block that looks alike."""
     (from_block, from_slot), (to_block, to_slot) = source.place(token), destination.place(token)
     same_heads = source.shard.heads == destination.shard.heads
     same_size = source.shard.layout.block_size == destination.shard.layout.block_size
     if same_heads and same_size and length == source.shard.layout.block_size:
-        size = source.shard.block_bytes
-        yield CopyRun(from_block * size, to_block * size, size)
+        size = source.shard.block_vectors
+        yield VectorRun(from_block * size, to_block * size, size)
         return
-    num_bytes = length * source.shard.layout.vector_bytes
-    for is_value in (0, 1):
+    num_planes = source.shard.block_vectors // (source.shard.num_heads * source.shard.layout.block_size)
+    for plane in range(num_planes):
         for head in range(*heads):
-            yield CopyRun(
-                source.shard.offset(
-                    source.num_blocks, source.shard.layers[0], from_block, is_value, head, from_slot
-                ),
-                destination.shard.offset(
-                    destination.num_blocks, destination.shard.layers[0], to_block, is_value, head, to_slot
-                ),
-                num_bytes,
+            yield VectorRun(
+                _vector(source.shard, from_block, plane, head, from_slot),
+                _vector(destination.shard, to_block, plane, head, to_slot),
+                length,
             )
+
+
+def _vector(shard: KVShard, block: int, plane: int, head: int, slot: int) -> int:
+    """The index of a vector of the shard's first layer."""
+    row = plane * shard.num_heads + head - shard.heads[0]
+    return block * shard.block_vectors + row * shard.layout.block_size + slot

@@ -34,7 +34,6 @@ class Inbox:
         self._commits: dict[str, Commit] = {}
         self._blocks: dict[str, frozenset[int]] = {}
         self._receivers: list[Receiver] = []
-        self._layer_bytes = num_blocks * shard.block_bytes
 
     @property
     def block_size(self) -> int:
@@ -81,13 +80,9 @@ class Inbox:
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
         """Do the pool's bytes [start, end) lie in blocks of this live grant?"""
-        blocks = self._blocks.get(grant_id)
-        if blocks is None or end > self._layer_bytes * self._shard.num_layers or start >= end:
-            return False
-        layer_start = start // self._layer_bytes * self._layer_bytes
-        first = (start - layer_start) // self._shard.block_bytes
-        last = (end - 1 - layer_start) // self._shard.block_bytes
-        return start >= 0 and all(block in blocks for block in range(first, last + 1))
+        granted = self._blocks.get(grant_id)
+        blocks = self._shard.blocks_at(self._num_blocks, start, end)
+        return granted is not None and bool(blocks) and all(block in granted for block in blocks)
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
         """So many more bytes are in the pool. Unknown grants are none of ours any more."""

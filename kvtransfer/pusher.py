@@ -1,11 +1,12 @@
 """The writer's side of a transfer: after each layer, the fresh KV goes out while the next layer computes.
 
-The compute thread only queues (grant, layer); while there is something for a holder, one task writes it, in order. So a grant's
-writes end before its Commit or Drained is sent, and stopping it means skipping what is queued. Back-pressure: the compute thread
-waits while too many bytes are queued."""
+The compute thread only queues (grant, layer). Writes go out in the order of `kvtransfer/linkqueue.py`, layers that have queued up
+together as one; a grant's writes end before its Commit or Drained is sent, and stopping it means skipping what is queued.
+Back-pressure: the compute thread waits while too many bytes are queued."""
 
 import asyncio
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,14 +18,23 @@ from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, Regi
 from core.plan import StepPlan
 from core.ports import Mail
 from core.types import TokenOut
-from kvtransfer.copies import CopyRun, Side, plan_copies, shift
-from kvtransfer.transport.base import Sender, choose
-from kvtransfer.wire import check_grant
+from kvtransfer.copies import CopyRun, Side, VectorRun, as_bytes, at_layer, plan_vectors, same_storage
+from kvtransfer.linkqueue import LinkQueue, Urgency
+from kvtransfer.staging import Staging
+from kvtransfer.transport.base import Sender
+from kvtransfer.transport.routes import Routes
+from kvtransfer.wire import check_compatible, check_grant
 
 log = logging.getLogger(__name__)
 
 _MAX_QUEUED_BYTES = 256 << 20
 _MAX_WAIT_S = 60.0
+_MAX_HOLDERS = 4
+"""Holders that are written to at once."""
+_SLOW_S = 0.25
+"""A write that takes longer no longer keeps other holders waiting."""
+_LONG_WRITE_BYTES = 4 << 20
+"""Layers that have queued up go out together up to this size."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +43,7 @@ class _Push:
 
     grant: Grant
     targets: list[tuple[Sender, RegionKey]]
+    urgency: Urgency
     on_delivered: Callable[[str], None]
     on_quiet: Callable[[str], None]
     on_failed: Callable[[str, str], None]
@@ -41,15 +52,25 @@ class _Push:
     num_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What of a chunk goes to one of the holder's ranks, for the first layer."""
+
+    sender: Sender
+    region: RegionKey
+    side: Side
+    runs: list[VectorRun]
+
+
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """One work of a step: its copies for the first layer, for each target."""
+    """One work of a step."""
 
     push: _Push
     first_token: int
     num_tokens: int
     source: Side
-    plans: list[tuple[Sender, RegionKey, Side, list[CopyRun]]]
+    plans: list[_Plan]
     layer_bytes: int
     vouched_bytes: int = 0
 
@@ -69,24 +90,28 @@ class _Word:
     reason: str | None
 
 
-@dataclass(slots=True, eq=False)
-class _Lane:
-    """What waits to go to one holder, and the task that sends it."""
-
-    items: deque[_Write | _Word]
-    task: "asyncio.Task[None]"
-
-
 class Pusher:
     """core.ports.LayerSink of a prefill rank. All methods but the sink's are for the event loop's thread."""
 
-    def __init__(self, shard: KVShard, num_blocks: int, mail: Mail, senders: Sequence[Sender]) -> None:
-        self._shard, self._num_blocks = shard, num_blocks
-        self._mail, self._senders = mail, senders
+    def __init__(
+        self,
+        shard: KVShard,
+        num_blocks: int,
+        mail: Mail,
+        senders: Sequence[Sender],
+        staging: Staging | None = None,
+        model: str = "",
+    ) -> None:
+        """`staging` is where KV is converted for holders that store it otherwise; without it they are refused."""
+        self._shard, self._num_blocks, self._model = shard, num_blocks, model
+        self._mail, self._senders, self._staging = mail, senders, staging
+        self._routes = Routes(senders)
+        self._agreed: dict[str, set[RegionKey]] = {}
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.current_thread()
         self._pushes: dict[str, _Push] = {}
-        self._lanes: dict[str, _Lane] = {}
+        self._queue: LinkQueue[_Write | _Word] = LinkQueue(_MAX_HOLDERS)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._chunks: list[_Chunk] = []
         self._queued_bytes = 0
         self._room = threading.Condition()
@@ -103,14 +128,16 @@ class Pusher:
         on_delivered: Callable[[str], None],
         on_quiet: Callable[[str], None],
         on_failed: Callable[[str, str], None],
+        urgency: Urgency = (0.0, math.inf),
     ) -> None:
         """Get ready to fill `grant`. Raises TransferError when the two sides do not fit or have no transport in common.
 
         Then exactly one of `on_delivered(grant_id)` and `on_quiet(grant_id)` is called, when no block is read any more;
         `on_failed(grant_id, reason)` may be called once before, and expects `stop`."""
-        check_grant(self._shard, grant)
-        targets = choose(self._senders, grant.regions)
-        self._pushes[grant.id] = _Push(grant, targets, on_delivered, on_quiet, on_failed)
+        check_grant(grant)
+        self._agree(grant)
+        targets = self._routes.choose(grant.holder, grant.regions)
+        self._pushes[grant.id] = _Push(grant, targets, urgency, on_delivered, on_quiet, on_failed)
 
     def finish(self, grant_id: str, first: TokenOut) -> None:
         """All layers of all chunks are queued: commit with the first token once they are written."""
@@ -126,16 +153,34 @@ class Pusher:
             self._put(_Word(push, None, reason))
 
     def holder_lost(self, holder: str) -> None:
+        self._routes.forget(holder)
+        self._agreed.pop(holder, None)
         for sender in self._senders:
             sender.forget(holder)
 
     async def close(self) -> None:
-        tasks = [lane.task for lane in self._lanes.values()]
+        await self._routes.close()
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for sender in self._senders:
             await sender.close()
+
+    def _agree(self, grant: Grant) -> None:
+        """Once for each region of a holder. Raises TransferError."""
+        agreed = self._agreed.setdefault(grant.holder, set())
+        for region in grant.regions:
+            if region in agreed:
+                continue
+            us, them = f"prefill {self._mail.address}", f"decode {grant.holder}"
+            check_compatible(self._shard, region, self._model, us, them)
+            if self._staging is None and not same_storage(self._shard, region.shard):
+                raise TransferError(
+                    f"KV cannot be handed over: {us} stores {self._shard.layout.dtype} and has no room to convert it "
+                    f"to the {region.shard.layout.dtype} of {them}"
+                )
+            agreed.add(region)
 
     # The compute thread's side --------------------------------------------------------------------------------------
 
@@ -147,13 +192,14 @@ class Pusher:
             if push is None or work.push is None or push.stopped:
                 continue
             source = Side(self._shard, self._num_blocks, work.block_ids)
-            plans: list[tuple[Sender, RegionKey, Side, list[CopyRun]]] = []
+            plans: list[_Plan] = []
             for sender, region in push.targets:
                 side = Side(region.shard, region.num_blocks, push.grant.block_ids, push.grant.first_token)
-                plans.append(
-                    (sender, region, side, plan_copies(source, side, work.push.start, work.push.count))
-                )
-            size = sum(run.num_bytes for _, _, _, runs in plans for run in runs)
+                runs = plan_vectors(source, side, work.push.start, work.push.count)
+                plans.append(_Plan(sender, region, side, runs))
+            layout = self._shard.layout
+            num_vectors = sum(run.count for plan in plans for run in plan.runs)
+            size = num_vectors * (layout.vector_bytes + layout.scale_bytes)
             self._chunks.append(_Chunk(push, work.push.start, work.push.count, source, plans, size))
 
     def layer_done(self, layer: int) -> None:
@@ -178,57 +224,86 @@ class Pusher:
 
     def _put(self, item: _Write | _Word) -> None:
         push = item.chunk.push if isinstance(item, _Write) else item.push
-        lane = self._lanes.get(push.grant.holder)
-        if lane is not None:
-            lane.items.append(item)
-            return
-        items = deque([item])
-        self._lanes[push.grant.holder] = _Lane(
-            items, self._loop.create_task(self._work(push.grant.holder, items))
-        )
+        self._queue.add(push.grant.id, push.grant.holder, push.urgency, item)
+        self._serve()
 
-    async def _work(self, holder: str, items: deque[_Write | _Word]) -> None:
-        """Until nothing is left for this holder."""
+    def _serve(self) -> None:
+        """Start what may be on its way now."""
+        while found := self._queue.next():
+            grant_id, holder, items = found
+            task = self._loop.create_task(self._work(grant_id, holder, _take(items)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, grant_id: str, holder: str, items: list[_Write] | _Word) -> None:
+        slow = self._loop.call_later(_SLOW_S, self._slow, holder)
         try:
-            while items:
-                item = items.popleft()
-                try:
-                    await self._write(item) if isinstance(item, _Write) else self._say(item)
-                except Exception:
-                    log.exception("the lane to %s: one item failed, the others go on", holder)
+            self._say(items) if isinstance(items, _Word) else await self._write(items)
+        except Exception:
+            log.exception("grant %s: an item for %s failed, the others go on", grant_id, holder)
         finally:
-            del self._lanes[holder]
+            slow.cancel()
+            self._queue.done(holder, grant_id)
+            self._serve()
 
-    async def _write(self, item: _Write) -> None:
-        chunk, push = item.chunk, item.chunk.push
+    def _slow(self, holder: str) -> None:
+        self._queue.slow(holder)
+        self._serve()
+
+    async def _write(self, items: list[_Write]) -> None:
+        """Layers of one grant."""
+        push = items[0].chunk.push
         try:
             if not push.stopped:
-                await self._write_layer(chunk, item.layer)
+                await self._write_layers(push, items)
         except (ReplicaLost, TransferError) as error:
             push.on_failed(push.grant.id, str(error))
         except Exception as error:
-            log.exception("grant %s: writing layer %d failed", push.grant.id, item.layer)
+            log.exception("grant %s: writing KV failed", push.grant.id)
             push.on_failed(push.grant.id, f"{type(error).__name__}: {error}")
         finally:
             with self._room:
-                self._queued_bytes = max(0, self._queued_bytes - chunk.layer_bytes)
+                done_bytes = sum(item.chunk.layer_bytes for item in items)
+                self._queued_bytes = max(0, self._queued_bytes - done_bytes)
                 self._room.notify_all()
 
-    async def _write_layer(self, chunk: _Chunk, layer: int) -> None:
-        push = chunk.push
-        for sender, region, side, runs in chunk.plans:
-            shifted = shift(runs, chunk.source, side, layer)
-            if shifted:
-                await sender.write(push.grant.id, region, shifted)
-                num_bytes = sum(run.num_bytes for run in shifted)
+    async def _write_layers(self, push: _Push, items: list[_Write]) -> None:
+        for index, (sender, region) in enumerate(push.targets):
+            copies: list[CopyRun] = []
+            for item in items:
+                plan = item.chunk.plans[index]
+                runs = at_layer(plan.runs, item.chunk.source, plan.side, item.layer)
+                if not runs:
+                    continue
+                if same_storage(self._shard, region.shard):
+                    direct = as_bytes(runs, item.chunk.source, plan.side)
+                    num_bytes = sum(copy.num_bytes for copy in direct)
+                    copies += direct
+                else:
+                    num_bytes = await self._convert(push, item.chunk.source, plan, runs)
                 push.num_bytes += num_bytes
-                chunk.vouched_bytes += num_bytes if sender.vouches else 0
-        if layer == self._shard.layers[1] - 1 and not push.stopped:
-            done = ChunkDone(
-                push.grant.id, push.num_chunks, chunk.first_token, chunk.num_tokens, chunk.vouched_bytes
-            )
-            push.num_chunks += 1
-            self._mail.send(push.grant.holder, done)
+                item.chunk.vouched_bytes += num_bytes if sender.vouches else 0
+            if copies:
+                await sender.write(push.grant.id, region, copies)
+        for item in items:
+            if item.layer == self._shard.layers[1] - 1 and not push.stopped:
+                self._chunk_done(item.chunk)
+
+    async def _convert(self, push: _Push, source: Side, plan: _Plan, runs: list[VectorRun]) -> int:
+        assert self._staging is not None, "refused in `open`"
+
+        async def send(copies: list[CopyRun]) -> None:
+            await plan.sender.write(push.grant.id, plan.region, copies)
+
+        return await self._staging.push(runs, source, plan.side, send)
+
+    def _chunk_done(self, chunk: _Chunk) -> None:
+        push = chunk.push
+        done = ChunkDone(
+            push.grant.id, push.num_chunks, chunk.first_token, chunk.num_tokens, chunk.vouched_bytes
+        )
+        push.num_chunks += 1
+        self._mail.send(push.grant.holder, done)
 
     def _say(self, word: _Word) -> None:
         push = word.push
@@ -246,3 +321,19 @@ class Pusher:
                 holder, PrefillFailed(grant_id, word.reason) if word.reason else Drained(grant_id)
             )
             push.on_quiet(grant_id)
+
+
+def _take(items: deque[_Write | _Word]) -> list[_Write] | _Word:
+    """A last word, or as many layers as make one long write."""
+    first = items.popleft()
+    if isinstance(first, _Word):
+        return first
+    taken = [first]
+    num_bytes = first.chunk.layer_bytes
+    while items and isinstance(following := items[0], _Write):
+        num_bytes += following.chunk.layer_bytes
+        if num_bytes > _LONG_WRITE_BYTES:
+            break
+        taken.append(following)
+        items.popleft()
+    return taken

@@ -1,40 +1,197 @@
 """What the two sides of a hand-over must agree on before a byte is written. Pure.
 
-Block sizes, layers and heads of a rank may differ: `kvtransfer/copies.py` maps them. The rest is refused, naming both sides."""
+A `KVContent` describes KV state as the model means it: which model, which layers and heads, what kind of state, in what dtype
+and with what scales. It says nothing of a cache's blocks, so pools of any layout can be compared by it. It travels in each
+RegionKey as a msgpack map with names, so that releases may add to it: what a reader does not know it skips, unless the writer
+lists it in `requires`. Both sides say which versions of the rules they speak and use the highest that both do."""
+
+import importlib.metadata
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import msgpack
 
 from core.errors import TransferError
-from core.kv import KVShard
+from core.kv import DTYPE_BYTES, KVShard
 from core.messages import Grant, RegionKey
 
 POOL_FORMAT = "baton-kv-1"
 """How a pool's bytes are laid out (`core/kv.py`); another layout gets another name. Travels as `RegionKey.name`."""
+SPEAKS = (1, 1)
+"""The lowest and the highest version of the rules in this file that this release can follow."""
+KNOWN_REQUIREMENTS = frozenset[str]()
+"""What a peer may demand that this release understands."""
+_FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
-def check_compatible(source: KVShard, region: RegionKey) -> None:
-    """Raises TransferError when no copy from `source` into `region` could be right."""
-    ours, theirs = source.layout, region.shard.layout
-    for what, mine, its in (
-        ("the pool's format", POOL_FORMAT, region.name),
+@dataclass(frozen=True, slots=True)
+class KVContent:
+    model: str
+    """The revision of the weights; empty: not known, and taken to fit."""
+    state: str
+    """`kv`: keys and values of each head; `mla`: one latent vector for all."""
+    num_layers: int
+    num_heads: int
+    head_dim: int
+    layers: tuple[int, int]
+    heads: tuple[int, int]
+    """What of the model's state is here."""
+    dtype: str
+    scales: str
+    packing: str = POOL_FORMAT
+    speaks: tuple[int, int] = SPEAKS
+    software: str = ""
+    requires: tuple[str, ...] = ()
+
+
+_NAMES = [field.name for field in fields(KVContent)]
+
+
+def software() -> str:
+    try:
+        return f"baton {importlib.metadata.version('baton-serve')}"
+    except importlib.metadata.PackageNotFoundError:
+        return "baton (not installed)"
+
+
+_SOFTWARE = software()
+
+
+def content_of(shard: KVShard, model: str = "") -> KVContent:
+    """What a rank's pool holds, in this release's words."""
+    layout = shard.layout
+    planes = shard.block_vectors // max(1, shard.num_heads * layout.block_size)
+    return KVContent(
+        model,
+        "kv" if planes == 2 else "mla",
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+        shard.layers,
+        shard.heads,
+        layout.dtype,
+        layout.scales,
+        software=_SOFTWARE,
+    )
+
+
+def pack(content: KVContent) -> bytes:
+    return msgpack.packb(asdict(content))  # type: ignore[return-value]
+
+
+def unpack(data: bytes) -> KVContent:
+    """Raises TransferError for what no release can have written."""
+    try:
+        found: Any = msgpack.unpackb(data)
+        values = {name: _tupled(found[name]) for name in _NAMES if name in found}
+        content = KVContent(**values)
+        if not all(len(pair) == 2 for pair in (content.speaks, content.layers, content.heads)):
+            raise ValueError("a range has two ends")
+    except (ValueError, TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
+        raise TransferError(f"unreadable description of a KV pool: {error}") from error
+    return content
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def agree(ours: KVContent, theirs: KVContent, us: str = "prefill", them: str = "decode") -> int:
+    """The version of the rules that both follow. Raises TransferError, naming both sides, when nothing written could be right."""
+    version = min(ours.speaks[1], theirs.speaks[1])
+    lowest = max(ours.speaks[0], theirs.speaks[0])
+    mine, its = (
+        f"{us} ({ours.software or 'unknown release'})",
+        f"{them} ({theirs.software or 'unknown release'})",
+    )
+    if version < lowest:
+        raise TransferError(
+            f"KV cannot be handed over: {mine} speaks versions {_span(ours)} of the transfer rules and {its} "
+            f"versions {_span(theirs)}. "
+            "Upgrade the older one first to a release that speaks one of the other's."
+        )
+    unknown = sorted(set(theirs.requires) - KNOWN_REQUIREMENTS)
+    if unknown:
+        raise TransferError(
+            f"KV cannot be handed over: {its} requires {', '.join(unknown)}, which {mine} does not know"
+        )
+    for what, a, b in (
+        ("the packing", ours.packing, theirs.packing),
+        ("the model's revision", ours.model or theirs.model, theirs.model or ours.model),
+        ("the kind of state", ours.state, theirs.state),
         ("the number of layers", ours.num_layers, theirs.num_layers),
-        ("the number of KV heads", ours.num_kv_heads, theirs.num_kv_heads),
+        ("the number of KV heads", ours.num_heads, theirs.num_heads),
         ("the head's dimension", ours.head_dim, theirs.head_dim),
-        ("the KV dtype", ours.dtype, theirs.dtype),
     ):
-        if mine != its:
+        if a != b:
             raise TransferError(
-                f"KV cannot be handed over: {what} is {mine} on the prefill side and {its} on the decode side. "
-                "Serve the same model with the same dtype in both pools."
+                f"KV cannot be handed over: {what} is {a} on {mine} and {b} on {its}. Serve the same model in both pools."
             )
+    if not convertible(ours, theirs):
+        raise TransferError(
+            f"KV cannot be handed over: {mine} stores {_storage(ours)} and {its} {_storage(theirs)}, between which "
+            "there is no conversion"
+        )
+    return version
 
 
-def check_grant(source: KVShard, grant: Grant) -> None:
-    """Raises TransferError for a grant that `source` cannot fill, or whose blocks do not hold its tokens."""
+def convertible(ours: KVContent, theirs: KVContent) -> bool:
+    """Is there a rule that makes the one's vectors into the other's? Integers mean nothing without scales."""
+    known = ours.dtype in DTYPE_BYTES and theirs.dtype in DTYPE_BYTES
+    meant = all(
+        side.dtype in _FLOATS or side.scales == "vector" or side.dtype.startswith("float8")
+        for side in (ours, theirs)
+    )
+    return (ours.dtype, ours.scales) == (theirs.dtype, theirs.scales) or (known and meant)
+
+
+def _span(content: KVContent) -> str:
+    low, high = content.speaks
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _storage(content: KVContent) -> str:
+    return (
+        content.dtype
+        if content.scales == "none"
+        else f"{content.dtype} with one scale for each {content.scales}"
+    )
+
+
+def content_of_region(region: RegionKey) -> KVContent:
+    """The holder's description; that of a release from before there was one is made from its layout."""
+    if region.content:
+        return unpack(region.content)
+    return replace(content_of(region.shard), packing=region.name, speaks=(1, 1), software="")
+
+
+def check_compatible(
+    source: KVShard, region: RegionKey, model: str = "", us: str = "prefill", them: str = "decode"
+) -> int:
+    """As `agree`, of a source shard and a holder's region."""
+    theirs = content_of_region(region)
+    described = (theirs.num_layers, theirs.head_dim, theirs.layers, theirs.heads, theirs.dtype, theirs.scales)
+    layout = region.shard.layout
+    held = (
+        layout.num_layers,
+        layout.head_dim,
+        region.shard.layers,
+        region.shard.heads,
+        layout.dtype,
+        layout.scales,
+    )
+    if described != held:
+        raise TransferError(f"{them} describes its KV pool as {described} but lays it out as {held}")
+    return agree(content_of(source, model), theirs, us, them)
+
+
+def check_grant(grant: Grant) -> None:
+    """Raises TransferError for a grant whose blocks do not hold its tokens."""
     if grant.num_tokens <= 0 or grant.first_token < 0 or not grant.regions:
         raise TransferError(
             f"grant {grant.id} is empty: {grant.num_tokens} tokens, {len(grant.regions)} regions"
         )
     for region in grant.regions:
-        check_compatible(source, region)
         size = region.shard.layout.block_size
         if grant.first_token % size or len(grant.block_ids) * size < grant.num_tokens:
             raise TransferError(

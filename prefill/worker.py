@@ -83,7 +83,8 @@ class PrefillWorker:
         if grant.id in self._jobs or grant.id in self._over:
             return
         try:
-            self._pusher.open(grant, self._delivered, self._quiet, self._failed)
+            urgency = (-request.slo.priority, request.arrival_s + request.slo.ttft_s)
+            self._pusher.open(grant, self._delivered, self._quiet, self._failed, urgency)
         except TransferError as error:
             log.error("request %s cannot be handed over: %s", request.id, error)
             self._remember(grant.id)

@@ -52,8 +52,8 @@ class Sender(Protocol):
         With checksums, also not before the holder has found them right; what arrived damaged is sent once more."""
         ...
 
-    async def probe(self, region: RegionKey, num_bytes: int) -> None:
-        """Move so many bytes to where they change nothing, as a write would; returns when they have arrived.
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
+        """Move up to so many bytes to where they change nothing, as a write would; returns how many, once they have arrived.
 
         Raises ReplicaLost or TransferError where the holder cannot be reached this way."""
         ...
@@ -69,14 +69,16 @@ class Sender(Protocol):
     async def close(self) -> None: ...
 
 
-def choose(senders: Sequence[Sender], regions: Sequence[RegionKey]) -> list[tuple[Sender, RegionKey]]:
-    """For each rank of the holder (a distinct shard) the first of `senders` that reaches it. Raises TransferError."""
-    chosen: list[tuple[Sender, RegionKey]] = []
+def reachable(
+    senders: Sequence[Sender], regions: Sequence[RegionKey]
+) -> list[list[tuple[Sender, RegionKey]]]:
+    """For each rank of the holder (a distinct shard) all ways to it, in the senders' order. Raises TransferError."""
+    ways: list[list[tuple[Sender, RegionKey]]] = []
     for shard in dict.fromkeys(region.shard for region in regions):
         pairs = [(s, r) for s in senders for r in regions if r.shard == shard and s.reaches(r)]
         if not pairs:
             offered = ", ".join(sorted({region.transport for region in regions}))
             have = ", ".join(sender.name for sender in senders)
             raise TransferError(f"no common KV transport: decode offers {offered}, prefill has {have}")
-        chosen.append(pairs[0])
-    return chosen
+        ways.append(pairs)
+    return ways

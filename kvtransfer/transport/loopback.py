@@ -83,9 +83,10 @@ class LoopbackSender:
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
         receiver.accept(grant_id, runs, self._source)
 
-    async def probe(self, region: RegionKey, num_bytes: int) -> None:
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
         if region.endpoint not in self._fabric.receivers:
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
+        return num_bytes
 
     def ended(self, grant_id: str) -> None:
         """Nothing is kept between writes."""

@@ -14,6 +14,7 @@ import mmap
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 from core.errors import TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
-from kvtransfer.copies import CopyRun
+from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.transport.checks import destination_crc, source_crc
 from kvtransfer.wire import POOL_FORMAT
 
@@ -34,6 +35,8 @@ _PREFIX = "baton-kv"
 _TAKEN_BACK = "taken back"
 _THREAD_BYTES = 4 << 20
 """Copies beyond this size leave the event loop's thread."""
+_NUM_COPIERS = 2
+"""Threads that share a long copy: one core does not use up the memory's bandwidth."""
 
 
 def host_id() -> str:
@@ -161,19 +164,22 @@ class ShmSender:
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         target = self._map(region)
         self._claim(region.endpoint, grant_id)
-        copy = self._copy_checked if self._checksum else self._copy
-        if self._checksum or sum(run.num_bytes for run in runs) > _THREAD_BYTES:
-            await _in_thread(lambda: copy(target, runs))
+        if self._checksum:
+            await _in_threads([lambda: self._copy_checked(target, runs)])
+        elif sum(run.num_bytes for run in runs) > _THREAD_BYTES:
+            parts = split_runs(runs, _NUM_COPIERS, _THREAD_BYTES // _NUM_COPIERS)
+            await _in_threads([partial(self._copy, target, part) for part in parts])
         else:
-            copy(target, runs)
+            self._copy(target, runs)
 
-    async def probe(self, region: RegionKey, num_bytes: int) -> None:
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
         """As fast as a write, for the bytes go into memory of the same kind."""
         self._map(region)
         num_bytes = min(num_bytes, len(self._source))
         if len(self._scratch) < num_bytes:
             self._scratch = np.zeros(num_bytes, np.uint8)
-        await _in_thread(lambda: self._copy(self._scratch, [CopyRun(0, 0, num_bytes)]))
+        await _in_threads([lambda: self._copy(self._scratch, [CopyRun(0, 0, num_bytes)])])
+        return num_bytes
 
     def ended(self, grant_id: str) -> None:
         self._claims.pop(grant_id, None)
@@ -235,11 +241,11 @@ class ShmSender:
         raise TransferError("KV arrived corrupted twice in shared memory")
 
 
-async def _in_thread(work: Callable[[], None]) -> None:
-    """Ends only when the thread has, also if cancelled: until then it reads and writes the pools."""
-    job = asyncio.ensure_future(asyncio.to_thread(work))
+async def _in_threads(work: Sequence[Callable[[], None]]) -> None:
+    """Ends only when the threads have, also if cancelled: until then they read and write the pools."""
+    jobs = asyncio.gather(*(asyncio.to_thread(call) for call in work))
     try:
-        await asyncio.shield(job)
+        await asyncio.shield(jobs)
     except asyncio.CancelledError:
-        await asyncio.wait([job])
+        await asyncio.wait([jobs])
         raise

@@ -234,9 +234,11 @@ class TcpSender:
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         await self._deliver(region.endpoint, grant_id, runs, self._checksum)
 
-    async def probe(self, region: RegionKey, num_bytes: int) -> None:
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
         """Raises ReplicaLost."""
-        await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, min(num_bytes, len(self._source)))], True)
+        num_bytes = min(num_bytes, len(self._source))
+        await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, num_bytes)], True)
+        return num_bytes
 
     def ended(self, grant_id: str) -> None:
         """Nothing is kept for a grant."""

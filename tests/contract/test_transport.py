@@ -18,7 +18,7 @@ from core.errors import ReplicaLost, TransferError
 from core.kv import KVLayout, KVShard
 from core.messages import Commit, RegionKey
 from core.types import TokenOut
-from kvtransfer.copies import CopyRun, Side, plan_copies, shift
+from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Receiver, Sender
@@ -93,8 +93,8 @@ async def holder(request: pytest.FixtureRequest) -> AsyncIterator[Holder]:
 
 def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:
     a, b = Side(SHARD, BLOCKS, source_blocks), Side(SHARD, BLOCKS, blocks)
-    planned = plan_copies(a, b, 0, 4 * len(blocks))
-    return [run for layer in range(2) for run in shift(planned, a, b, layer)]
+    planned = plan_vectors(a, b, 0, 4 * len(blocks))
+    return [run for layer in range(2) for run in as_bytes(at_layer(planned, a, b, layer), a, b)]
 
 
 async def until(done: Callable[[], bool]) -> None:

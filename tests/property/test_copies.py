@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.kv import KVLayout, KVShard, num_blocks_for
-from kvtransfer.copies import Side, plan_copies, shift
+from kvtransfer.copies import Side, as_bytes, at_layer, plan_vectors
 
 LAYERS, HEADS, DIM, POOL = 4, 4, 2, 24
 
@@ -55,9 +55,9 @@ def test_every_element_is_written_exactly_once_and_nothing_else(data: st.DataObj
         a = Side(source, POOL, blocks[0])
         for target, target_pool, written in zip(targets, target_pools, writes, strict=True):
             b = Side(target, POOL, blocks[1], first)
-            runs = plan_copies(a, b, start, num_tokens - start)
+            runs = plan_vectors(a, b, start, num_tokens - start)
             for layer in range(*source.layers):
-                for run in shift(runs, a, b, layer):
+                for run in as_bytes(at_layer(runs, a, b, layer), a, b):
                     target_pool[run.destination : run.destination + run.num_bytes] = pool[
                         run.source : run.source + run.num_bytes
                     ]
@@ -80,6 +80,7 @@ def test_every_element_is_written_exactly_once_and_nothing_else(data: st.DataObj
 
 def test_consecutive_whole_blocks_are_one_run() -> None:
     shard = KVShard.whole(KVLayout(2, 4, 8, 16, "bfloat16"))
-    runs = plan_copies(Side(shard, 99, [5, 6, 7, 8]), Side(shard, 50, [20, 21, 22, 23]), 0, 64)
+    a, b = Side(shard, 99, [5, 6, 7, 8]), Side(shard, 50, [20, 21, 22, 23])
+    runs = as_bytes(plan_vectors(a, b, 0, 64), a, b)
     assert len(runs) == 1
     assert runs[0].num_bytes == 4 * shard.block_bytes

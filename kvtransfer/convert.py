@@ -1,0 +1,96 @@
+"""KV vectors from one storage dtype into another, on the sending side, without torch.
+
+Floats are rounded to nearest, ties to even; 8-bit storage with scales gets one scale for each vector, its largest magnitude over
+the dtype's, and without scales saturates. Invariant: converting there and back changes an element by at most half a step of the
+coarser storage."""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from core.kv import KVLayout
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+FP8_MAX = 448.0
+INT8_MAX = 127.0
+_FP8_TINY = 2.0**-6
+"""The smallest normal number of float8_e4m3fn; below it steps are 2**-9."""
+
+
+def convert(
+    source: KVLayout, data: Bytes, scales: Floats | None, target: KVLayout
+) -> tuple[Bytes, Floats | None]:
+    """Vectors as `source` stores them, `data` (n * vector bytes,) and `scales` (n,) if it has any, as `target` stores them."""
+    values = _LOAD[source.dtype](data).reshape(-1, source.head_dim)
+    if scales is not None:
+        values = values * scales[:, None]
+    if target.scales == "none":
+        return _STORE[target.dtype](values).view(np.uint8).reshape(-1), None
+    largest = _LARGEST.get(target.dtype, 1.0)
+    new_scales = np.abs(values).max(axis=1) / np.float32(largest)
+    new_scales = np.where(new_scales > 0, new_scales, np.float32(1)).astype(np.float32)
+    stored = _STORE[target.dtype](values / new_scales[:, None])
+    return stored.view(np.uint8).reshape(-1), new_scales
+
+
+def _load_bfloat16(data: Bytes) -> Floats:
+    return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _store_bfloat16(values: Floats) -> npt.NDArray[np.uint16]:
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
+
+
+def _fp8_table() -> Floats:
+    codes = np.arange(256)
+    exponent, mantissa = (codes >> 3) & 15, codes & 7
+    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    value = np.where(exponent == 0, mantissa * 2.0**-9, normal)
+    value[(codes & 127) == 127] = np.nan
+    return np.where(codes & 128, -value, value).astype(np.float32)
+
+
+_FP8 = _fp8_table()
+
+
+def _store_fp8(values: Floats) -> Bytes:
+    """Saturates at ±448."""
+    magnitude = np.minimum(np.nan_to_num(np.abs(values), nan=0.0, posinf=FP8_MAX), np.float32(FP8_MAX))
+    bits = np.ascontiguousarray(magnitude, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20
+    normal = rounded.astype(np.int32) - ((127 - 7) << 3)
+    small = np.rint(magnitude * np.float32(2.0**9)).astype(np.int32)
+    code = np.where(magnitude < _FP8_TINY, small, normal)
+    code = np.where(np.isnan(values), 127, np.minimum(code, 126))
+    return (code | np.where(np.signbit(values), 128, 0)).astype(np.uint8)
+
+
+def _store_int8(values: Floats) -> npt.NDArray[np.int8]:
+    return np.clip(np.rint(values), -INT8_MAX, INT8_MAX).astype(np.int8)
+
+
+def _store_float16(values: Floats) -> npt.NDArray[np.float16]:
+    limit = np.float32(65504)
+    return np.clip(values, -limit, limit).astype(np.float16)
+
+
+_LARGEST = {"float8_e4m3fn": FP8_MAX, "int8": INT8_MAX}
+_LOAD: dict[str, Callable[[Bytes], Floats]] = {
+    "float32": lambda data: data.view(np.float32),
+    "float16": lambda data: data.view(np.float16).astype(np.float32),
+    "bfloat16": _load_bfloat16,
+    "float8_e4m3fn": lambda data: _FP8[data],
+    "int8": lambda data: data.view(np.int8).astype(np.float32),
+}
+_STORE: dict[str, Callable[[Floats], npt.NDArray[np.generic]]] = {
+    "float32": lambda values: np.ascontiguousarray(values, np.float32),
+    "float16": _store_float16,
+    "bfloat16": _store_bfloat16,
+    "float8_e4m3fn": _store_fp8,
+    "int8": _store_int8,
+}
