@@ -111,7 +111,7 @@ class Case:
             await self.disturb(state, name, writer)
         elif state == "decode.RECALLING":
             for node in self.of("prefill"):
-                node.do(do="corrupt")
+                node.do(do="corrupt", frames=2)  # the first one is sent again
         self.trapped = await self.first_trapped(nodes)
         self.arm(side, but=self.trapped)
         try:

@@ -4,7 +4,7 @@ Commands come as JSON lines on standard input, events go to standard output. It 
 
     {"do": "trap", "states": ["decode.GRANTED"]}       stop this very process (SIGSTOP) when a hand-over enters one of them, once each
     {"do": "fate", "message": "Commit", "kind": "drop"}  treat the next outgoing message of that type badly, below the numbering
-    {"do": "corrupt"}                                   the next TCP frame of KV carries a wrong checksum
+    {"do": "corrupt", "frames": 2}                      so many TCP frames of KV carry a wrong checksum
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
     {"do": "generate", "id": .., "prompt": .., "max_tokens": ..}  {"do": "cancel", "id": ..}
     {"do": "drain"}                                     leave the cluster; says when nothing runs here any more
@@ -105,18 +105,15 @@ def watch(side: str, kind: type[Any]) -> None:
 
 
 def wrong_checksums() -> None:
-    right = tcp.zlib.crc32
+    right = tcp.source_crc
 
-    class Zlib:
-        @staticmethod
-        def crc32(data: Any, value: int = 0) -> int:
-            if FAULTS.corrupt:
-                FAULTS.corrupt -= 1
-                tell(event="corrupted")
-                return right(data, value) ^ 1
-            return right(data, value)
+    def source_crc(source: memoryview, runs: Sequence[CopyRun]) -> int:
+        if not FAULTS.corrupt:
+            return right(source, runs)
+        FAULTS.corrupt -= 1
+        return right(source, runs) ^ 1
 
-    tcp.zlib = Zlib  # type: ignore[assignment]
+    tcp.source_crc = source_crc
 
 
 class SlowSender:
@@ -209,8 +206,8 @@ class Node:
                 FAULTS.traps = set(states)
             case {"do": "fate", "message": message, "kind": kind}:
                 FAULTS.fates[message] = kind
-            case {"do": "corrupt"}:
-                FAULTS.corrupt = 1
+            case {"do": "corrupt", "frames": frames}:
+                FAULTS.corrupt = frames
             case {"do": "slow", "write_s": write_s}:
                 FAULTS.write_s = write_s
             case {"do": "generate", "id": name, "prompt": prompt, "max_tokens": max_tokens}:
