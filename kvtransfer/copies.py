@@ -108,20 +108,23 @@ def split_runs(runs: Sequence[CopyRun], num_parts: int, min_part_bytes: int) -> 
     num_parts = max(1, min(num_parts, total // max(1, min_part_bytes)))
     if num_parts == 1:
         return [list(runs)]
-    quota = -(-total // num_parts)
-    parts: list[list[CopyRun]] = [[]]
-    room = quota
+    return chunk_runs(runs, -(-total // num_parts))
+
+
+def chunk_runs(runs: Sequence[CopyRun], max_bytes: int) -> list[list[CopyRun]]:
+    """The runs, in order, in groups of `max_bytes` (the last may be smaller); a run may be cut."""
+    groups: list[list[CopyRun]] = []
+    room = 0
     for run in runs:
         start = 0
         while start < run.num_bytes:
             if not room:
-                parts.append([])
-                room = quota
+                groups.append([])
+                room = max_bytes
             size = min(room, run.num_bytes - start)
-            parts[-1].append(CopyRun(run.source + start, run.destination + start, size))
-            start += size
-            room -= size
-    return parts
+            groups[-1].append(CopyRun(run.source + start, run.destination + start, size))
+            start, room = start + size, room - size
+    return groups
 
 
 def _shared(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgpack
 import pytest
+import torch
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVLayout, KVShard
@@ -22,7 +23,10 @@ from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.pull import Medium, PullReceiver, PullSender, _Incoming
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender, remove_orphans
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.channel import Channel, Identity, connect
@@ -31,6 +35,7 @@ KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(2, 2, 4, 4, "float32"))
 BLOCKS = 16
 WRITER = Identity("writer", "w1", os.getpid())
+needs_nixl = pytest.mark.skipif(not available(), reason="the nixl extra is not installed")
 
 
 @dataclass
@@ -50,13 +55,13 @@ class Holder:
         self.receiver: Any
         if self.segment:
             self.receiver = ShmReceiver(self.segment)
-        elif self.kind == "tcp":
-            me = Identity("holder", "h1", os.getpid())
-            self.receiver = TcpReceiver(KEY, me, "127.0.0.1", self.buffer, self.admission())
-        else:
+        elif self.kind == "loopback":
             self.receiver = LoopbackReceiver(
                 self.fabric, "holder", self.buffer, self.inbox.may_write, self.inbox.arrived
             )
+        else:
+            me = Identity("holder", "h1", os.getpid())
+            self.receiver = make_receiver(self.kind, me, self.buffer, self.admission())
         receivers: list[Receiver] = [self.receiver]
         self.inbox.attach(receivers)
 
@@ -78,13 +83,41 @@ class Holder:
         return bytes(self.buffer[start : start + SHARD.block_bytes])
 
 
-def make_sender(kind: str, fabric: LoopbackFabric, source: memoryview, checksum: bool = False) -> Sender:
-    if kind == "shm":
-        return ShmSender(source)
-    return TcpSender(KEY, WRITER, source, checksum) if kind == "tcp" else LoopbackSender(fabric, source)
+def medium(kind: str, pool: memoryview) -> Medium:
+    match kind:
+        case "nixl":
+            return NixlMedium(Memory.of(pool))
+        case "gloo":
+            return CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")
+        case _:
+            raise AssertionError(kind)
 
 
-@pytest.fixture(params=["loopback", "shm", "tcp"])
+def make_receiver(kind: str, me: Identity, pool: memoryview, admission: Admission) -> Receiver:
+    if kind == "tcp":
+        return TcpReceiver(KEY, me, "127.0.0.1", pool, admission)
+    return PullReceiver(KEY, me, "127.0.0.1", medium(kind, pool), admission)
+
+
+def make_sender(
+    kind: str, fabric: LoopbackFabric, source: memoryview, checksum: bool = False, me: Identity = WRITER
+) -> Sender:
+    match kind:
+        case "loopback":
+            return LoopbackSender(fabric, source)
+        case "shm":
+            return ShmSender(source, checksum)
+        case "tcp":
+            return TcpSender(KEY, me, source, checksum)
+        case _:
+            return PullSender(KEY, me, medium(kind, source), checksum)
+
+
+PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo"]
+REMOTE = ["tcp", *PULLED]
+
+
+@pytest.fixture(params=["loopback", "shm", *REMOTE])
 async def holder(request: pytest.FixtureRequest) -> AsyncIterator[Holder]:
     made = Holder(request.param)
     yield made
@@ -95,6 +128,12 @@ def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:
     a, b = Side(SHARD, BLOCKS, source_blocks), Side(SHARD, BLOCKS, blocks)
     planned = plan_vectors(a, b, 0, 4 * len(blocks))
     return [run for layer in range(2) for run in as_bytes(at_layer(planned, a, b, layer), a, b)]
+
+
+async def write_or_refused(sender: Sender, grant_id: str, region: RegionKey, runs: list[CopyRun]) -> None:
+    """Whether the writer hears of a refusal is the transport's business."""
+    with contextlib.suppress(TransferError):
+        await sender.write(grant_id, region, runs)
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -145,7 +184,7 @@ async def test_commit_before_the_last_bytes_waits_for_them(holder: Holder) -> No
 
 
 # Shared memory cannot refuse a write: its fence is the writer's death, below.
-@pytest.mark.parametrize("holder", ["loopback", "tcp"], indirect=True)
+@pytest.mark.parametrize("holder", ["loopback", *REMOTE], indirect=True)
 async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
     source = memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS)))
     sender = make_sender(holder.kind, holder.fabric, source)
@@ -156,12 +195,12 @@ async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
         (grant.id, [CopyRun(0, SHARD.pool_bytes(BLOCKS) - 4, 8)]),
     ):
         before = holder.num_refused
-        await sender.write(grant_id, grant.regions[0], runs)
+        await write_or_refused(sender, grant_id, grant.regions[0], runs)
         await until(lambda before=before: holder.num_refused > before)
     ended: list[str] = []
     holder.inbox.end(grant.id, lambda: ended.append(grant.id))
     await until(lambda: bool(ended))
-    await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    await write_or_refused(sender, grant.id, grant.regions[0], runs_for([2], [0]))
     await until(lambda: holder.num_refused >= 4)
     assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
     await sender.close()
@@ -317,11 +356,7 @@ async def test_many_streams_and_many_runs_arrive_whole() -> None:
 def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) -> None:
     async def main() -> None:
         source = memoryview(bytearray(b"\xab" * SHARD.pool_bytes(BLOCKS)))
-        sender = (
-            ShmSender(source)
-            if kind == "shm"
-            else TcpSender(KEY, Identity("writer", "w", os.getpid()), source, False)
-        )
+        sender = make_sender(kind, LoopbackFabric(), source, me=Identity("writer", "w", os.getpid()))
         while True:
             await sender.write(grant_id, region, runs_for([2], [0]))
             started.set()
@@ -330,7 +365,7 @@ def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) ->
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["shm", "tcp"])
+@pytest.mark.parametrize("kind", ["shm", *REMOTE])
 async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind: str) -> None:
     holder = Holder(kind)
     grant = holder.grant([2])
@@ -345,7 +380,7 @@ async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind
         await until(lambda: holder.block(1, 2) == b"\xab" * SHARD.block_bytes)
         fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
         await asyncio.sleep(0.05)
-        assert fence.done() == (kind == "tcp"), "a living process with a mapping is not fenced"
+        assert fence.done() == (kind != "shm"), "a living process with a mapping is not fenced"
         os.kill(writer.pid or 0, signal.SIGKILL)
         await asyncio.wait_for(fence, 5)
         assert holder.inbox.num_live == 0
@@ -358,13 +393,73 @@ async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind
         await holder.inbox.shut()
 
 
+@pytest.mark.parametrize("kind", REMOTE)
+async def test_a_stopped_writer_is_fenced_in_time_and_changes_nothing_when_it_goes_on(kind: str) -> None:
+    holder = Holder(kind)
+    grant = holder.grant([2])
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    writer = context.Process(
+        target=_write_forever, args=(kind, grant.regions[0], grant.id, started), daemon=True
+    )
+    writer.start()
+    try:
+        await asyncio.to_thread(started.wait, 30)
+        os.kill(writer.pid or 0, signal.SIGSTOP)
+        async with asyncio.timeout(5):
+            await holder.inbox.fence(grant.id, "writer")
+        assert holder.inbox.num_live == 0
+        holder.buffer[:] = bytes(len(holder.buffer))
+        os.kill(writer.pid or 0, signal.SIGCONT)
+        await asyncio.sleep(0.1)
+        assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    finally:
+        writer.kill()
+        await asyncio.to_thread(writer.join)
+        await holder.inbox.shut()
+
+
+@pytest.mark.parametrize("kind", PULLED)
+@pytest.mark.parametrize("num_times", [1, 2])
+async def test_a_damaged_fetch_is_made_again_and_then_given_up(
+    kind: str, num_times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Holder(kind)
+    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    sender = make_sender(kind, holder.fabric, source, checksum=True)
+    fetch, left = _Incoming._fetch, [num_times]
+
+    def damage(self: Any, intake: Any, runs: list[CopyRun], scratch: bool, crc: int | None) -> bool:
+        class Damaging:
+            def fetch(self, runs: list[CopyRun], *, scratch: bool) -> None:
+                intake.fetch(runs, scratch=scratch)
+                if left[0]:
+                    left[0] -= 1
+                    holder.buffer[runs[0].destination] ^= 1
+
+        return fetch(self, Damaging(), runs, scratch, crc)
+
+    monkeypatch.setattr(_Incoming, "_fetch", damage)
+    grant = holder.grant([2])
+    if num_times == 1:
+        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        assert holder.block(0, 2) == bytes(source[: SHARD.block_bytes])
+        assert not holder.corrupted
+    else:
+        with pytest.raises(TransferError, match="corrupted twice"):
+            await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        await until(lambda: holder.corrupted == [grant.id])
+    await sender.close()
+    await holder.inbox.shut()
+
+
 async def test_a_fenced_grant_that_nobody_wrote_cannot_be_written_any_more(holder: Holder) -> None:
     source = memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS)))
     sender = make_sender(holder.kind, holder.fabric, source)
     grant = holder.grant([2])
     async with asyncio.timeout(5):
         await holder.inbox.fence(grant.id, "writer")
-    with contextlib.suppress(TransferError):
+    with contextlib.suppress(TransferError, ReplicaLost):
         await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
     if holder.kind != "shm":
         await until(lambda: holder.num_refused > 0)
