@@ -20,6 +20,7 @@ from engine.scheduler import StepScheduler
 from engine.sequence import Sequence
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
+from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Receiver, Sender
 from prefill.policy import DeadlinePolicy
 from prefill.worker import PrefillWorker
@@ -40,6 +41,10 @@ class Parts:
     make_senders: Callable[[], list[Sender]]
     make_group: Callable[[LayerSink | None], WorkerGroup]
     host: str
+    staging: Staging | None = None
+    """Where KV is converted for holders that store it otherwise; None: those are refused."""
+    model: str = ""
+    """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
 
 
 class Instance:
@@ -55,7 +60,9 @@ class Instance:
         self._draining = False
         policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
         self._scheduler = StepScheduler(config.engine, parts.num_blocks, parts.max_context_tokens, policy)
-        self._pusher = Pusher(parts.shard, parts.num_blocks, mail, parts.make_senders())
+        self._pusher = Pusher(
+            parts.shard, parts.num_blocks, mail, parts.make_senders(), parts.staging, parts.model
+        )
         group = parts.make_group(self._pusher)
         self._engine = Engine(
             self._scheduler, group, clock, self._on_tokens, self._on_error, config.engine.lookahead
@@ -91,6 +98,7 @@ class Instance:
             self._mail.address,
             lambda commit: worker.on_complete(commit),
             lambda grant_id: worker.on_corrupted(grant_id),
+            parts.model,
         )
         inbox.attach(parts.make_receivers(inbox))
         worker = self._decode = DecodeWorker(

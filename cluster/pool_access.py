@@ -1,18 +1,25 @@
 """How an instance's KV pool is reached: the memory it lies in, its receivers and its senders, as the configuration chooses."""
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.instance import Role
 from core.config import TransferConfig
 from core.errors import ConfigError
 from kvtransfer.inbox import Inbox
+from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
+from kvtransfer.transport.streams import TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.mail import TcpMail
+
+_RDMA = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,34 +29,63 @@ class PoolAccess:
     buffer: memoryview
     make_receivers: Callable[[Inbox], list[Receiver]]
     make_senders: Callable[[], list[Sender]]
+    staging: Staging | None = None
+    """Where KV is converted for holders that store it otherwise: in memory that the senders read, behind the pool."""
 
 
 def remote_access(
-    config: TransferConfig, role: Role, mail: TcpMail, key: bytes, num_bytes: int
+    config: TransferConfig,
+    role: Role,
+    mail: TcpMail,
+    key: bytes,
+    num_bytes: int,
+    media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
 ) -> PoolAccess:
-    """For an instance in a process of its own: shared memory on this host, TCP from others."""
-    if config.transport == "loopback":
-        raise ConfigError(
-            "transfer.transport loopback works within one process only (--local); use auto, shm or tcp"
-        )
-    ways = ("shm", "tcp") if config.transport == "auto" else (config.transport,)
+    """For an instance in a process of its own, by `config.transport`; `auto`: shared memory on this host, TCP from others, and
+    NIXL where it is installed and there are RDMA devices. `media` makes those that need torch. Raises ConfigError."""
+    ways = _ways(config)
+    tls = _tls(config)
+    known = {"nixl": lambda pool, _: NixlMedium(Memory.of(pool)), **(media or {})}
     segment = SharedSegment(num_bytes) if role == "decode" and "shm" in ways else None
-    buffer = segment.buffer if segment is not None else memoryview(mmap.mmap(-1, num_bytes))
+    memory = segment.buffer if segment else memoryview(mmap.mmap(-1, num_bytes + STAGING_BYTES))
+    host = mail.address.rpartition(":")[0]
+    mediums = [known[way](memory, host) for way in ways if way in known]
 
     def receivers(inbox: Inbox) -> list[Receiver]:
-        made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
         admission = Admission(inbox.may_write, inbox.arrived, inbox.corrupted)
+        made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
+        made += [PullReceiver(key, mail.me, host, medium, admission) for medium in mediums]
         if "tcp" in ways:
-            host = mail.address.rpartition(":")[0]
-            made.append(TcpReceiver(key, mail.me, host, buffer, admission))
+            made.append(TcpReceiver(key, mail.me, host, memory, admission, tls))
         return made
 
     def senders() -> list[Sender]:
-        made: list[Sender] = []
-        if "shm" in ways:
-            made.append(ShmSender(buffer, config.checksum))
+        made: list[Sender] = [ShmSender(memory, config.checksum)] if "shm" in ways else []
+        made += [PullSender(key, mail.me, medium, config.checksum) for medium in mediums]
         if "tcp" in ways:
-            made.append(TcpSender(key, mail.me, buffer, config.checksum))
+            made.append(TcpSender(key, mail.me, memory, config.checksum, tls, config.tcp_streams))
         return made
 
-    return PoolAccess(buffer, receivers, senders)
+    staging = None if segment else Staging(memory, num_bytes)
+    return PoolAccess(memory[:num_bytes], receivers, senders, staging)
+
+
+def _ways(config: TransferConfig) -> tuple[str, ...]:
+    match config.transport:
+        case "auto":
+            return ("shm", "nixl", "tcp") if available() and any(_RDMA.glob("*")) else ("shm", "tcp")
+        case "loopback":
+            raise ConfigError(
+                "transfer.transport loopback works within one process only (--local); use auto, shm or tcp"
+            )
+        case one:
+            return (one,)
+
+
+def _tls(config: TransferConfig) -> TlsContexts | None:
+    files = (config.tls_cert, config.tls_key, config.tls_ca)
+    if not any(files):
+        return None
+    if not all(files):
+        raise ConfigError("transfer.tls_cert, tls_key and tls_ca belong together: set all three or none")
+    return tls_contexts(*files)

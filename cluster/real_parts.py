@@ -4,36 +4,46 @@ import mmap
 from pathlib import Path
 
 from cluster.instance import Parts, Role
+from cluster.media import MEDIA
 from cluster.pool_access import PoolAccess, remote_access
 from core.config import ClusterConfig
 from core.ports import LayerSink, Mail
 from engine.build import PoolSize, build_group, size_pool
 from engine.group import InlineGroup
 from kvtransfer.inbox import Inbox
+from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
+from models.revision import weights_revision
 from net.mail import TcpMail
 
 
 def local_parts(config: ClusterConfig, folder: Path, mail: Mail, fabric: LoopbackFabric) -> Parts:
     """An instance that shares its process, and so its memory, with the others."""
     size = size_pool(folder, config.model, config.engine)
-    buffer = memoryview(mmap.mmap(-1, size.num_bytes))
+    memory = memoryview(mmap.mmap(-1, size.num_bytes + STAGING_BYTES))
+    buffer = memory[: size.num_bytes]
 
     def receivers(inbox: Inbox) -> list[Receiver]:
         return [LoopbackReceiver(fabric, mail.address, buffer, inbox.may_write, inbox.arrived)]
 
     def senders() -> list[Sender]:
-        return [LoopbackSender(fabric, buffer)]
+        return [LoopbackSender(fabric, memory)]
 
-    return _parts(config, folder, size, PoolAccess(buffer, receivers, senders), "process")
+    return _parts(
+        config,
+        folder,
+        size,
+        PoolAccess(buffer, receivers, senders, Staging(memory, size.num_bytes)),
+        "process",
+    )
 
 
 def remote_parts(config: ClusterConfig, folder: Path, role: Role, mail: TcpMail, key: bytes) -> Parts:
     """An instance in a process of its own, reached by shared memory on this host and by TCP from others."""
     size = size_pool(folder, config.model, config.engine)
-    access = remote_access(config.transfer, role, mail, key, size.num_bytes)
+    access = remote_access(config.transfer, role, mail, key, size.num_bytes, MEDIA)
     return _parts(config, folder, size, access, host_id())
 
 
@@ -49,4 +59,6 @@ def _parts(config: ClusterConfig, folder: Path, size: PoolSize, access: PoolAcce
         access.make_senders,
         group,
         host,
+        access.staging,
+        weights_revision(folder),
     )

@@ -47,10 +47,19 @@ class EngineConfig(_Frozen):
 
 
 class TransferConfig(_Frozen):
-    transport: Literal["auto", "shm", "tcp", "loopback"] = "auto"
-    """`auto`: shared memory within a host, TCP between hosts, loopback within a process."""
+    transport: Literal["auto", "shm", "tcp", "nixl", "gloo", "nccl", "cuda_ipc", "loopback"] = "auto"
+    """`auto`: of shared memory, TCP and (on hosts with RDMA) NIXL the one that is measured to be the fastest between two
+    instances; loopback within a process."""
+    tcp_streams: int = Field(default=0, ge=0, le=32)
+    """TCP connections from one instance to another; 0: four, or as many as there are cores if those are fewer."""
+    tls_cert: str = ""
+    """PEM file of this instance's certificate: KV goes over TLS, both sides verified. Needs `tls_key` and `tls_ca`."""
+    tls_key: str = ""
+    """PEM file of the certificate's private key."""
+    tls_ca: str = ""
+    """PEM file of the authority that has signed every instance's certificate."""
     checksum: bool = False
-    """CRC-32 over each TCP frame of KV, checked by the receiver."""
+    """CRC-32 over each chunk of KV, compared where it arrives; a damaged one is sent once more."""
     grant_ttl_s: float = Field(default=120.0, gt=0)
     """How long a prefill instance may take for a prompt before it is told to stop and another one is asked."""
     drain_timeout_s: float = Field(default=30.0, gt=0)

@@ -5,11 +5,13 @@ A grant ends in one of three ways, and only then do its blocks leave the ledger:
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from core.kv import KVShard, num_blocks_for
 from core.messages import Commit, Grant, RegionKey
 from kvtransfer.grants import GrantLedger
 from kvtransfer.transport.base import Receiver
+from kvtransfer.wire import content_of, pack
 
 
 class Inbox:
@@ -26,7 +28,10 @@ class Inbox:
         incarnation: str,
         on_complete: Callable[[Commit], None],
         on_corrupted: Callable[[str], None],
+        model: str = "",
     ) -> None:
+        """`model`: the weights' revision."""
+        self._content = pack(content_of(shard, model))
         self._shard, self._num_blocks = shard, num_blocks
         self._holder, self._incarnation = holder, incarnation
         self._on_complete, self.corrupted = on_complete, on_corrupted
@@ -76,7 +81,8 @@ class Inbox:
         return grant
 
     def regions(self) -> tuple[RegionKey, ...]:
-        return tuple(receiver.region(self._shard, self._num_blocks) for receiver in self._receivers)
+        regions = (receiver.region(self._shard, self._num_blocks) for receiver in self._receivers)
+        return tuple(replace(region, content=self._content) for region in regions)
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
         """Do the pool's bytes [start, end) lie in blocks of this live grant?"""

@@ -8,8 +8,10 @@ import socket
 import ssl
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from core.errors import ReplicaLost
+from core.errors import ConfigError, ReplicaLost
 
 _MAX_PIECES = 1024
 """IOV_MAX of Linux: what one scatter or gather call takes."""
@@ -19,8 +21,38 @@ STALL_S = 60
 """How long a peer may take for the next byte of a frame that is on its way before it counts as lost."""
 
 
+@dataclass(frozen=True, slots=True)
+class TlsContexts:
+    """For either side of a connection; both ask for a certificate that the cluster's authority has signed."""
+
+    client: ssl.SSLContext
+    server: ssl.SSLContext
+
+
+def tls_contexts(cert: str, key: str, ca: str) -> TlsContexts:
+    """From PEM files. Names in certificates are not compared with addresses: whoever the authority signed is of the cluster.
+
+    Raises ConfigError, naming the file."""
+    made: list[ssl.SSLContext] = []
+    for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        for what, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
+            if not Path(path).is_file():
+                raise ConfigError(f"transfer.{what}: there is no file {path}")
+        try:
+            context.load_cert_chain(cert, key)
+            context.load_verify_locations(ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"transfer.tls_cert, tls_key, tls_ca ({cert}, {key}, {ca}): {error}") from error
+        made.append(context)
+    return TlsContexts(*made)
+
+
 class Stream:
-    def __init__(self, sock: socket.socket, peer: str, tls: ssl.SSLContext | None, *, dialled: bool) -> None:
+    def __init__(self, sock: socket.socket, peer: str, tls: TlsContexts | None, *, dialled: bool) -> None:
         """Blocks for the TLS handshake where `tls` is given. Raises ReplicaLost.
 
         Whoever accepted waits for frames without a limit, whoever dialled for answers only so long."""
@@ -30,7 +62,8 @@ class Stream:
         if tls is not None:
             _limit(sock, _HANDSHAKE_S, _HANDSHAKE_S)
             try:
-                self._sock = tls.wrap_socket(sock, server_side=not dialled)
+                context = tls.client if dialled else tls.server
+                self._sock = context.wrap_socket(sock, server_side=not dialled)
             except (OSError, ValueError) as error:
                 sock.close()
                 raise ReplicaLost(f"no TLS with KV peer {peer}: {error}") from error

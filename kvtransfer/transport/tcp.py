@@ -7,12 +7,11 @@ by one byte, and a damaged one is sent once more. The fence cuts all of the writ
 stopped: bytes that the kernel already holds could still reach the pool before that. It needs nothing from the writer, which may
 be dead, stopped or at the other end of a cut link.
 
-With `tls`, both sides show certificates that the context must verify; the cluster key is proven as well."""
+With `tls`, both sides show certificates that the other must verify; the cluster key is proven as well."""
 
 import asyncio
 import logging
 import os
-import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import crc_of, source_crc
-from kvtransfer.transport.streams import Stream, cut
+from kvtransfer.transport.streams import Stream, TlsContexts, cut
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
 
@@ -50,7 +49,7 @@ def default_streams() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def _name(tls: ssl.SSLContext | None) -> str:
+def _name(tls: TlsContexts | None) -> str:
     return "tcp" if tls is None else "tcp-tls"
 
 
@@ -62,7 +61,7 @@ class TcpReceiver:
         host: str,
         buffer: memoryview,
         admission: Admission,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContexts | None = None,
     ) -> None:
         self._buffer, self._admission, self._tls = buffer, admission, tls
         self._readers: dict[str, set[_Reader]] = {}
@@ -110,7 +109,7 @@ class _Reader:
     """One stream's thread. `stopped` is set once it can touch the pool no more."""
 
     def __init__(
-        self, channel: Channel, buffer: memoryview, admission: Admission, tls: ssl.SSLContext | None
+        self, channel: Channel, buffer: memoryview, admission: Admission, tls: TlsContexts | None
     ) -> None:
         self.stopped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -218,7 +217,7 @@ class TcpSender:
         me: Identity,
         source: memoryview,
         checksum: bool,
-        tls: ssl.SSLContext | None = None,
+        tls: TlsContexts | None = None,
         num_streams: int = 0,
     ) -> None:
         """`num_streams` to each endpoint; 0: four, or as many as there are cores if those are fewer."""
@@ -365,7 +364,7 @@ async def _all(jobs: Sequence[Future[None]], link: _Link) -> None:
         raise error
 
 
-def _dialled(channel: Channel, tls: ssl.SSLContext | None) -> Stream:
+def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
     return Stream(channel.detach(), channel.peer.address, tls, dialled=True)
 
 

@@ -7,11 +7,12 @@ import os
 import random
 import signal
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import torch
 
@@ -24,12 +25,14 @@ from kvtransfer.inbox import Inbox
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.collective import CollectiveMedium
+from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.nixl import Memory, NixlMedium, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender, _Incoming
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender, remove_orphans
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.channel import Channel, Identity, connect
+from tests.contract.fake_cuda import FakeDriver
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(2, 2, 4, 4, "float32"))
@@ -50,7 +53,7 @@ class Holder:
     def __post_init__(self) -> None:
         size = SHARD.pool_bytes(BLOCKS)
         self.segment = SharedSegment(size) if self.kind == "shm" else None
-        self.buffer = self.segment.buffer if self.segment else memoryview(bytearray(size))
+        self.buffer = self.segment.buffer if self.segment else pool_for(self.kind, size)
         self.inbox = Inbox(SHARD, BLOCKS, "holder", "h1", self.completed.append, self.corrupted.append)
         self.receiver: Any
         if self.segment:
@@ -83,14 +86,36 @@ class Holder:
         return bytes(self.buffer[start : start + SHARD.block_bytes])
 
 
+DRIVERS: dict[int, FakeDriver] = {}
+"""Of fake device memory, by its address."""
+
+
+def pool_for(kind: str, num_bytes: int) -> memoryview:
+    if kind != "cuda_ipc":
+        return memoryview(bytearray(num_bytes))
+    driver = FakeDriver()
+    address = driver.allocate(num_bytes + 64)
+    DRIVERS[address + 64] = driver
+    return driver.view(address)[64:]
+
+
 def medium(kind: str, pool: memoryview) -> Medium:
     match kind:
+        case "cuda_ipc":
+            address = np.frombuffer(pool, np.uint8).ctypes.data
+            return CudaIpcMedium(DRIVERS[address], address, len(pool))
         case "nixl":
             return NixlMedium(Memory.of(pool))
         case "gloo":
             return CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")
         case _:
             raise AssertionError(kind)
+
+
+def source_for(kind: str, content: bytes) -> memoryview:
+    source = pool_for(kind, len(content))
+    source[:] = content
+    return source
 
 
 def make_receiver(kind: str, me: Identity, pool: memoryview, admission: Admission) -> Receiver:
@@ -113,7 +138,8 @@ def make_sender(
             return PullSender(KEY, me, medium(kind, source), checksum)
 
 
-PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo"]
+PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "cuda_ipc"]
+IN_HOST_MEMORY = PULLED[:2]
 REMOTE = ["tcp", *PULLED]
 
 
@@ -122,6 +148,14 @@ async def holder(request: pytest.FixtureRequest) -> AsyncIterator[Holder]:
     made = Holder(request.param)
     yield made
     await made.inbox.shut()
+
+
+@pytest.fixture(autouse=True)
+def fake_memory() -> Iterator[None]:
+    yield
+    for driver in DRIVERS.values():
+        driver.free_all()
+    DRIVERS.clear()
 
 
 def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:
@@ -147,7 +181,7 @@ def commit(grant_id: str, num_bytes: int) -> Commit:
 
 
 async def test_bytes_land_in_the_granted_blocks_and_nowhere_else(holder: Holder) -> None:
-    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    source = source_for(holder.kind, os.urandom(SHARD.pool_bytes(BLOCKS)))
     sender = make_sender(holder.kind, holder.fabric, source)
     grant = holder.grant([3, 9, 4])
     runs = runs_for([3, 9, 4], [7, 1, 2])
@@ -186,7 +220,7 @@ async def test_commit_before_the_last_bytes_waits_for_them(holder: Holder) -> No
 # Shared memory cannot refuse a write: its fence is the writer's death, below.
 @pytest.mark.parametrize("holder", ["loopback", *REMOTE], indirect=True)
 async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
-    source = memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS)))
+    source = source_for(holder.kind, b"x" * SHARD.pool_bytes(BLOCKS))
     sender = make_sender(holder.kind, holder.fabric, source)
     grant = holder.grant([2])
     for grant_id, runs in (
@@ -207,7 +241,7 @@ async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
 
 
 async def test_a_holder_that_is_gone_is_an_error_for_the_writer(holder: Holder) -> None:
-    source = memoryview(bytearray(SHARD.pool_bytes(BLOCKS)))
+    source = source_for(holder.kind, bytes(SHARD.pool_bytes(BLOCKS)))
     sender = make_sender(holder.kind, holder.fabric, source)
     grant = holder.grant([2])
     await holder.inbox.shut()
@@ -305,7 +339,8 @@ async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up
 
 
 async def test_a_probe_reaches_the_holder_and_changes_nothing(holder: Holder) -> None:
-    sender = make_sender(holder.kind, holder.fabric, memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS))))
+    source = source_for(holder.kind, b"x" * SHARD.pool_bytes(BLOCKS))
+    sender = make_sender(holder.kind, holder.fabric, source)
     (region,) = holder.inbox.regions()
     await sender.probe(region, 1 << 20)
     assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
@@ -314,7 +349,7 @@ async def test_a_probe_reaches_the_holder_and_changes_nothing(holder: Holder) ->
 
 
 async def test_concurrent_writes_to_one_holder_keep_their_frames_apart(holder: Holder) -> None:
-    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    source = source_for(holder.kind, os.urandom(SHARD.pool_bytes(BLOCKS)))
     sender = make_sender(holder.kind, holder.fabric, source)
     grants = [holder.grant([block], key=f"r{block}#0") for block in range(8)]
     await asyncio.gather(
@@ -355,7 +390,7 @@ async def test_many_streams_and_many_runs_arrive_whole() -> None:
 
 def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) -> None:
     async def main() -> None:
-        source = memoryview(bytearray(b"\xab" * SHARD.pool_bytes(BLOCKS)))
+        source = source_for(kind, b"\xab" * SHARD.pool_bytes(BLOCKS))
         sender = make_sender(kind, LoopbackFabric(), source, me=Identity("writer", "w", os.getpid()))
         while True:
             await sender.write(grant_id, region, runs_for([2], [0]))
@@ -419,7 +454,7 @@ async def test_a_stopped_writer_is_fenced_in_time_and_changes_nothing_when_it_go
         await holder.inbox.shut()
 
 
-@pytest.mark.parametrize("kind", PULLED)
+@pytest.mark.parametrize("kind", IN_HOST_MEMORY)
 @pytest.mark.parametrize("num_times", [1, 2])
 async def test_a_damaged_fetch_is_made_again_and_then_given_up(
     kind: str, num_times: int, monkeypatch: pytest.MonkeyPatch
@@ -454,7 +489,7 @@ async def test_a_damaged_fetch_is_made_again_and_then_given_up(
 
 
 async def test_a_fenced_grant_that_nobody_wrote_cannot_be_written_any_more(holder: Holder) -> None:
-    source = memoryview(bytearray(b"x" * SHARD.pool_bytes(BLOCKS)))
+    source = source_for(holder.kind, b"x" * SHARD.pool_bytes(BLOCKS))
     sender = make_sender(holder.kind, holder.fabric, source)
     grant = holder.grant([2])
     async with asyncio.timeout(5):

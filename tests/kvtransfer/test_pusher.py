@@ -1,0 +1,225 @@
+"""The pusher between pools that differ: storage, block size and cuts; order by deadline; what does not fit is refused."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import TransferError
+from core.kv import KVLayout, KVShard, num_blocks_for
+from core.messages import ChunkDone, Commit, Grant, Message, PrefillFailed, RegionKey
+from core.plan import Push, SeqWork, StepPlan
+from core.types import TokenOut
+from kvtransfer.copies import CopyRun
+from kvtransfer.inbox import Inbox
+from kvtransfer.pusher import Pusher
+from kvtransfer.staging import Staging
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.wire import content_of, pack
+
+LAYERS, HEADS, DIM, BLOCKS = 3, 2, 8, 12
+FIRST = TokenOut("r", 0, 0, 7)
+
+
+@dataclass
+class FakeMail:
+    address: str = "prefill"
+    sent: list[Message] = field(default_factory=list)
+
+    def listen(self, on_message: Callable[[str, Message], None], on_lost: Callable[[str], None]) -> None: ...
+    def pid(self, peer: str) -> int | None: ...
+    async def close(self) -> None: ...
+
+    def send(self, to: str, message: Message) -> None:
+        self.sent.append(message)
+
+
+def shard(dtype: str = "float32", scales: str = "none", block_size: int = 4) -> KVShard:
+    return KVShard.whole(KVLayout(LAYERS, HEADS, DIM, block_size, dtype, scales))
+
+
+def read(side: KVShard, pool: memoryview, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
+    """(layer, K|V, head, token, dim) float32 of a sequence, read by torch."""
+    size, layout = side.layout.block_size, side.layout
+    kind = getattr(torch, layout.dtype)
+    data = torch.frombuffer(pool[: side.data_bytes(BLOCKS)], dtype=torch.uint8).view(kind).float()
+    array = data.reshape(LAYERS, BLOCKS, 2, HEADS, size, DIM)
+    if layout.scales == "vector":
+        scales = torch.frombuffer(pool[side.data_bytes(BLOCKS) :], dtype=torch.float32)
+        array = array * scales.reshape(LAYERS, BLOCKS, 2, HEADS, size, 1)
+    picked = array[:, list(blocks)].permute(0, 2, 3, 1, 4, 5).reshape(LAYERS, 2, HEADS, -1, DIM)
+    return picked[:, :, :, :num_tokens].numpy()
+
+
+def works(grant: Grant, blocks: Sequence[int], start: int, count: int) -> StepPlan:
+    work = SeqWork("r", start, count, tuple(blocks), False, push=Push(grant.id, start, count))
+    return StepPlan(0, (), (), (work,), ())
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "tolerance"),
+    [
+        (shard(), shard("bfloat16", block_size=2), 2**-8),
+        (shard("bfloat16"), shard(block_size=8), 0),
+        (shard("bfloat16"), shard("float8_e4m3fn", "vector"), 2**-4),
+        (shard("bfloat16"), shard("float8_e4m3fn"), 2**-4),
+        (shard(), shard("int8", "vector", 3), 2**-7),
+        (shard("int8", "vector"), shard("int8", "vector", 2), 0),
+        (shard("int8", "vector"), shard(), 0),
+    ],
+)
+async def test_a_sequence_arrives_in_the_holders_storage_and_nothing_else_changes(
+    ours: KVShard, theirs: KVShard, tolerance: float
+) -> None:
+    rng = random.Random(3)
+    num_tokens = 11
+    source = memoryview(bytearray(ours.pool_bytes(BLOCKS) + 400))  # a small room: many slots' worth
+    fill(ours, source)
+    target = memoryview(bytearray(theirs.pool_bytes(BLOCKS)))
+    fabric = LoopbackFabric()
+    completed: list[Commit] = []
+    inbox = Inbox(theirs, BLOCKS, "decode", "d1", completed.append, lambda _: None)
+    receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, inbox.arrived)
+    inbox.attach([receiver])
+    theirs_blocks = rng.sample(range(BLOCKS), num_blocks_for(num_tokens, theirs.layout.block_size))
+    ours_blocks = rng.sample(range(BLOCKS), num_blocks_for(num_tokens, ours.layout.block_size))
+    grant = inbox.open("r#0", 0, "prefill", theirs_blocks, 0, num_tokens, 60)
+    mail = FakeMail()
+    staging = Staging(source, ours.pool_bytes(BLOCKS))
+    pusher = Pusher(ours, BLOCKS, mail, [LoopbackSender(fabric, source)], staging)
+    pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
+    for start, count in ((0, 5), (5, 6)):
+        pusher.step_started(works(grant, ours_blocks, start, count))
+        for layer in range(LAYERS):
+            pusher.layer_done(layer)
+    pusher.finish(grant.id, FIRST)
+    await until(lambda: any(isinstance(message, Commit) for message in mail.sent))
+    commit = next(message for message in mail.sent if isinstance(message, Commit))
+    assert sum(isinstance(message, ChunkDone) for message in mail.sent) == commit.num_chunks == 2
+    assert receiver.num_refused == 0
+    inbox.committed(commit)
+    assert completed == [commit], "the writer's count and the holder's agree"
+    sent = read(ours, source[: ours.pool_bytes(BLOCKS)], ours_blocks, num_tokens)
+    got = read(theirs, target, theirs_blocks, num_tokens)
+    largest = np.abs(sent).max(axis=-1, keepdims=True)
+    assert np.all(np.abs(got - sent) <= tolerance * largest + 1e-9)
+    everything = read(theirs, target, range(BLOCKS), BLOCKS * theirs.layout.block_size)
+    size = theirs.layout.block_size
+    written = {
+        (block * size + slot)
+        for i, block in enumerate(theirs_blocks)
+        for slot in range(size)
+        if i * size + slot < num_tokens
+    }
+    others = [token for token in range(BLOCKS * size) if token not in written]
+    assert not everything[:, :, :, others].any()
+    await pusher.close()
+
+
+def fill(side: KVShard, pool: memoryview) -> None:
+    rng = np.random.default_rng(1)
+    num_vectors = LAYERS * BLOCKS * side.block_vectors
+    kind = getattr(torch, side.layout.dtype)
+    values = torch.from_numpy(rng.standard_normal((num_vectors, DIM)).astype(np.float32))
+    stored = (values * 40).round().clamp(-127, 127).to(kind) if kind is torch.int8 else values.to(kind)
+    data = stored.view(torch.uint8).numpy().tobytes()
+    pool[: len(data)] = data
+    if side.layout.scales == "vector":
+        scales = (rng.random(num_vectors) + 0.5).astype(np.float32).tobytes()
+        pool[len(data) : len(data) + len(scales)] = scales
+
+
+class Gate:
+    """A sender whose writes wait to be let through; it records whose they were."""
+
+    name, vouches = "gate", False
+
+    def __init__(self) -> None:
+        self.order: list[tuple[str, int]] = []
+        self.open = asyncio.Semaphore(0)
+
+    def reaches(self, region: RegionKey) -> bool:
+        return True
+
+    async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
+        self.order.append((grant_id, sum(run.num_bytes for run in runs)))
+        await self.open.acquire()
+
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
+        return num_bytes
+
+    def ended(self, grant_id: str) -> None: ...
+    def forget(self, endpoint_owner: str) -> None: ...
+    async def close(self) -> None: ...
+
+
+def grant_of(name: str, theirs: KVShard, block: int, content: bytes = b"") -> Grant:
+    region = RegionKey("gate", "h:1", "baton-kv-1", "", theirs, BLOCKS, content)
+    return Grant(name, name, 0, "decode", "d1", (region,), (block,), 0, 4, 60)
+
+
+async def test_the_request_that_is_due_first_overtakes_at_the_next_layer() -> None:
+    gate = Gate()
+    pusher = Pusher(shard(), BLOCKS, FakeMail(), [gate])
+    late, soon = grant_of("late", shard(), 1), grant_of("soon", shard(), 2)
+    for grant, due_s in ((late, 9.0), (soon, 1.0)):
+        pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why), (0.0, due_s))
+    pusher.step_started(works(late, (1,), 0, 4))
+    pusher.layer_done(0)
+    await until(lambda: len(gate.order) == 1)  # on its way
+    pusher.layer_done(1)
+    pusher.layer_done(2)
+    pusher.step_started(works(soon, (2,), 0, 4))
+    for layer in range(LAYERS):
+        pusher.layer_done(layer)
+    for _ in range(3):
+        gate.open.release()
+    await until(lambda: len(gate.order) == 3)
+    layer_bytes = shard().block_bytes
+    assert gate.order == [("late", layer_bytes), ("soon", 3 * layer_bytes), ("late", 2 * layer_bytes)]
+    await pusher.close()
+
+
+async def test_what_does_not_fit_is_refused_before_anything_is_computed() -> None:
+    pusher = Pusher(shard(), BLOCKS, FakeMail(), [Gate()], model="rev1")
+    ignore = (lambda _: None, lambda _: None, lambda *_: None)
+    with pytest.raises(TransferError, match="no room to convert"):
+        pusher.open(grant_of("a", shard("bfloat16"), 1), *ignore)
+    with pytest.raises(
+        TransferError, match=r"revision is rev1 on prefill prefill .* and rev2 on decode decode"
+    ):
+        pusher.open(grant_of("b", shard(), 1, pack(content_of(shard(), "rev2"))), *ignore)
+    pusher.open(
+        grant_of("c", shard(), 1, pack(replace(content_of(shard(), "rev1"), software="old"))), *ignore
+    )
+    assert pusher.num_open == 1
+    await pusher.close()
+
+
+async def test_a_grant_that_is_stopped_sends_nothing_more_and_says_why() -> None:
+    gate, mail = Gate(), FakeMail()
+    pusher = Pusher(shard(), BLOCKS, mail, [gate])
+    quiet: list[str] = []
+    pusher.open(grant_of("g", shard(), 1), lambda _: None, quiet.append, lambda *_: None)
+    pusher.step_started(works(grant_of("g", shard(), 1), (1,), 0, 4))
+    pusher.layer_done(0)
+    await until(lambda: len(gate.order) == 1)
+    pusher.layer_done(1)
+    pusher.stop("g", reason="enough")
+    await asyncio.sleep(0.01)
+    assert not quiet, "a write is still reading the blocks"
+    gate.open.release()
+    await until(lambda: quiet == ["g"])
+    assert len(gate.order) == 1
+    assert mail.sent == [PrefillFailed("g", "enough")]
+    await pusher.close()
