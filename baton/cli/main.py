@@ -6,6 +6,7 @@ import typer
 
 from baton.cli.bench import bench
 from baton.cli.chat import chat
+from baton.cli.doctor import doctor
 from baton.cli.serve import serve
 from core.errors import ConfigError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(chat)
 app.command()(bench)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ def serve(
     if api_key:
         overrides["serve.api_keys"] = api_key
     overrides |= dict(_key_value(text) for text in set_ or [])
-    settings = load(_read_yaml(config), os.environ, overrides)
+    settings = load(read_yaml(config), os.environ, overrides)
     check_port(settings.serve.host, settings.serve.port)
     card = read_model_card(settings)
     _announce_start(settings, card, local)
@@ -127,7 +127,7 @@ def _key_value(text: str) -> tuple[str, Any]:
     return key, yaml.safe_load(value)
 
 
-def _read_yaml(path: Path | None) -> dict[str, Any]:
+def read_yaml(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from core.config import TransferConfig
 from core.kv import KVLayout, KVShard
@@ -131,7 +137,7 @@ class Writer:
         self.worker = PrefillWorker(self.mail, self)  # type: ignore[arg-type]
         self.worker.engine = self.engine  # type: ignore[assignment]
 
-    def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any) -> None:
+    def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_s: float) -> None:
         self.pushes[grant.id] = Push(grant, delivered, quiet)
 
     def finish(self, grant_id: str, first: TokenOut) -> None:
@@ -236,10 +242,10 @@ class Reporter:
 
 class Machine(RuleBasedStateMachine):
     checked = True
+    loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
         self.run(self.build)
 
     async def build(self) -> None:
@@ -437,7 +443,6 @@ class Machine(RuleBasedStateMachine):
                 break
         left = self.decode.num_jobs, len(self.engine.reserved), self.inbox.num_live, len(self.engine.free)
         self.run(self.decode.close)
-        self.loop.close()
         assert left == (0, 0, 0, NUM_BLOCKS), left
 
 
@@ -447,14 +452,9 @@ class OverSharedMemory(Machine):
 
 @pytest.mark.parametrize("machine", [Machine, OverSharedMemory], ids=["checked writes", "claims"])
 def test_no_block_is_ever_writable_by_two_owners(machine: type[Machine]) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=60,
-            stateful_step_count=DEPTH,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
+    depth = settings(
+        max_examples=60, stateful_step_count=DEPTH, deadline=None, suppress_health_check=list(HealthCheck)
     )
+    with asyncio.Runner() as runner:
+        machine.loop = runner.get_loop()
+        run_state_machine_as_test(machine, settings=depth)

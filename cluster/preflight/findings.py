@@ -1,0 +1,70 @@
+"""What a check has found, and the verdicts over measurements. Pure."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+SLOW_SHARE = 0.5
+"""A link below this share of what is expected of it is not fit; below `WEAK_SHARE` it is worth a look."""
+WEAK_SHARE = 0.8
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`where`: a node, or `a -> b`. `fix`: what to do about it; empty where nothing is to be done."""
+
+    where: str
+    check: str
+    verdict: Verdict
+    measured: str
+    expected: str = ""
+    fix: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        return {key: str(value) for key, value in asdict(self).items()}
+
+
+def judge_links(
+    check: str, bytes_per_s: Mapping[str, float], expected_bytes_per_s: float, fix: str
+) -> list[Finding]:
+    """One finding for each link. Without an expectation (0) the median of all links is what is expected of each."""
+    if not bytes_per_s:
+        return []
+    expected = expected_bytes_per_s or statistics.median(bytes_per_s.values())
+    source = "expected" if expected_bytes_per_s else "median of all links"
+    found: list[Finding] = []
+    for link, measured in bytes_per_s.items():
+        share = measured / expected if expected else 1.0
+        verdict = Verdict.FAIL if share < SLOW_SHARE else Verdict.WARN if share < WEAK_SHARE else Verdict.OK
+        found.append(
+            Finding(
+                link,
+                check,
+                verdict,
+                f"{measured / 1e9:.2f} GB/s",
+                f"{expected / 1e9:.2f} GB/s ({source})",
+                "" if verdict is Verdict.OK else fix,
+            )
+        )
+    return found
+
+
+def judge_clock(where: str, skew_s: float, uncertainty_s: float, limit_s: float = 0.05) -> Finding:
+    """`skew_s`: that node's clock less this one's, known to within `uncertainty_s`."""
+    bad = abs(skew_s) - uncertainty_s > limit_s
+    return Finding(
+        where,
+        "clock",
+        Verdict.WARN if bad else Verdict.OK,
+        f"{skew_s * 1000:+.1f} ms (within {uncertainty_s * 1000:.1f} ms)",
+        f"within {limit_s * 1000:.0f} ms",
+        "traces and logs will not line up: run chrony or ntpd on that node" if bad else "",
+    )

@@ -1,0 +1,60 @@
+"""The collective check with real processes, and the command as an operator runs it."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.preflight.fabric import LocalNode, check_fabric
+from cluster.preflight.findings import Verdict
+from core.errors import ConfigError
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass
+class Scripted:
+    """A node whose rank answers as told."""
+
+    name: str
+    speed: float = 1e9
+    correct: bool = True
+    failure: str = ""
+    inner: LocalNode = field(default_factory=LocalNode)
+
+    async def free_address(self) -> str:
+        return await self.inner.free_address()
+
+    async def run_rank(self, rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
+        if self.failure:
+            raise ConfigError(self.failure)
+        links = {str(i): self.speed for i in range(world) if i != rank}
+        return {"rank": rank, "correct": self.correct, "bus_bytes_per_s": self.speed, "links": links}
+
+
+async def test_a_rank_that_does_not_come_up_is_named_with_what_it_said() -> None:
+    nodes = [Scripted("a"), Scripted("b", failure="rank 1 failed: no route to host")]
+    (finding,) = await check_fabric(nodes, "gloo", 1, 0)
+    assert finding.where == "b"
+    assert finding.verdict is Verdict.FAIL
+    assert "no route" in finding.measured
+
+
+async def test_wrong_sums_name_the_node() -> None:
+    findings = await check_fabric([Scripted("a"), Scripted("b", correct=False)], "gloo", 1, 0)
+    assert findings[0].verdict is Verdict.FAIL
+    assert "b" in findings[0].measured
+
+
+def test_the_command_measures_this_node_and_says_that_it_is_fit() -> None:
+    command = [sys.executable, "-m", "baton.cli", "doctor", "--json", "--mib", "4", "--backend", "gloo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    findings = {(f["where"], f["check"]): f for f in json.loads(done.stdout)}
+    assert findings[("all nodes", "gloo all-reduce")]["verdict"] == "ok"
+    assert ("this node, rank 0 -> this node, rank 1", "gloo send/recv") in findings
+    assert done.returncode == (1 if any(f["verdict"] == "fail" for f in findings.values()) else 0)
