@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+from cluster.timeline import Attempt, Observe, Timeline, nobody
 from core.config import ScheduleConfig
 from core.errors import BatonError, Overloaded, ReplicaLost, RequestError
 from core.kv import block_hashes
@@ -18,6 +19,7 @@ from core.messages import (
     Cancel,
     Failed,
     Finished,
+    HandedOver,
     Leaving,
     Message,
     Place,
@@ -49,9 +51,10 @@ class _Moved(_Lost):
 class _Flight:
     """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, clock: Clock) -> None:
+        self.request, self._clock = request, clock
         self.route: Route | None = None
+        self.story = Attempt(request.attempt, clock.now())
         self.known = list(request.emitted)
         """All output tokens, from every attempt."""
         self.ready: deque[TokenOut] = deque()
@@ -70,6 +73,8 @@ class _Flight:
             self.ready.append(following)
             self.known.append(following.token)
         if self.ready:
+            if self.story.first_token_s is None:
+                self.story.first_token_s = self._clock.now()
             self.changed.set()
 
     def fail(self, failure: Exception) -> None:
@@ -77,7 +82,8 @@ class _Flight:
         self.changed.set()
 
     def place(self, route: Route) -> None:
-        self.route = route
+        self.route = self.story.route = route
+        self.story.placed_s = self._clock.now()
         self.changed.set()
 
     async def wait(self) -> None:
@@ -96,10 +102,11 @@ class Frontend:
         block_size: int,
         resolve_scheduler: Resolve,
         request_timeout_s: float,
+        observe: Observe = nobody,
     ) -> None:
         self._mail, self._clock, self._config = mail, clock, config
         self._block_size = block_size
-        self._resolve = resolve_scheduler
+        self._resolve, self._observe = resolve_scheduler, observe
         self._timeout_s = request_timeout_s
         self._scheduler = ""
         self._scheduler_changed = asyncio.Event()
@@ -192,11 +199,25 @@ class Frontend:
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
         if self._draining:
             raise Overloaded("the server is shutting down", retry_after_s=1.0)
-        deadline = self._clock.now() + self._timeout_s
+        timeline = Timeline(request, self._clock.now())
+        try:
+            async for token in self._generate(request, timeline):
+                timeline.num_output += 1
+                yield token
+        except BatonError as error:
+            timeline.error = str(error)
+            raise
+        finally:
+            timeline.ended_s = self._clock.now()
+            self._observe(timeline)
+
+    async def _generate(self, request: Request, timeline: Timeline) -> AsyncGenerator[TokenOut, None]:
+        deadline = timeline.started_s + self._timeout_s
         fruitless, exclude, moved = 0, (), ("", "")
         while True:
             num_before = len(request.emitted)
             flight = self._begin(request)
+            timeline.attempts.append(flight.story)
             emitted = list(request.emitted)
             finished = False
             try:
@@ -208,8 +229,10 @@ class Frontend:
                 if finished:
                     return
             except _Moved as left:
+                flight.story.lost = str(left)
                 exclude, moved = (*exclude, str(left))[-4:], (str(left), flight.moved_to)
             except _Lost as lost:
+                flight.story.lost = str(lost)
                 exclude, moved = (*exclude, str(lost))[-4:], ("", "")
                 log.warning(
                     "request %s attempt %d: lost %s; it goes on elsewhere", request.id, request.attempt, lost
@@ -253,12 +276,13 @@ class Frontend:
                 raise ReplicaLost(f"the request took longer than {self._timeout_s:g} s") from None
 
     def _begin(self, request: Request) -> _Flight:
-        flight = self._flights[request.key] = _Flight(request)
+        flight = self._flights[request.key] = _Flight(request, self._clock)
         self._idle.clear()
         return flight
 
     def _end(self, flight: _Flight, finished: bool) -> None:
         request = flight.request
+        flight.story.ended_s = self._clock.now()
         del self._flights[request.key]
         if not self._flights:
             self._idle.set()
@@ -328,6 +352,9 @@ class Frontend:
                 )
             case Failed(request_id, attempt, reason, retryable):
                 self._fail(request_id, attempt, _Lost(sender) if retryable else RequestError(reason))
+            case HandedOver(request_id, attempt):
+                if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
+                    flight.story.handed_over = message
             case Leaving(address):
                 self._leave(address)
             case Status(nonce):

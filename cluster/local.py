@@ -6,15 +6,18 @@ import signal
 from collections.abc import Callable
 
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from cluster.api.factory import build_app
 from cluster.api.server import HttpServer
 from cluster.frontend import Frontend
 from cluster.instance import Instance, Role
 from cluster.model_card import ModelCard
+from cluster.observers import make_observers
 from cluster.real_parts import local_parts
 from cluster.routing import GlobalScheduler
 from cluster.scheduler_node import SchedulerNode
+from cluster.timeline import Observe, nobody
 from core.clock import WallClock
 from core.config import ClusterConfig
 from core.errors import ReplicaLost
@@ -34,7 +37,7 @@ class LocalCluster:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, config: ClusterConfig):
+    async def running(cls, config: ClusterConfig, observe: Observe = nobody):
         """Started and ready inside the block; everything is given back after it."""
         network, fabric, clock = LoopbackNetwork(), LoopbackFabric(), WallClock()
         folder = find_model(config.model.path)
@@ -65,6 +68,7 @@ class LocalCluster:
                 config.engine.block_size,
                 resolve,
                 config.serve.request_timeout_s,
+                observe,
             )
             stack.push_async_callback(frontend.close)
             stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))
@@ -90,8 +94,10 @@ def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], N
 
 
 async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
-    async with LocalCluster.running(config) as cluster:
-        app = build_app(cluster.frontend, config, card)
+    registry = CollectorRegistry()
+    observe, finish = make_observers(registry, config.serve.otlp_endpoint, card.name)
+    async with LocalCluster.running(config, observe) as cluster:
+        app = build_app(cluster.frontend, config, card, registry)
         server = HttpServer(app, config.serve.host, config.serve.port, shared=False)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -104,6 +110,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         stopping.cancel()
         await cluster.frontend.drain(config.serve.drain_timeout_s)
         await server.stop()
+    finish()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -97,6 +97,8 @@ class ServeConfig(_Frozen):
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """How long running requests may go on after SIGTERM."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    otlp_endpoint: str = ""
+    """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
 
 
 class ClusterConfig(_Frozen):

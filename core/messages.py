@@ -3,7 +3,7 @@
 frontend  -> scheduler   Place, Finished
 scheduler -> frontend    Placed, Rejected
 frontend  -> decode      Submit, Cancel
-worker    -> frontend    Tokens, Failed, Leaving
+worker    -> frontend    Tokens, Failed, HandedOver, Leaving
 decode    -> prefill     StartPrefill, Revoke
 prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
@@ -174,6 +174,29 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoverTimes:
+    """What the writer has measured, in its own time."""
+
+    transport: str = ""
+    queue_s: float = 0.0
+    """From the grant to the first step with the prompt."""
+    first_byte_s: float = 0.0
+    """From the grant to the end of the first write."""
+    exposed_s: float = 0.0
+    """From the first token to the end of the last write: what the transfer adds to the time of the second token."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """This attempt's KV has come to decode."""
+
+    request_id: str
+    attempt: int
+    num_bytes: int
+    times: HandoverTimes
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The worker gives this attempt up. `retryable`: another instance may succeed."""
 
@@ -249,6 +272,7 @@ class Commit:
     num_chunks: int
     num_bytes: int
     first: TokenOut
+    times: HandoverTimes = HandoverTimes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +292,6 @@ class PrefillFailed:
 
 Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
-    | Submit | Cancel | Tokens | Failed
+    | Submit | Cancel | Tokens | HandedOver | Failed
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -14,6 +14,7 @@ from core.messages import (
     Commit,
     Drained,
     Failed,
+    HandedOver,
     Message,
     NeedPrefill,
     PrefillAssigned,
@@ -314,7 +315,9 @@ class DecodeWorker:
         assert job.reservation is not None
         assert job.commit is not None
         self._stop_timer(job)
-        first = job.commit.first
+        first, request = job.commit.first, job.request
+        told = HandedOver(request.id, request.attempt, job.commit.num_bytes, job.commit.times)
+        self._mail.send(request.reply_to, told)
         self.engine.activate(job.reservation, first)
         # The prefill instance has sent this token too; should it have died before, the client gets it from here.
         self.on_tokens([first])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard
-from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
+from core.messages import ChunkDone, Commit, Drained, Grant, HandoverTimes, PrefillFailed, RegionKey
 from core.plan import StepPlan
 from core.ports import Mail
 from core.types import TokenOut
@@ -47,9 +47,25 @@ class _Push:
     on_delivered: Callable[[str], None]
     on_quiet: Callable[[str], None]
     on_failed: Callable[[str, str], None]
+    opened_s: float
+    started_s: float | None = None
+    """The first step with its prompt."""
+    written_s: float | None = None
+    """The end of its first write."""
+    drawn_s: float = 0.0
+    """The first token."""
     stopped: bool = False
     num_chunks: int = 0
     num_bytes: int = 0
+
+    def times(self, now: float) -> HandoverTimes:
+        opened_s = self.opened_s
+        return HandoverTimes(
+            self.targets[0][0].name,
+            (self.started_s or opened_s) - opened_s,
+            (self.written_s or opened_s) - opened_s,
+            now - self.drawn_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +153,15 @@ class Pusher:
         check_grant(grant)
         self._agree(grant)
         targets = self._routes.choose(grant.holder, grant.regions)
-        self._pushes[grant.id] = _Push(grant, targets, urgency, on_delivered, on_quiet, on_failed)
+        self._pushes[grant.id] = _Push(
+            grant, targets, urgency, on_delivered, on_quiet, on_failed, self._loop.time()
+        )
 
     def finish(self, grant_id: str, first: TokenOut) -> None:
         """All layers of all chunks are queued: commit with the first token once they are written."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
+            push.drawn_s = self._loop.time()
             self._put(_Word(push, first, None))
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
@@ -191,6 +210,8 @@ class Pusher:
             push = self._pushes.get(work.push.grant_id) if work.push else None
             if push is None or work.push is None or push.stopped:
                 continue
+            if push.started_s is None:
+                push.started_s = self._loop.time()
             source = Side(self._shard, self._num_blocks, work.block_ids)
             plans: list[_Plan] = []
             for sender, region in push.targets:
@@ -285,6 +306,8 @@ class Pusher:
                 item.chunk.vouched_bytes += num_bytes if sender.vouches else 0
             if copies:
                 await sender.write(push.grant.id, region, copies)
+        if push.written_s is None:
+            push.written_s = self._loop.time()
         for item in items:
             if item.layer == self._shard.layers[1] - 1 and not push.stopped:
                 self._chunk_done(item.chunk)
@@ -314,7 +337,10 @@ class Pusher:
         for sender in {id(sender): sender for sender, _ in push.targets}.values():
             sender.ended(grant_id)
         if word.first is not None:
-            self._mail.send(holder, Commit(grant_id, push.num_chunks, push.num_bytes, word.first))
+            self._mail.send(
+                holder,
+                Commit(grant_id, push.num_chunks, push.num_bytes, word.first, push.times(self._loop.time())),
+            )
             push.on_delivered(grant_id)
         else:
             self._mail.send(

@@ -1,6 +1,7 @@
 """The API of one ingress, from the cluster's configuration and the model's card."""
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
 from cluster.api.app import create_app
 from cluster.api.generator import Generator
@@ -10,7 +11,9 @@ from core.config import ClusterConfig
 from models.tokenizer import load_tokenizer
 
 
-def build_app(generator: Generator, config: ClusterConfig, card: ModelCard) -> FastAPI:
+def build_app(
+    generator: Generator, config: ClusterConfig, card: ModelCard, registry: CollectorRegistry
+) -> FastAPI:
     settings = ApiSettings(
         model_name=card.name,
         max_context_tokens=card.max_context_tokens,
@@ -21,4 +24,4 @@ def build_app(generator: Generator, config: ClusterConfig, card: ModelCard) -> F
         api_keys=tuple(key.get_secret_value() for key in config.serve.api_keys),
         max_body_bytes=config.serve.max_body_bytes,
     )
-    return create_app(generator, load_tokenizer(card.folder), settings)
+    return create_app(generator, load_tokenizer(card.folder), settings, registry)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
@@ -16,6 +17,7 @@ from cluster.deploy.logs import configure_logging
 from cluster.deploy.pools import DecodePool, PrefillPool, mail_host, scheduler_resolver
 from cluster.frontend import Frontend
 from cluster.model_card import ModelCard
+from cluster.observers import make_observers
 from cluster.routing import GlobalScheduler
 from cluster.scheduler_node import SchedulerNode
 from core.clock import WallClock
@@ -67,6 +69,8 @@ class Ingress:
         one_host: bool,
     ) -> None:
         configure_logging(log_level)
+        registry = CollectorRegistry()
+        observe, self._finish = make_observers(registry, config.serve.otlp_endpoint, card.name)
         self._frontend = Frontend(
             TcpMail(key, mail_host(one_host), config=config.mail),
             WallClock(),
@@ -74,9 +78,10 @@ class Ingress:
             config.engine.block_size,
             scheduler_resolver(scheduler),
             config.serve.request_timeout_s,
+            observe,
         )
         self._running = asyncio.create_task(self._frontend.run())
-        app = build_app(self._frontend, config, card)
+        app = build_app(self._frontend, config, card, registry)
         self._server = HttpServer(app, config.serve.host, config.serve.port, shared=True)
         self._serving = self._server.start()
         del pools  # bound here only so that Serve deploys them with this application
@@ -93,6 +98,7 @@ class Ingress:
             await self._server.stop()
             self._running.cancel()
             await self._frontend.close()
+            self._finish()
 
 
 def build_application(

@@ -1,0 +1,50 @@
+"""What happened to one request, and when: what the ingress has seen, and what the instances have told it. No clock of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from core.messages import HandedOver
+from core.types import Request, Route
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One placing. Times are the ingress's clock; what did not happen is None."""
+
+    number: int
+    started_s: float
+    route: Route | None = None
+    placed_s: float | None = None
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    handed_over: HandedOver | None = None
+    """How the KV went from prefill to decode; None when decode computed the prompt itself, or it is not known yet."""
+    lost: str = ""
+    """The instance that was lost, or left."""
+
+
+@dataclass(slots=True)
+class Timeline:
+    request: Request
+    started_s: float
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    num_output: int = 0
+    ended_s: float = 0.0
+    error: str = ""
+    """Empty: it finished, or its client went away."""
+
+
+Observe = Callable[[Timeline], None]
+"""Hears of every request once, at its end."""
+
+
+def all_of(*observers: Observe) -> Observe:
+    def observe(timeline: Timeline) -> None:
+        for observer in observers:
+            observer(timeline)
+
+    return observe
+
+
+def nobody(timeline: Timeline) -> None:
+    """Observes nothing."""

@@ -1,0 +1,94 @@
+"""OpenTelemetry spans of a request: ingress, and below it each attempt with its queue, prefill, exposed transfer and decode.
+
+The ingress learns all of it (`cluster.timeline`), so the spans are made here, at a request's end, with their true times; nothing
+is traced on the token path, and no other process exports anything. Attributes follow the `gen_ai.*` conventions where they say
+something; Baton's own begin with `baton.`."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+
+from cluster.timeline import Attempt, Timeline
+
+MakeExporter = Callable[[str], SpanExporter]
+
+
+class Tracing:
+    """`observe` is a cluster.timeline.Observe. `close` sends what is left."""
+
+    def __init__(self, exporter: SpanExporter, model: str) -> None:
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "baton"}))
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer: Tracer = self._provider.get_tracer("baton")
+        self._model = model
+
+    def observe(self, timeline: Timeline) -> None:
+        at = _to_epoch_ns()
+        request = timeline.request
+        root = self._tracer.start_span(
+            f"generate {self._model}",
+            kind=SpanKind.SERVER,
+            start_time=at(timeline.started_s),
+            attributes={
+                "gen_ai.operation.name": "generate",
+                "gen_ai.provider.name": "baton",
+                "gen_ai.request.model": self._model,
+                "gen_ai.request.max_tokens": request.sampling.max_tokens,
+                "gen_ai.request.temperature": request.sampling.temperature,
+                "gen_ai.response.id": request.id,
+                "gen_ai.usage.input_tokens": len(request.prompt),
+                "gen_ai.usage.output_tokens": timeline.num_output,
+                "baton.slo_class": request.slo.name,
+                "baton.attempts": len(timeline.attempts),
+            },
+        )
+        if timeline.error:
+            root.set_status(Status(StatusCode.ERROR, timeline.error))
+        for attempt in timeline.attempts:
+            self._attempt(root, attempt, at, attempt.ended_s or timeline.ended_s)
+        root.end(at(timeline.ended_s))
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+    def _attempt(self, root: Span, attempt: Attempt, at: Callable[[float], int], ended_s: float) -> None:
+        placed_s = ended_s if attempt.placed_s is None else attempt.placed_s
+        self._child(root, "queue", at(attempt.started_s), at(placed_s), {"baton.attempt": attempt.number})
+        if attempt.route is None:
+            return
+        first_s = ended_s if attempt.first_token_s is None else attempt.first_token_s
+        where = {"baton.decode": attempt.route.decode, "baton.prefill": attempt.route.prefill or "local"}
+        self._child(root, "prefill", at(placed_s), at(first_s), where)
+        if attempt.first_token_s is None:
+            return
+        handed, decode_s = attempt.handed_over, first_s
+        if handed is not None:
+            decode_s = min(ended_s, first_s + handed.times.exposed_s)
+            facts = {
+                "baton.transport": handed.times.transport,
+                "baton.bytes": handed.num_bytes,
+                "baton.prefill_queue_s": handed.times.queue_s,
+                "baton.first_byte_s": handed.times.first_byte_s,
+                "baton.exposed_s": handed.times.exposed_s,
+            }
+            self._child(root, "kv_transfer", at(first_s), at(decode_s), facts)
+        lost = {"baton.lost": attempt.lost} if attempt.lost else {}
+        self._child(root, "decode", at(decode_s), at(ended_s), lost)
+
+    def _child(
+        self, root: Span, name: str, start_ns: int, end_ns: int, facts: Mapping[str, str | int | float]
+    ) -> None:
+        span = self._tracer.start_span(
+            name, context=set_span_in_context(root), start_time=start_ns, attributes=facts
+        )
+        span.end(max(start_ns, end_ns))
+
+
+def _to_epoch_ns() -> Callable[[float], int]:
+    """Monotonic seconds of this process to nanoseconds of the epoch, as of now."""
+    now_s, now_ns = time.monotonic(), time.time_ns()
+    return lambda moment_s: now_ns + int((moment_s - now_s) * 1e9)
