@@ -18,6 +18,8 @@ from engine.loop import Engine
 from engine.reporting import Reporter
 from engine.scheduler import StepScheduler
 from engine.sequence import Sequence
+from engine.tiers.restoring import Restoring
+from engine.tiers.store import TierStore
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import Staging
@@ -43,6 +45,8 @@ class Parts:
     host: str
     staging: Staging | None = None
     """Where KV is converted for holders that store it otherwise; None: those are refused."""
+    tiers: TierStore | None = None
+    """Where KV goes that the pool has no room for."""
     model: str = ""
     """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
 
@@ -65,7 +69,13 @@ class Instance:
         )
         group = parts.make_group(self._pusher)
         self._engine = Engine(
-            self._scheduler, group, clock, self._on_tokens, self._on_error, config.engine.lookahead
+            self._scheduler,
+            group,
+            clock,
+            self._on_tokens,
+            self._on_error,
+            config.engine.lookahead,
+            Restoring(self._scheduler, parts.tiers, config.engine.block_size) if parts.tiers else None,
         )
         info = Register(
             mail.address,

@@ -10,6 +10,7 @@ from core.config import ClusterConfig
 from core.ports import LayerSink, Mail
 from engine.build import PoolSize, build_group, size_pool
 from engine.group import InlineGroup
+from engine.tiers.build import build_tiers
 from kvtransfer.inbox import Inbox
 from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.base import Receiver, Sender
@@ -51,6 +52,8 @@ def _parts(config: ClusterConfig, folder: Path, size: PoolSize, access: PoolAcce
     def group(sink: LayerSink | None) -> InlineGroup:
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
+    revision = weights_revision(folder)
+    tiers = build_tiers(config.engine, access.buffer, size.shard, size.num_blocks, revision)
     return Parts(
         size.shard,
         size.num_blocks,
@@ -60,5 +63,6 @@ def _parts(config: ClusterConfig, folder: Path, size: PoolSize, access: PoolAcce
         group,
         host,
         access.staging,
-        weights_revision(folder),
+        tiers,
+        revision,
     )

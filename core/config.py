@@ -42,6 +42,12 @@ class EngineConfig(_Frozen):
     lookahead: bool = True
     """Plan the next step while one runs."""
     prefix_cache: bool = True
+    host_cache_bytes: int = Field(default=0, ge=0)
+    """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
+    disk_cache_bytes: int = Field(default=0, ge=0)
+    """The same on a local disk, below the host memory; it survives a restart. 0: none."""
+    disk_cache_path: str = ""
+    """Folder of the disk cache; instances on one host may share it, each takes a file of its own."""
     num_threads: int = Field(default=1, ge=1)
     """Compute threads of one rank on a CPU."""
 

@@ -11,6 +11,7 @@ from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.types import Request, TokenOut
 from engine.scheduler import Reservation, StepScheduler
+from engine.tiers.restoring import Restoring
 
 _SMOOTHING = 0.2
 
@@ -43,9 +44,11 @@ class Engine:
         emit: Callable[[list[TokenOut]], None],
         on_error: Callable[[BaseException], None],
         lookahead: bool = True,
+        tiers: Restoring | None = None,
     ) -> None:
+        """`tiers`: where prefixes that the device does not hold may be had from."""
         self._scheduler, self._group, self._clock = scheduler, group, clock
-        self._emit, self._on_error = emit, on_error
+        self._emit, self._on_error, self._tiers = emit, on_error, tiers
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
         self._reserving: deque[_Waiter] = deque()
@@ -57,6 +60,13 @@ class Engine:
         """Compute `request` here. With `push`, its KV is sent on, it draws one token, and its blocks stay until `release`.
 
         Raises RequestError when it can never fit."""
+        self._scheduler.check_fits(request)
+        if self._tiers is None:
+            self._add(request, push)
+        else:
+            self._tiers.forward(request, lambda: self._add(request, push))
+
+    def _add(self, request: Request, push: Grant | None) -> None:
         self._scheduler.add(request, push)
         self._changed.set()
 
@@ -68,9 +78,15 @@ class Engine:
         except RequestError as error:
             future.set_exception(error)
             return future
-        self._reserving.append(_Waiter(request, future))
-        self._serve_reservations()
+        if self._tiers is None:
+            self._queue_reservation(_Waiter(request, future))
+        else:
+            self._tiers.forward(request, lambda: self._queue_reservation(_Waiter(request, future)))
         return future
+
+    def _queue_reservation(self, waiter: _Waiter) -> None:
+        self._reserving.append(waiter)
+        self._serve_reservations()
 
     def activate(self, reservation: Reservation, first: TokenOut) -> None:
         """All known tokens' KV is in the reserved blocks; go on from `first`, which was drawn elsewhere."""
@@ -89,7 +105,8 @@ class Engine:
 
     def abort(self, key: str) -> None:
         """Stop computing. Idempotent; reservations and pushed sequences keep their blocks until `release`."""
-        self._scheduler.abort(key)
+        if self._tiers is None or not self._tiers.abort(key):
+            self._scheduler.abort(key)
         self._blocks_may_be_free()
 
     def load(self) -> EngineLoad:
@@ -97,7 +114,7 @@ class Engine:
         return EngineLoad(
             scheduler.num_available_blocks,
             scheduler.num_waiting_tokens,
-            scheduler.num_waiting + len(self._reserving),
+            scheduler.num_waiting + len(self._reserving) + (self._tiers.num_waiting if self._tiers else 0),
             scheduler.num_running,
             self._tokens_per_s,
             self._step_s,
@@ -144,6 +161,8 @@ class Engine:
         self._changed.set()
         for waiter in self._reserving:
             waiter.future.cancel()
+        if self._tiers is not None:
+            await self._tiers.close()
         await self._group.close()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:

@@ -6,7 +6,7 @@ refers to are evicted, least recently used first."""
 import hashlib
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import Bug
@@ -39,6 +39,8 @@ class Match:
 class RadixCache:
     def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True) -> None:
         self._pool, self._block_size, self._enabled = pool, block_size, enabled
+        self.on_kept: Callable[[Sequence[int], int, str, int], None] | None = None
+        """Hears of blocks that are newly kept: the tokens of their sequence, how many blocks lead it, tenant, block."""
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}
         self._idle: list[tuple[int, int, _Node]] = []
@@ -81,7 +83,11 @@ class RadixCache:
         twins: list[int] = []
         for index in range(len(tokens) // size):
             key = tuple(tokens[index * size : (index + 1) * size])
-            child = node.children.get(key) or self._keep(node, key, blocks[index])
+            child = node.children.get(key)
+            if child is None:
+                child = self._keep(node, key, blocks[index])
+                if self.on_kept is not None:
+                    self.on_kept(tokens, index, salt, child.block)
             if index >= num_known and child.block != blocks[index]:
                 twins.append(child.block)
             node = child

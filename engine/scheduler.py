@@ -6,6 +6,8 @@ only learns what was drawn, so the next step can be planned while one runs. Step
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it. Pure."""
 
 import itertools
+from collections.abc import Callable
+from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass
 
 from core.config import EngineConfig
@@ -18,6 +20,17 @@ from core.types import FinishReason, Request, TokenOut
 from engine.blocks import BlockPool
 from engine.radix import Match, RadixCache
 from engine.sequence import Sequence, State
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix. Nobody else sees them until it is over."""
+
+    tokens: tuple[int, ...]
+    salt: str
+    prefix: tuple[int, ...]
+    """Cached blocks before them, kept meanwhile."""
+    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,7 @@ class StepScheduler:
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._drop: list[str] = []
+        self._restores: list[Restore] = []
         self._copy_sources: dict[int, list[int]] = {}
         """Step -> blocks referenced until it is committed, because it copies from them."""
         self._steps = itertools.count()
@@ -166,6 +180,34 @@ class StepScheduler:
             seq.aborted = True
             seq.state = State.DONE
 
+    # Lower tiers ----------------------------------------------------------------------------------------------------
+
+    def on_kept(self, hear: Callable[[SeqOf[int], int, str, int], None]) -> None:
+        """`hear(tokens, index, salt, block)`: the KV of the index-th full block of `tokens` is complete and kept."""
+        self._cache.on_kept = hear
+
+    def num_cached_blocks(self, request: Request) -> int:
+        return len(self._cache.match(request.tokens, request.salt, partial=False).blocks)
+
+    def begin_restore(self, request: Request, count: int) -> Restore | None:
+        """Blocks for the `count` full blocks after the cached prefix; None while there are not enough to spare."""
+        prefix = self._cache.match(request.tokens, request.salt, partial=False).blocks
+        idle = sum(self._pool.refs(block) == 0 for block in prefix)
+        if self.num_available_blocks - idle < count + len(self._running):
+            return None
+        self._pool.share(prefix)
+        restore = Restore(request.tokens, request.salt, prefix, tuple(self._take(count)))
+        self._restores.append(restore)
+        return restore
+
+    def end_restore(self, restore: Restore, num_filled: int) -> None:
+        """The first `num_filled` of its blocks hold their KV: keep them in the cache, and give the others back."""
+        self._restores = [r for r in self._restores if r is not restore]
+        blocks = [*restore.prefix, *restore.blocks[:num_filled]]
+        tokens = restore.tokens[: len(blocks) * self._config.block_size]
+        self._cache.insert(tokens, blocks, restore.salt, len(restore.prefix))
+        self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
+
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
@@ -227,6 +269,7 @@ class StepScheduler:
         """Raises Bug where the sequences, the pool and the prefix cache disagree."""
         refs = [0] * self.num_blocks
         held = [block for blocks in self._copy_sources.values() for block in blocks]
+        held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]
         for block in itertools.chain(
             held, *(itertools.chain(s.block_ids, s.twins) for s in self._seqs.values())
         ):

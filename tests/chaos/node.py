@@ -37,6 +37,7 @@ from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
 from core.types import Request, SamplingParams
 from engine.group import InlineGroup
+from engine.tiers.build import build_tiers
 from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
 from kvtransfer.transport import tcp
@@ -184,7 +185,10 @@ class Node:
         def senders() -> list[Sender]:
             return [SlowSender(sender) for sender in access.make_senders()]  # type: ignore[misc]
 
-        return Parts(SHARD, num_blocks, 400, access.make_receivers, senders, group, host_id())
+        tiers = build_tiers(self.config.engine, access.buffer, SHARD, num_blocks, "witness")
+        return Parts(
+            SHARD, num_blocks, 400, access.make_receivers, senders, group, host_id(), None, tiers, "witness"
+        )
 
     async def generate(self, name: str, prompt: list[int], max_tokens: int) -> None:
         sampling = SamplingParams(max_tokens=max_tokens)

@@ -1,0 +1,59 @@
+"""From the configuration to an instance's lower tiers."""
+
+import fcntl
+import itertools
+import os
+from pathlib import Path
+
+from core.config import EngineConfig
+from core.errors import ConfigError
+from core.kv import KVShard
+from engine.tiers.digests import root_digest
+from engine.tiers.disk import DiskTier
+from engine.tiers.host import HostTier
+from engine.tiers.store import TierStore
+
+_MAX_INSTANCES = 256
+
+
+def build_tiers(
+    config: EngineConfig, pool: memoryview, shard: KVShard, num_blocks: int, revision: str
+) -> TierStore | None:
+    """None when both tiers are off. `revision`: of the weights. Raises ConfigError."""
+    if not config.host_cache_bytes and not config.disk_cache_bytes:
+        return None
+    if not config.prefix_cache:
+        raise ConfigError(
+            "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
+        )
+    block_bytes = shard.pool_bytes(1)
+    root = root_digest(f"{revision}|{shard}".encode(), "")
+    host = HostTier(config.host_cache_bytes // block_bytes)
+    return TierStore(pool, shard, num_blocks, host, _disk(config, block_bytes, root), root)
+
+
+def _disk(config: EngineConfig, block_bytes: int, root: bytes) -> DiskTier | None:
+    if not config.disk_cache_bytes:
+        return None
+    if not config.disk_cache_path:
+        raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
+    path, lock = _own_file(Path(config.disk_cache_path).expanduser())
+    return DiskTier(path, config.disk_cache_bytes, block_bytes, root, lock)
+
+
+def _own_file(folder: Path) -> tuple[Path, int]:
+    """The first file in `folder` that no living instance has; after a restart that is one with content. The lock holds it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number in itertools.islice(itertools.count(), _MAX_INSTANCES):
+            lock = os.open(folder / f"kv-{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return folder / f"kv-{number}", lock
+            except BlockingIOError:
+                os.close(lock)
+    except OSError as error:
+        raise ConfigError(
+            f"engine.disk_cache_path {folder} cannot be used: {error.strerror or error}"
+        ) from error
+    raise ConfigError(f"engine.disk_cache_path {folder}: {_MAX_INSTANCES} instances use it already")

@@ -1,0 +1,25 @@
+"""Names of KV blocks outside the device: 128-bit digests of everything that their content depends on. Pure."""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+
+DIGEST_BYTES = 16
+
+
+def root_digest(fingerprint: bytes, salt: str) -> bytes:
+    """`fingerprint`: of the model, its weights and the pool's layout."""
+    return hashlib.blake2b(fingerprint + b"\0" + salt.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
+    packed = struct.pack(f"<{len(tokens)}I", *tokens)
+    return hashlib.blake2b(parent + packed, digest_size=DIGEST_BYTES).digest()
+
+
+def prefix_digests(root: bytes, tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
+    """One for each full block of `tokens`, made as they are asked for."""
+    digest = root
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        digest = child_digest(digest, tokens[start : start + block_size])
+        yield digest

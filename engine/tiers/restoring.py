@@ -1,0 +1,102 @@
+"""When a request comes whose prefix lies in a lower tier, its blocks are loaded first; then it goes on like any other."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+from core.types import Request
+from engine.scheduler import Restore, StepScheduler
+from engine.tiers.digests import child_digest, prefix_digests, root_digest
+from engine.tiers.store import TierStore
+
+log = logging.getLogger(__name__)
+
+_MIN_BLOCKS = 1
+_MAX_TENANTS = 4096
+
+
+class Restoring:
+    """Owned by the engine. `forward` calls back at once, or when the request's blocks have been loaded."""
+
+    def __init__(self, scheduler: StepScheduler, store: TierStore, block_size: int) -> None:
+        self._scheduler, self._store, self._block_size = scheduler, store, block_size
+        self._roots: dict[str, bytes] = {}
+        self._last: tuple[str, Sequence[int], int, bytes] = ("", (), -1, b"")
+        """The digest that was made last: a sequence's blocks are kept one after the other."""
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[str] = set()
+        scheduler.on_kept(self._kept)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._under_way)
+
+    def forward(self, request: Request, then: Callable[[], None]) -> None:
+        restore, digests = self._begin(request)
+        if restore is None:
+            then()
+            return
+        task = asyncio.create_task(self._restore(request.key, restore, digests, then))
+        self._under_way[request.key] = task
+
+    def abort(self, key: str) -> bool:
+        """Do not go on with it. True when it was waiting here."""
+        if key not in self._under_way:
+            return False
+        self._cancelled.add(key)
+        return True
+
+    async def close(self) -> None:
+        """What is being loaded is finished first: nobody may free blocks under a thread that fills them."""
+        self._cancelled |= set(self._under_way)
+        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        await self._store.close()
+
+    def _begin(self, request: Request) -> tuple[Restore | None, list[bytes]]:
+        num_cached = self._scheduler.num_cached_blocks(request)
+        limit = (len(request.tokens) - 1) // self._block_size  # one token is left to compute
+        if num_cached >= limit:
+            return None, []
+        all_digests = prefix_digests(self._root(request.salt), request.tokens, self._block_size)
+        rest = itertools.islice(all_digests, num_cached, limit)
+        digests = list(itertools.takewhile(self._store.__contains__, rest))
+        if len(digests) < _MIN_BLOCKS:
+            return None, []
+        return self._scheduler.begin_restore(request, len(digests)), digests
+
+    async def _restore(
+        self, key: str, restore: Restore, digests: list[bytes], then: Callable[[], None]
+    ) -> None:
+        num_filled = 0
+        try:
+            num_filled = await self._store.load(digests, restore.blocks)
+        except Exception:
+            log.exception("request %s: loading its prefix failed; it is computed", key)
+        finally:
+            self._scheduler.end_restore(restore, num_filled)
+            del self._under_way[key]
+        if key in self._cancelled:
+            self._cancelled.remove(key)
+        else:
+            then()
+
+    def _kept(self, tokens: Sequence[int], index: int, salt: str, block: int) -> None:
+        known_salt, known_tokens, known, digest = self._last
+        size = self._block_size
+        follows = known_salt == salt and 0 <= known == index - 1
+        if follows and tokens[: index * size] == known_tokens[: index * size]:
+            digest = child_digest(digest, tokens[index * size : (index + 1) * size])
+        else:
+            digests = prefix_digests(self._root(salt), tokens, size)
+            digest = next(itertools.islice(digests, index, None))
+        self._last = (salt, tokens, index, digest)
+        self._store.save(digest, block)
+
+    def _root(self, salt: str) -> bytes:
+        root = self._roots.get(salt)
+        if root is None:
+            if len(self._roots) >= _MAX_TENANTS:
+                self._roots.clear()
+            root = self._roots[salt] = root_digest(self._store.root, salt)
+        return root

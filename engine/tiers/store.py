@@ -1,0 +1,107 @@
+"""Both tiers behind one face: blocks are saved as their KV is completed, and loaded into fresh blocks when a prompt needs them.
+
+Saving copies a block out before anything can overwrite it; what goes to disk is written on a thread of its own. Loading writes
+blocks that nobody else can see yet, on that same thread."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from core.kv import KVShard
+from engine.tiers.disk import DiskTier
+from engine.tiers.host import HostTier
+
+_MAX_UNWRITTEN = 256
+"""Blocks on their way to the disk; more are not saved there."""
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """For metrics; they only grow."""
+
+    saved_blocks: int = 0
+    host_hits: int = 0
+    disk_hits: int = 0
+    missed_blocks: int = 0
+    """Blocks that were thought to be here and were not any more, or damaged."""
+
+
+class TierStore:
+    """`pool` is the memory of a rank that holds all of `shard`; a block is its bytes of every layer."""
+
+    def __init__(
+        self,
+        pool: memoryview,
+        shard: KVShard,
+        num_blocks: int,
+        host: HostTier,
+        disk: DiskTier | None,
+        root: bytes,
+    ) -> None:
+        """`root`: the fingerprint that digests begin with."""
+        self._pool, self._shard, self._num_blocks = pool, shard, num_blocks
+        self._host, self._disk, self.root = host, disk, root
+        self._unwritten: dict[bytes, bytes] = {}
+        self._thread = ThreadPoolExecutor(1, "kv-tiers")
+        self.counts = TierCounts()
+
+    def __contains__(self, digest: bytes) -> bool:
+        on_disk = self._disk is not None and digest in self._disk
+        return digest in self._host or digest in self._unwritten or on_disk
+
+    def save(self, digest: bytes, block: int) -> None:
+        """Copy a block whose KV is complete. Returns when it may be overwritten."""
+        if digest in self._host:
+            return
+        self.counts.saved_blocks += 1
+        content = b"".join(self._pool[start:end] for start, end in self._spans(block))
+        for gone, old in self._host.put(digest, content):
+            if self._disk is not None and gone not in self._disk and len(self._unwritten) < _MAX_UNWRITTEN:
+                self._unwritten[gone] = old
+                self._thread.submit(self._write, self._disk, gone)
+
+    async def load(self, digests: Sequence[bytes], blocks: Sequence[int]) -> int:
+        """Fill device blocks, in order; how many could be. The blocks must be nobody else's."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._load, digests, blocks)
+
+    async def close(self) -> None:
+        """Waits for what is on its way to the disk."""
+        await asyncio.to_thread(self._thread.shutdown, wait=True)
+        if self._disk is not None:
+            self._disk.close()
+
+    def _load(self, digests: Sequence[bytes], blocks: Sequence[int]) -> int:
+        for index, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
+            content = self._find(digest)
+            if content is None:
+                self.counts.missed_blocks += len(digests) - index
+                return index
+            at = 0
+            for start, end in self._spans(block):
+                self._pool[start:end] = content[at : at + end - start]
+                at += end - start
+        return len(digests)
+
+    def _find(self, digest: bytes) -> bytes | None:
+        if (content := self._host.get(digest) or self._unwritten.get(digest)) is not None:
+            self.counts.host_hits += 1
+            return content
+        if self._disk is not None and (content := self._disk.get(digest)) is not None:
+            self.counts.disk_hits += 1
+            return content
+        return None
+
+    def _write(self, disk: DiskTier, digest: bytes) -> None:
+        disk.put(digest, self._unwritten[digest])
+        del self._unwritten[digest]
+
+    def _spans(self, block: int) -> list[tuple[int, int]]:
+        """The pool's bytes [start, end) of one block, layer by layer, and of its scales where it has some."""
+        shard, rows = self._shard, range(block, self._shard.num_layers * self._num_blocks, self._num_blocks)
+        spans = [(row * shard.block_bytes, (row + 1) * shard.block_bytes) for row in rows]
+        if size := shard.block_vectors * shard.layout.scale_bytes:
+            base = shard.data_bytes(self._num_blocks)
+            spans += [(base + row * size, base + (row + 1) * size) for row in rows]
+        return spans

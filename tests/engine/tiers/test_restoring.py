@@ -1,0 +1,160 @@
+"""An engine with lower tiers over a device pool that is far too small: every token checks every KV byte that came back."""
+
+import asyncio
+import mmap
+from pathlib import Path
+
+import pytest
+
+from core.clock import WallClock
+from core.config import EngineConfig
+from core.types import Request, SamplingParams, TokenOut
+from engine.group import InlineGroup
+from engine.loop import Engine
+from engine.policy import FifoPolicy
+from engine.scheduler import StepScheduler
+from engine.tiers.build import build_tiers
+from engine.tiers.restoring import Restoring
+from engine.tiers.store import TierStore
+from tests.chaos.witness import SHARD, WitnessRank, undisturbed
+
+NUM_BLOCKS = 40
+BLOCK_BYTES = SHARD.pool_bytes(1)
+
+
+class Served:
+    """An engine over the witness device."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
+        self.store: TierStore = build_tiers(config, pool, SHARD, NUM_BLOCKS, "witness")  # type: ignore[assignment]
+        self.scheduler = StepScheduler(config, NUM_BLOCKS, 1000, FifoPolicy())
+        self.num_computed = 0
+        rank = WitnessRank(pool, NUM_BLOCKS, None, 0.0)
+
+        def step(plan):
+            self.num_computed += plan.num_tokens
+            return rank.step(plan)
+
+        restoring = Restoring(self.scheduler, self.store, config.block_size)
+        self.engine = Engine(
+            self.scheduler, InlineGroup(step), WallClock(), self.got, self.errors, tiers=restoring
+        )
+        self.tokens: dict[str, list[int]] = {}
+        self.ends: dict[str, asyncio.Event] = {}
+        self.failure: BaseException | None = None
+        self.running = asyncio.create_task(self.engine.run())
+        self.count = 0
+
+    def errors(self, error: BaseException) -> None:
+        self.failure = error
+
+    def got(self, tokens: list[TokenOut]) -> None:
+        for token in tokens:
+            self.tokens[token.request_id].append(token.token)
+            if token.finish:
+                self.ends[token.request_id].set()
+
+    def add(self, prompt: tuple[int, ...], max_tokens: int = 3) -> str:
+        name = f"r{self.count}"
+        self.count += 1
+        self.tokens[name], self.ends[name] = [], asyncio.Event()
+        self.engine.add(Request(name, prompt, SamplingParams(max_tokens=max_tokens), "f"))
+        return name
+
+    async def ask(self, prompt: tuple[int, ...], max_tokens: int = 3) -> int:
+        """Checks the answer; returns how many tokens had to be computed for it."""
+        before, name = self.num_computed, self.add(prompt, max_tokens)
+        async with asyncio.timeout(20):
+            await self.ends[name].wait()
+        assert self.failure is None
+        assert tuple(self.tokens[name]) == undisturbed(prompt, max_tokens)
+        return self.num_computed - before
+
+    async def close(self) -> None:
+        self.scheduler.check_integrity()
+        await self.engine.close()
+        await self.running
+
+
+def config(tmp_path: Path, host_blocks: int, disk_blocks: int = 0) -> EngineConfig:
+    return EngineConfig(
+        block_size=4,
+        max_batch_tokens=32,
+        host_cache_bytes=host_blocks * BLOCK_BYTES,
+        disk_cache_bytes=disk_blocks * 2 * 4096,
+        disk_cache_path=str(tmp_path / "disk") if disk_blocks else "",
+    )
+
+
+def prompts(count: int, size: int = 41) -> list[tuple[int, ...]]:
+    return [tuple(1000 * i + j for j in range(size)) for i in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("host", "disk"), [(500, 0), (0, 500), (30, 500)], ids=["host", "disk", "both"])
+async def test_prefixes_come_back_from_below_instead_of_being_computed(
+    tmp_path: Path, host: int, disk: int
+) -> None:
+    served = Served(config(tmp_path, host, disk))
+    for prompt in prompts(12):  # 12 x 11 blocks through a pool of 40
+        assert await served.ask(prompt) > 40
+    for prompt in prompts(12):
+        computed = await served.ask(prompt)
+        assert computed <= 5, "its prefix was computed again"
+    assert served.store.counts.host_hits + served.store.counts.disk_hits >= 80
+    await served.close()
+
+
+async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 500))
+    first = prompts(1)[0]
+    await served.ask(first, 20)
+    for other in prompts(12)[1:]:
+        await served.ask(other)
+    turn = first + undisturbed(first, 20) + (5, 6, 7)
+    assert await served.ask(turn) <= 4 + 3 + 4
+    await served.close()
+
+
+async def test_a_restarted_instance_finds_its_disk(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 0, 500))
+    for prompt in prompts(6):
+        await served.ask(prompt)
+    await served.close()
+    again = Served(config(tmp_path, 0, 500))
+    for prompt in prompts(6):
+        assert await again.ask(prompt) <= 5
+    await again.close()
+
+
+async def test_a_damaged_disk_costs_hits_but_no_token(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 0, 500))
+    for prompt in prompts(8):
+        await served.ask(prompt)
+    path = tmp_path / "disk" / "kv-0"
+    raw = bytearray(path.read_bytes())
+    for at in range(4096, len(raw), 8192):
+        raw[at] ^= 1
+    path.write_bytes(raw)
+    for prompt in prompts(8):
+        await served.ask(prompt)
+    assert served.store.counts.missed_blocks > 0
+    await served.close()
+
+
+async def test_many_at_once_with_cancellations_leave_nothing(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 20, 500))
+    for prompt in prompts(8):
+        await served.ask(prompt)
+    names = [served.add(prompt, 6) for prompt in prompts(8) * 2]
+    for name in names[::3]:
+        served.engine.abort(f"{name}#0")
+    for name in set(names) - set(names[::3]):
+        async with asyncio.timeout(20):
+            await served.ends[name].wait()
+        prompt = (prompts(8) * 2)[names.index(name)]
+        assert tuple(served.tokens[name]) == undisturbed(prompt, 6)
+    async with asyncio.timeout(5):
+        while served.scheduler.num_used_blocks:
+            await asyncio.sleep(0.01)
+    await served.close()
