@@ -1,15 +1,21 @@
 """The raw links that the KV transports are measured against: what the same two processes reach without Baton.
 
 Sockets: blocking threads, one connection each, the largest possible system calls (as iperf does), one acknowledging byte for each
-transfer. Memory: one copy into pages that the other process has mapped."""
+transfer. Memory: one copy into pages that the other process has mapped. NIXL: one read on request of a socket's message."""
 
 import ctypes
 import mmap
 import os
+import select
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtransfer.transport.nixl import load
 
 STREAMS = (1, 2, 4)
 
@@ -78,3 +84,45 @@ def shared_file(num_bytes: int) -> tuple[str, mmap.mmap]:
         mapped = mmap.mmap(file.fileno(), num_bytes)
     memoryview(mapped)[:] = bytes(1 << 20) * (num_bytes >> 20)
     return path, mapped
+
+
+def nixl_sink(server: socket.socket, pool: memoryview) -> None:
+    """Serves `RawNixl`: its agent's metadata and address first, then `u64 size`, a read, and one byte back."""
+    connection, _ = server.accept()
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    agent, address = _agent("raw-holder", pool)
+    head = connection.recv(16, socket.MSG_WAITALL)
+    remote, size = int.from_bytes(head[:8], "little"), int.from_bytes(head[8:], "little")
+    peer = agent.add_remote_agent(connection.recv(size, socket.MSG_WAITALL))
+    while len(head := connection.recv(8, socket.MSG_WAITALL)) == 8:
+        size = int.from_bytes(head, "little")
+        local = agent.get_xfer_descs([(address, size, 0)], "DRAM")
+        handle = agent.initialize_xfer("READ", local, agent.get_xfer_descs([(remote, size, 0)], "DRAM"), peer)
+        state = agent.transfer(handle)
+        while state == "PROC":
+            state = agent.check_xfer_state(handle)
+        agent.release_xfer_handle(handle)
+        connection.send(b"!" if state == "DONE" else b"?")
+
+
+def _agent(name: str, pool: memoryview) -> tuple[Any, int]:
+    api = load()
+    agent = api.nixl_agent(name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    address = np.frombuffer(pool, np.uint8).ctypes.data
+    agent.register_memory([(address, len(pool), 0, "")], "DRAM")
+    return agent, address
+
+
+class RawNixl:
+    def __init__(self, address: tuple[str, int], source: memoryview) -> None:
+        self._agent, base = _agent("raw-writer", source)
+        metadata = self._agent.get_agent_metadata()
+        self._socket = socket.create_connection(address)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.sendall(base.to_bytes(8, "little") + len(metadata).to_bytes(8, "little") + metadata)
+
+    def transfer(self, size: int) -> None:
+        self._socket.sendall(size.to_bytes(8, "little"))
+        while not select.select([self._socket], [], [], 20e-6)[0]:
+            self._agent.get_new_notifs()  # without this side's progress UCX does not even connect
+        assert self._socket.recv(1) == b"!"

@@ -46,6 +46,10 @@ def remote_access(
     ways = _ways(config)
     tls = _tls(config)
     known = {"nixl": lambda pool, _: NixlMedium(Memory.of(pool)), **(media or {})}
+    if unknown := [way for way in ways if way not in known and way not in ("shm", "tcp")]:
+        raise ConfigError(
+            f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
+        )
     segment = SharedSegment(num_bytes) if role == "decode" and "shm" in ways else None
     memory = segment.buffer if segment else memoryview(mmap.mmap(-1, num_bytes + STAGING_BYTES))
     host = mail.address.rpartition(":")[0]

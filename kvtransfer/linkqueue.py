@@ -47,7 +47,7 @@ class LinkQueue(Generic[T]):
         flow.items.append(item)
 
     def next(self) -> tuple[str, str, deque[T]] | None:
-        """The grant to serve now, its holder and its items, of which the caller takes some from the left; then `done(holder)`."""
+        """The grant to serve now, its holder and its items, of which the caller takes some from the left until `done`."""
         if sum(self._busy.values()) >= self._max_active:
             return None
         ready = [(heap[0], holder) for holder, heap in self._waiting.items() if holder not in self._busy]

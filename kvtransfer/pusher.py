@@ -252,14 +252,20 @@ class Pusher:
         """Start what may be on its way now."""
         while found := self._queue.next():
             grant_id, holder, items = found
-            task = self._loop.create_task(self._work(grant_id, holder, _take(items)))
+            task = self._loop.create_task(self._work(grant_id, holder, items))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, grant_id: str, holder: str, items: list[_Write] | _Word) -> None:
+    async def _work(self, grant_id: str, holder: str, items: deque[_Write | _Word]) -> None:
+        """One long write, or the last word, which does not wait for another turn behind the write before it."""
         slow = self._loop.call_later(_SLOW_S, self._slow, holder)
         try:
-            self._say(items) if isinstance(items, _Word) else await self._write(items)
+            writes = _take_writes(items)
+            if writes:
+                await self._write(writes)
+            if items and isinstance(word := items[0], _Word):
+                items.popleft()
+                self._say(word)
         except Exception:
             log.exception("grant %s: an item for %s failed, the others go on", grant_id, holder)
         finally:
@@ -349,17 +355,14 @@ class Pusher:
             push.on_quiet(grant_id)
 
 
-def _take(items: deque[_Write | _Word]) -> list[_Write] | _Word:
-    """A last word, or as many layers as make one long write."""
-    first = items.popleft()
-    if isinstance(first, _Word):
-        return first
-    taken = [first]
-    num_bytes = first.chunk.layer_bytes
-    while items and isinstance(following := items[0], _Write):
-        num_bytes += following.chunk.layer_bytes
-        if num_bytes > _LONG_WRITE_BYTES:
+def _take_writes(items: deque[_Write | _Word]) -> list[_Write]:
+    """As many layers from the left as make one long write."""
+    taken: list[_Write] = []
+    num_bytes = 0
+    while items and isinstance(item := items[0], _Write):
+        num_bytes += item.chunk.layer_bytes
+        if taken and num_bytes > _LONG_WRITE_BYTES:
             break
-        taken.append(following)
+        taken.append(item)
         items.popleft()
     return taken

@@ -77,6 +77,7 @@ class ChannelStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
 class CollectiveMedium:
     host = ""
+    needs_go = True
 
     def __init__(self, backend: Backend, pool: torch.Tensor, hostname: str) -> None:
         """`pool` (num_bytes,) uint8, on the device that the backend moves. Raises ConfigError."""

@@ -42,6 +42,7 @@ class Driver(Protocol):
 class CudaIpcMedium:
     name = "cuda_ipc"
     memory = None
+    needs_go = False
 
     def __init__(self, driver: Driver, address: int, num_bytes: int) -> None:
         """For the pool of `num_bytes` at `address` on the driver's device."""

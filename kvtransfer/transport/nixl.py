@@ -25,7 +25,7 @@ from kvtransfer.copies import CopyRun
 from kvtransfer.transport.pull import SCRATCH_BYTES, Exchange
 
 _BUILDS = ("nixl_cu13", "nixl_cu12")
-_POLL_S = 20e-6
+_POLL_S = 50e-6
 """NIXL has no way to wait for a transfer but to ask."""
 
 
@@ -61,6 +61,7 @@ def load() -> Any:
 class NixlMedium:
     name = "nixl"
     host = ""
+    needs_go = False
 
     def __init__(self, memory: Memory) -> None:
         """Registers the pool. Raises ConfigError without NIXL, TransferError when it cannot register."""

@@ -6,8 +6,8 @@ that is dead, stopped or cut off can do nothing to it. The fence cuts the connec
 way (`Intake.abort`) can change the pool no more. The other way round, a holder that died may still read the source for a while:
 whatever it reads then is nobody's.
 
-Messages: `[grant id, sources, destinations, sizes, crc or nil, attempt]`, then `[refused]` or `[go]` and, after the fetch,
-`[verdict, reason]`. Before the first the two media set themselves up with messages of their own (`Exchange`)."""
+Messages: `[grant id, sources, destinations, sizes, crc or nil, attempt]`, then `[verdict, reason]`, with a `[go]` before it where
+the writer takes part (gloo, NCCL). Before the first the two media set themselves up with messages of their own: `Exchange`."""
 
 import asyncio
 import logging
@@ -93,6 +93,8 @@ class Medium(Protocol):
     name: str
     host: str
     """Only peers of the same host are reached; empty: any."""
+    needs_go: bool
+    """The writer's part may only begin when the holder has begun: a refusal would leave it waiting for a partner."""
     num_bytes: int
     """Of its pool."""
     memory: memoryview | None
@@ -193,7 +195,8 @@ class _Incoming:
             return
         num_bytes, damaged, reason = 0, False, ""
         try:
-            await self._channel.send([_GO, ""])
+            if self._medium.needs_go:
+                await self._channel.send([_GO, ""])
             damaged = await _in_thread(self._threads, lambda: self._fetch(intake, runs, probe, crc))
             num_bytes = 0 if damaged else sum(run.num_bytes for run in runs)
         except TransferError as error:
@@ -287,9 +290,7 @@ class PullSender:
         ]
         for attempt in range(2):
             await link.channel.send([grant_id, *fields, crc, attempt])
-            verdict, reason = await link.answer()
-            if verdict == _GO:
-                verdict, reason = await self._supply(link, runs)
+            verdict, reason = await self._answer(link, runs)
             match verdict:
                 case "taken":
                     return
@@ -301,8 +302,12 @@ class PullSender:
                     raise TransferError(f"{link.owner} could not fetch KV by {self.name}: {reason}")
         raise _Refused(f"KV arrived corrupted twice at {link.owner}")
 
-    async def _supply(self, link: "_Outgoing", runs: list[CopyRun]) -> tuple[str, str]:
-        """The answer, while this side does its part."""
+    async def _answer(self, link: "_Outgoing", runs: list[CopyRun]) -> tuple[str, str]:
+        """The holder's, while this side does its part."""
+        if self._medium.needs_go:
+            verdict, reason = await link.answer()
+            if verdict != _GO:
+                return verdict, reason
         answered = threading.Event()
         part = asyncio.ensure_future(_in_thread(self._threads, lambda: link.outlet.supply(runs, answered)))
         answer = asyncio.ensure_future(link.answer())
