@@ -24,6 +24,13 @@ class KVLayout:
     dtype: str
     scales: str = "none"
     """`vector`: the pool's data is followed by one float32 for each of its vectors, in their order, to multiply it with."""
+    state: str = "kv"
+    """`kv`: a K and a V vector for each head and token; `mla`: one latent vector for each token (one head, `head_dim` long)."""
+
+    @property
+    def num_planes(self) -> int:
+        """Vectors of one head and token: K and V, or the latent."""
+        return 1 if self.state == "mla" else 2
 
     @property
     def vector_bytes(self) -> int:
@@ -33,7 +40,7 @@ class KVLayout:
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's K and V over all layers and heads."""
-        return 2 * self.num_layers * self.num_kv_heads * (self.vector_bytes + self.scale_bytes)
+        return self.num_planes * self.num_layers * self.num_kv_heads * (self.vector_bytes + self.scale_bytes)
 
     @property
     def scale_bytes(self) -> int:
@@ -64,7 +71,7 @@ class KVShard:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of one layer: K and V of all local heads, without their scales."""
-        return 2 * self.num_heads * self.layout.block_size * self.layout.vector_bytes
+        return self.layout.num_planes * self.num_heads * self.layout.block_size * self.layout.vector_bytes
 
     @property
     def block_vectors(self) -> int:
@@ -94,7 +101,7 @@ class KVShard:
     def offset(self, num_blocks: int, layer: int, block: int, is_value: int, head: int, slot: int) -> int:
         """Byte offset in a pool of `num_blocks` of one vector; `layer` and `head` are the model's, not local, indices."""
         local_layer, local_head = layer - self.layers[0], head - self.heads[0]
-        row = (local_layer * num_blocks + block) * 2 + is_value
+        row = (local_layer * num_blocks + block) * self.layout.num_planes + is_value
         return (
             (row * self.num_heads + local_head) * self.layout.block_size + slot
         ) * self.layout.vector_bytes

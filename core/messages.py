@@ -219,6 +219,8 @@ class RegionKey:
     num_blocks: int
     content: bytes = b""
     """`kvtransfer.wire.KVContent`, packed: what the holder understands and holds; empty from releases before there was one."""
+    rank: int = 0
+    """Which of the holder's ranks this is; several may hold the same shard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,26 @@ def as_bytes(runs: Sequence[VectorRun], source: Side, destination: Side) -> list
     return copies
 
 
+def duties(sources: Sequence[KVShard], destinations: Sequence[KVShard]) -> list[list[int]]:
+    """For each source rank the destination ranks that it writes to.
+
+    Ranks may hold the same shard (a latent cache, or fewer KV heads than ranks): of those sources one serves a destination, by
+    turns, so that every vector of every destination is written once and the ranks share the work."""
+    found: list[list[int]] = [[] for _ in sources]
+    for number, destination in enumerate(destinations):
+        groups: dict[tuple[tuple[int, int], tuple[int, int]], list[int]] = {}
+        for rank, source in enumerate(sources):
+            layers, heads = (
+                _shared(source.layers, destination.layers),
+                _shared(source.heads, destination.heads),
+            )
+            if layers[0] < layers[1] and heads[0] < heads[1]:
+                groups.setdefault((source.layers, source.heads), []).append(rank)
+        for ranks in groups.values():
+            found[ranks[number % len(ranks)]].append(number)
+    return found
+
+
 def same_storage(source: KVShard, destination: KVShard) -> bool:
     """Can vectors be copied as they are stored?"""
     a, b = source.layout, destination.layout
@@ -156,8 +176,7 @@ def _segment_runs(
         size = source.shard.block_vectors
         yield VectorRun(from_block * size, to_block * size, size)
         return
-    num_planes = source.shard.block_vectors // (source.shard.num_heads * source.shard.layout.block_size)
-    for plane in range(num_planes):
+    for plane in range(source.shard.layout.num_planes):
         for head in range(*heads):
             yield VectorRun(
                 _vector(source.shard, from_block, plane, head, from_slot),

@@ -18,7 +18,16 @@ from core.messages import ChunkDone, Commit, Drained, Grant, HandoverTimes, Pref
 from core.plan import StepPlan
 from core.ports import Mail
 from core.types import TokenOut
-from kvtransfer.copies import CopyRun, Side, VectorRun, as_bytes, at_layer, plan_vectors, same_storage
+from kvtransfer.copies import (
+    CopyRun,
+    Side,
+    VectorRun,
+    as_bytes,
+    at_layer,
+    duties,
+    plan_vectors,
+    same_storage,
+)
 from kvtransfer.linkqueue import LinkQueue, Urgency
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
@@ -117,8 +126,13 @@ class Pusher:
         senders: Sequence[Sender],
         staging: Staging | None = None,
         model: str = "",
+        ranks: Sequence[KVShard] = (),
+        rank: int = 0,
     ) -> None:
-        """`staging` is where KV is converted for holders that store it otherwise; without it they are refused."""
+        """`staging` is where KV is converted for holders that store it otherwise; without it they are refused.
+
+        `ranks` are the shards of all ranks of this instance, this one's at `rank`: those that hold the same share the work."""
+        self._ranks, self._rank = ranks or (shard,), rank
         self._shard, self._num_blocks, self._model = shard, num_blocks, model
         self._mail, self._senders, self._staging = mail, senders, staging
         self._routes = Routes(senders)
@@ -152,7 +166,9 @@ class Pusher:
         `on_failed(grant_id, reason)` may be called once before, and expects `stop`."""
         check_grant(grant)
         self._agree(grant)
-        targets = self._routes.choose(grant.holder, grant.regions)
+        ways = self._routes.choose(grant.holder, grant.regions)
+        duty = duties(self._ranks, [region.shard for _, region in ways])[self._rank]
+        targets = [ways[number] for number in duty]
         self._pushes[grant.id] = _Push(
             grant, targets, urgency, on_delivered, on_quiet, on_failed, self._loop.time()
         )

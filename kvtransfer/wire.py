@@ -60,10 +60,9 @@ _SOFTWARE = software()
 def content_of(shard: KVShard, model: str = "") -> KVContent:
     """What a rank's pool holds, in this release's words."""
     layout = shard.layout
-    planes = shard.block_vectors // max(1, shard.num_heads * layout.block_size)
     return KVContent(
         model,
-        "kv" if planes == 2 else "mla",
+        layout.state,
         layout.num_layers,
         layout.num_kv_heads,
         layout.head_dim,
@@ -170,9 +169,18 @@ def check_compatible(
 ) -> int:
     """As `agree`, of a source shard and a holder's region."""
     theirs = content_of_region(region)
-    described = (theirs.num_layers, theirs.head_dim, theirs.layers, theirs.heads, theirs.dtype, theirs.scales)
+    described = (
+        theirs.state,
+        theirs.num_layers,
+        theirs.head_dim,
+        theirs.layers,
+        theirs.heads,
+        theirs.dtype,
+        theirs.scales,
+    )
     layout = region.shard.layout
     held = (
+        layout.state,
         layout.num_layers,
         layout.head_dim,
         region.shard.layers,

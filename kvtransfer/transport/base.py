@@ -72,10 +72,10 @@ class Sender(Protocol):
 def reachable(
     senders: Sequence[Sender], regions: Sequence[RegionKey]
 ) -> list[list[tuple[Sender, RegionKey]]]:
-    """For each rank of the holder (a distinct shard) all ways to it, in the senders' order. Raises TransferError."""
+    """For each rank of the holder all ways to it, in the senders' order. Raises TransferError."""
     ways: list[list[tuple[Sender, RegionKey]]] = []
-    for shard in dict.fromkeys(region.shard for region in regions):
-        pairs = [(s, r) for s in senders for r in regions if r.shard == shard and s.reaches(r)]
+    for rank in dict.fromkeys((region.rank, region.shard) for region in regions):
+        pairs = [(s, r) for s in senders for r in regions if (r.rank, r.shard) == rank and s.reaches(r)]
         if not pairs:
             offered = ", ".join(sorted({region.transport for region in regions}))
             have = ", ".join(sender.name for sender in senders)

@@ -31,7 +31,7 @@ class Routes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def choose(self, holder: str, regions: Sequence[RegionKey]) -> list[Way]:
-        """For each rank of the holder (a distinct shard) the best way to it. Raises TransferError when there is none."""
+        """For each rank of the holder the best way to it. Raises TransferError when there is none."""
         ways = reachable(self._senders, regions)
         if holder not in self._measured and any(len(candidates) > 1 for candidates in ways):
             self._measured[holder] = {}

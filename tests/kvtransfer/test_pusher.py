@@ -223,3 +223,33 @@ async def test_a_grant_that_is_stopped_sends_nothing_more_and_says_why() -> None
     assert len(gate.order) == 1
     assert mail.sent == [PrefillFailed("g", "enough")]
     await pusher.close()
+
+
+async def test_ranks_that_hold_the_same_share_the_holders_ranks() -> None:
+    latent = KVShard.whole(KVLayout(LAYERS, 1, DIM, 4, "bfloat16", state="mla"))
+    regions = tuple(
+        RegionKey("gate", f"h:{rank}", "baton-kv-1", "", latent, BLOCKS, rank=rank) for rank in range(4)
+    )
+    written: list[str] = []
+    for rank in range(2):
+        gate = Gate()
+        gate.open = asyncio.Semaphore(100)
+        write = gate.write
+
+        async def record(grant_id: str, region: RegionKey, runs: Sequence[CopyRun], write=write) -> None:
+            written.append(region.endpoint)
+            assert sum(run.num_bytes for run in runs) == LAYERS * 4 * DIM * 2
+            await write(grant_id, region, runs)
+
+        gate.write = record  # type: ignore[method-assign]
+        mail = FakeMail()
+        pusher = Pusher(latent, BLOCKS, mail, [gate], ranks=(latent, latent), rank=rank)
+        grant = Grant("g", "g", 0, "decode", "d1", regions, (1,), 0, 4, 60)
+        pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
+        pusher.step_started(works(grant, (1,), 0, 4))
+        for layer in range(LAYERS):
+            pusher.layer_done(layer)
+        pusher.finish("g", FIRST)
+        await until(lambda mail=mail: any(isinstance(message, Commit) for message in mail.sent))
+        await pusher.close()
+    assert sorted(written) == ["h:0", "h:1", "h:2", "h:3"]
