@@ -88,6 +88,7 @@ class Instance:
             config.engine.max_batch_tokens,
             config.engine.max_num_seqs,
             parts.shard.layout.token_bytes,
+            sends=True,
         )
         interval_s = config.schedule.report_interval_s
         self._reporter = Reporter(info, self._engine, mail, clock, resolve, interval_s, self.check_integrity)

@@ -36,6 +36,8 @@ from core.types import Route
 
 GROWTH_TOKENS = 256
 """Room that is kept for a sequence's output, if it may be as long; longer outputs rely on others ending before."""
+FETCH_TOKENS = 128
+"""A cached prefix as long as this is worth asking a decode instance for."""
 PATIENCE_S = 1.0
 NO_DECODE_WAIT_S = 5.0
 """How long requests wait for the first decode instance: instances may be restarting."""
@@ -260,7 +262,8 @@ class GlobalScheduler:
             return None
         waiter.blocked_since_s = None
         ask = Ask(place.num_tokens, _growth(place), hits)
-        choice = self._policy.choose(ask, decodes, self._prefills(place, place.exclude), now)
+        prefills = self._prefills(place, place.exclude) + self._holders(ask, place.exclude)
+        choice = self._policy.choose(ask, decodes, prefills, now)
         if choice is None:
             return None
         source = self._members.get(place.source)
@@ -283,6 +286,21 @@ class GlobalScheduler:
             if m.info.prefills and not m.leaving and m.capacity_tokens > place.num_tokens
         ]
         return _without(able, exclude)
+
+    def _holders(self, ask: Ask, exclude: Sequence[str]) -> list[Member]:
+        """Decode instances that have so much of the prompt cached that it may be fetched from there."""
+        found = (self._members.get(address) for address in ask.cached_blocks)
+        return [
+            m
+            for m in found
+            if m is not None
+            and m.info.decodes
+            and m.info.sends
+            and not m.leaving
+            and m.address not in exclude
+            and m.capacity_tokens > ask.num_tokens
+            and ask.num_tokens - ask.uncached(m) >= FETCH_TOKENS
+        ]
 
     def _has_headroom(self, member: Member, waiter: Waiter, num_cached: int) -> bool:
         if self._claim is not None and self._claim[1] == member.address and self._claim[0] != waiter.key:

@@ -1,6 +1,7 @@
 """What it would cost to run a request here or there. Pure. Every term is in seconds, so that terms add up.
 
 cost(prefill p -> decode d) = queue(p) + max(compute(p), link(p, d)) + handover + link_share + pressure(d) + preemption(d)
+cost(holder h  -> decode d) = the same, + harm(h): a decode instance that has the prefix cached computes the rest and sends it all
 cost(local on d)            = queue(d) + compute(d) + harm(d)                           + pressure(d) + preemption(d)
 
 queue       prompt tokens queued there / its prompt tokens per second
@@ -151,7 +152,11 @@ class CostPolicy:
         same_host = source.member.info.host == decode.info.host
         bandwidth = model.same_host_bytes_per_s if same_host else model.other_host_bytes_per_s
         link_s = ask.to_move(decode) * decode.info.kv_token_bytes / bandwidth
-        return source.queue_s + max(source.compute_s, link_s) + model.handover_s + model.link_share * link_s
+        harm_s = 0.0
+        if source.member.info.decodes:
+            harm_s = source.compute_s * (source.member.num_seqs + 1) * model.itl_harm
+        compute_s = max(source.compute_s, link_s)
+        return source.queue_s + compute_s + harm_s + model.handover_s + model.link_share * link_s
 
     def _local_s(self, ask: Ask, decode: Member) -> float:
         rate = self.tokens_per_s(decode)

@@ -76,6 +76,8 @@ class Register:
     max_num_seqs: int
     kv_token_bytes: int = 0
     """KV bytes of one token (`KVLayout.token_bytes`); 0: unknown, and moving KV here is taken to cost no link time."""
+    sends: bool = False
+    """A decode instance that hands the KV of prefixes it has cached to others, computing what is missing."""
 
 
 @dataclass(frozen=True, slots=True)

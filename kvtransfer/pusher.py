@@ -70,7 +70,7 @@ class _Push:
     def times(self, now: float) -> HandoverTimes:
         opened_s = self.opened_s
         return HandoverTimes(
-            self.targets[0][0].name,
+            self.targets[0][0].name if self.targets else "",
             (self.started_s or opened_s) - opened_s,
             (self.written_s or opened_s) - opened_s,
             now - self.drawn_s,

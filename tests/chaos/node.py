@@ -132,7 +132,7 @@ class SlowSender:
 
 class Node:
     def __init__(self, spec: dict[str, Any]) -> None:
-        self.role, self.folder = spec["role"], Path(spec["folder"])
+        self.role, self.folder, self.apart = spec["role"], Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
         self.mail = TcpMail(
             KEY,
@@ -150,8 +150,8 @@ class Node:
     def start(self) -> None:
         match self.role:
             case "scheduler":
-                # Disaggregated wherever there is a prefill instance: computing on decode is said to do much harm.
-                policy = CostPolicy(0, CostModel(itl_harm=1e6))
+                # Apart: computing on decode is said to do much harm.
+                policy = CostPolicy(0, CostModel(itl_harm=1e6) if self.apart else CostModel())
                 self.scheduler = GlobalScheduler(self.config.schedule, policy)
                 node = SchedulerNode(self.mail, WallClock(), self.scheduler)
                 self.keep("run", node.run())

@@ -91,8 +91,9 @@ class Stream:
 class World:
     """`async with World(folder, overrides) as world`. Afterwards no process, segment or port of it is left."""
 
-    def __init__(self, folder: Path, wanted: dict[str, Any]) -> None:
-        self.folder, self.wanted = folder, wanted
+    def __init__(self, folder: Path, wanted: dict[str, Any], apart: bool = True) -> None:
+        """`apart`: every prompt is computed by a prefill instance as long as there is one, whatever it costs."""
+        self.folder, self.wanted, self.apart = folder, wanted, apart
         folder.mkdir(parents=True, exist_ok=True)
         self.overrides = OVERRIDES | wanted
         self.nodes: dict[str, Process] = {}
@@ -126,7 +127,13 @@ class World:
 
     async def start(self, name: str, port: int = 0) -> Process:
         role = name.rstrip("01")
-        spec = {"role": role, "folder": str(self.folder), "port": port, "overrides": self.overrides}
+        spec = {
+            "role": role,
+            "folder": str(self.folder),
+            "port": port,
+            "overrides": self.overrides,
+            "apart": self.apart,
+        }
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

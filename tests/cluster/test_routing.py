@@ -63,6 +63,32 @@ def test_a_burst_with_one_prefix_does_not_pile_up_on_its_holder() -> None:
     assert len(sources) == 4
 
 
+def test_a_prefix_is_fetched_from_the_decode_instance_that_has_it_when_that_is_full() -> None:
+    def placed(sends: bool) -> str:
+        holder = instance("d0", max_num_seqs=1, sends=sends)
+        world = World(instance("p0", "p"), holder, instance("d1", sends=sends))
+        first = ask("a", 1600, prefix=3)
+        world.placed(first)
+        world.on(report("d0", cache_added=first.place.block_hashes, num_running=1))
+        return world.placed(ask("b", 1616, prefix=3))
+
+    assert placed(sends=True) == "d0>d1"
+    assert placed(sends=False) == "p0>d1"
+
+
+def test_a_fetch_that_costs_more_than_computing_is_not_made() -> None:
+    holder = instance("d0", max_num_seqs=1, sends=True, host="h2", kv_token_bytes=4 << 20)
+    world = World(
+        instance("p0", "p", kv_token_bytes=4 << 20),
+        holder,
+        instance("d1", sends=True, kv_token_bytes=4 << 20),
+    )
+    first = ask("a", 1600, prefix=3)
+    world.placed(first)
+    world.on(report("d0", cache_added=first.place.block_hashes, num_running=1))
+    assert world.placed(ask("b", 1616, prefix=3)) == "d1"
+
+
 def test_a_burst_is_spread_before_any_report_comes() -> None:
     world = World(*(instance(f"d{i}") for i in range(4)))
     assert Counter(world.placed(ask(f"r{i}", 100)) for i in range(8)) == {f"d{i}": 2 for i in range(4)}

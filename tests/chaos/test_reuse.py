@@ -1,0 +1,35 @@
+"""What one decode instance has produced is found, or fetched, by the next turn of the conversation, wherever that is placed."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.witness import undisturbed
+from tests.chaos.world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> None:
+    async with World(tmp_path, {"engine.num_blocks": 400}, apart=False) as world:
+        first = world.fresh_prompt(60)
+
+        async def turn(prompt: tuple[int, ...], max_tokens: int) -> int:
+            before = await computed(world)
+            stream = world.streams[world.generate("frontend0", prompt, max_tokens)]
+            async with asyncio.timeout(20):
+                await stream.done.wait()
+            assert tuple(stream.tokens) == stream.expected
+            return await computed(world) - before
+
+        await turn(first, 40)
+        await asyncio.sleep(0.3)  # the scheduler hears what is cached with the next report
+        second = (*first, *undisturbed(first, 40), *world.fresh_prompt(10))
+        assert await turn(second, 4) < 30, "the first turn was computed again"
+        await world.settled()
+
+
+async def computed(world: World) -> int:
+    names = [name for name, node in world.nodes.items() if node.role in ("prefill", "decode")]
+    return sum([(await world.nodes[name].status())["computed"] for name in names])
