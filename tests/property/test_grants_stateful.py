@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from core.config import TransferConfig
+from core.errors import RequestError
 from core.kv import KVLayout, KVShard
 from core.messages import (
     ChunkDone,
@@ -108,6 +109,8 @@ class Engine:
         self.free |= set(self.computing.pop(key, ()))
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
+        if request.key in self.pushed:
+            raise RequestError(f"request {request.key} is already here")  # as the real one
         if push is not None:
             self.pushed.add(request.key)
 
