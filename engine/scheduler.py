@@ -18,19 +18,9 @@ from core.plan import BlockCopy, NewSeq, Push, SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
 from core.types import FinishReason, Request, TokenOut
 from engine.blocks import BlockPool
+from engine.ledger import BlockLedger, Restore
 from engine.radix import Match, RadixCache
 from engine.sequence import Sequence, State
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix. Nobody else sees them until it is over."""
-
-    tokens: tuple[int, ...]
-    salt: str
-    prefix: tuple[int, ...]
-    """Cached blocks before them, kept meanwhile."""
-    blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +45,11 @@ class StepScheduler:
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks)
         self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
+        self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
         self._seqs: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
         self._drop: list[str] = []
-        self._restores: list[Restore] = []
-        self._copy_sources: dict[int, list[int]] = {}
-        """Step -> blocks referenced until it is committed, because it copies from them."""
         self._steps = itertools.count()
         self._arrivals = itertools.count()
 
@@ -78,7 +66,7 @@ class StepScheduler:
     @property
     def num_available_blocks(self) -> int:
         """Unused blocks and those that the prefix cache would give up."""
-        return self._pool.num_free + self._cache.num_evictable
+        return self._ledger.num_available
 
     @property
     def num_running(self) -> int:
@@ -143,7 +131,7 @@ class StepScheduler:
         self.check_fits(request)
         match = self._cache.match(request.tokens, request.salt, partial=False)
         seq = self._new(request, None)
-        if not self._admit(seq, match, num_tokens=len(seq.tokens) + 1):
+        if not self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._running)):
             del self._seqs[seq.key]
             return None
         seq.state = State.RESERVED
@@ -153,7 +141,7 @@ class StepScheduler:
         """The KV of all known tokens is in the reserved blocks, and `first` was drawn from it: go on."""
         seq = self._reserved(key)
         seq.num_computed = len(seq.tokens)
-        self._offer_to_cache(seq, seq.num_computed)
+        self._ledger.offer(seq, seq.num_computed)
         seq.tokens.append(first.token)
         if first.finish is not None:
             self._forget(seq)
@@ -191,22 +179,11 @@ class StepScheduler:
 
     def begin_restore(self, request: Request, count: int) -> Restore | None:
         """Blocks for the `count` full blocks after the cached prefix; None while there are not enough to spare."""
-        prefix = self._cache.match(request.tokens, request.salt, partial=False).blocks
-        idle = sum(self._pool.refs(block) == 0 for block in prefix)
-        if self.num_available_blocks - idle < count + len(self._running):
-            return None
-        self._pool.share(prefix)
-        restore = Restore(request.tokens, request.salt, prefix, tuple(self._take(count)))
-        self._restores.append(restore)
-        return restore
+        return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._running))
 
     def end_restore(self, restore: Restore, num_filled: int) -> None:
         """The first `num_filled` of its blocks hold their KV: keep them in the cache, and give the others back."""
-        self._restores = [r for r in self._restores if r is not restore]
-        blocks = [*restore.prefix, *restore.blocks[:num_filled]]
-        tokens = restore.tokens[: len(blocks) * self._config.block_size]
-        self._cache.insert(tokens, blocks, restore.salt, len(restore.prefix))
-        self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
+        self._ledger.end_restore(restore, num_filled)
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
@@ -232,7 +209,7 @@ class StepScheduler:
         """Learn what `plan` has drawn."""
         out: list[TokenOut] = []
         sampled = iter(result.sampled)
-        self._give_back(self._copy_sources.pop(plan.step, []))
+        self._ledger.committed(plan.step)
         for item in plan.work:
             drawn = next(sampled) if item.samples else None
             seq = self._seqs.get(item.key)
@@ -244,7 +221,7 @@ class StepScheduler:
             if seq.aborted or seq.state in (State.HELD, State.DONE):
                 self._settle(seq)
                 continue
-            self._offer_to_cache(seq, item.start + item.count)
+            self._ledger.offer(seq, item.start + item.count)
             if drawn is not None:
                 seq.tokens.append(drawn.token)
                 finish = self._finish_reason(seq, drawn.token)
@@ -267,15 +244,7 @@ class StepScheduler:
 
     def check_integrity(self) -> None:
         """Raises Bug where the sequences, the pool and the prefix cache disagree."""
-        refs = [0] * self.num_blocks
-        held = [block for blocks in self._copy_sources.values() for block in blocks]
-        held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]
-        for block in itertools.chain(
-            held, *(itertools.chain(s.block_ids, s.twins) for s in self._seqs.values())
-        ):
-            refs[block] += 1
-        self._pool.check_integrity(refs)
-        self._cache.check_integrity()
+        self._ledger.check_integrity(self._seqs.values())
         listed = {id(seq) for seq in self._running} | {id(seq) for seq in self._waiting}
         for seq in self._seqs.values():
             if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
@@ -338,7 +307,7 @@ class StepScheduler:
             self._preempt(victim)
             if victim is seq or victim.num_in_flight:
                 return False
-        seq.grow(self._take(count))
+        self._ledger.grow(seq, count)
         return True
 
     def _preempt(self, seq: Sequence) -> None:
@@ -361,43 +330,16 @@ class StepScheduler:
             if budget <= 0 or len(self._running) >= self._config.max_num_seqs:
                 return
             match = self._cache.match(seq.tokens, seq.request.salt, partial=True)
-            if not self._admit(seq, match, num_tokens=len(seq.tokens)):
+            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
                 # The source of a shared part is one block more; alone, a request may need them all.
                 match = Match(match.blocks)
-                if self._running or not self._admit(seq, match, num_tokens=len(seq.tokens)):
+                if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
                     return
             if match.partial_tokens:
-                self._copy_partial(seq, match, step, copies)
+                copies.append(self._ledger.copy_partial(seq, match, step))
             self._waiting.remove(seq)
             self._run(seq)
             budget -= self._plan_one(seq, budget, new, work)
-
-    def _admit(self, seq: Sequence, match: Match, num_tokens: int) -> bool:
-        """Give a new sequence its cached prefix and fresh blocks for the rest, leaving some for those that run."""
-        needed = num_blocks_for(num_tokens, self._config.block_size) - len(match.blocks)
-        idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
-        idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
-        headroom = len(self._running)
-        if self.num_available_blocks - idle < needed + headroom:
-            return False
-        self._pool.share(match.blocks)
-        if match.partial_tokens:
-            self._pool.share([match.partial_block])
-        seq.grow([*match.blocks, *self._take(needed)])
-        seq.num_kept = len(match.blocks)
-        seq.num_computed = len(match.blocks) * self._config.block_size
-        return True
-
-    def _copy_partial(self, seq: Sequence, match: Match, step: int, copies: list[BlockCopy]) -> None:
-        destination = seq.block_ids[len(match.blocks)]
-        copies.append(BlockCopy(match.partial_block, destination, match.partial_tokens))
-        self._copy_sources.setdefault(step, []).append(match.partial_block)
-        seq.num_computed += match.partial_tokens
-
-    def _take(self, count: int) -> list[int]:
-        if (short := count - self._pool.num_free) > 0:
-            self._cache.evict(short)
-        return self._pool.take(count)
 
     # Life of a sequence ---------------------------------------------------------------------------------------------
 
@@ -433,35 +375,20 @@ class StepScheduler:
             if seq.key in self._seqs:
                 self._forget(seq)
         elif seq.state is State.PREEMPTED:
-            self._strip(seq)
+            self._give_up_blocks(seq)
             seq.state = State.WAITING
             self._waiting.append(seq)
 
     def _forget(self, seq: Sequence) -> None:
-        self._strip(seq)
+        self._give_up_blocks(seq)
         seq.state = State.DONE
         del self._seqs[seq.key]
 
-    def _strip(self, seq: Sequence) -> None:
-        self._give_back([*reversed(seq.block_ids), *reversed(seq.twins)])
-        seq.block_ids, seq.table, seq.twins = [], (), []
-        seq.num_kept = seq.num_computed = 0
+    def _give_up_blocks(self, seq: Sequence) -> None:
+        self._ledger.strip(seq)
         if seq.announced:
             self._drop.append(seq.key)
             seq.announced = False
-
-    def _give_back(self, blocks: list[int]) -> None:
-        self._cache.release(self._pool.drop(blocks))
-
-    def _offer_to_cache(self, seq: Sequence, num_tokens: int) -> None:
-        """The KV of the first `num_tokens` tokens is complete."""
-        num_full = min(num_tokens, len(seq.tokens)) // self._config.block_size
-        if num_full > seq.num_kept:
-            tokens = seq.tokens[: num_full * self._config.block_size]
-            twins = self._cache.insert(tokens, seq.block_ids, seq.request.salt, seq.num_kept)
-            self._pool.share(twins)
-            seq.twins += twins
-            seq.num_kept = num_full
 
     def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
         sampling = seq.request.sampling

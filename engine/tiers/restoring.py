@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from core.types import Request
-from engine.scheduler import Restore, StepScheduler
+from engine.ledger import Restore
+from engine.scheduler import StepScheduler
 from engine.tiers.digests import child_digest, prefix_digests, root_digest
 from engine.tiers.store import TierStore
 
