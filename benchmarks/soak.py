@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.chaos.witness import SHARD
 from tests.chaos.world import Stream, World
 
 _EVENTS = (
@@ -29,6 +30,8 @@ _EVENTS = (
     "restart prefill0", "restart decode0", "drain decode1",
 )  # fmt: skip
 _STOP_S = 1.6
+_NUM_SHARED = 40
+"""Prefixes that half of the prompts begin with: more than the small pools of --tiers hold."""
 _STREAM_S = 120.0
 
 
@@ -36,6 +39,7 @@ class Soak:
     def __init__(self, world: World, num_streams: int, every_s: float, seed: int) -> None:
         self.world, self.num_streams, self.every_s = world, num_streams, every_s
         self.rng = random.Random(seed)
+        self.shared = [world.fresh_prompt(40) for _ in range(_NUM_SHARED)]
         self.events: Counter[str] = Counter()
         self.num_requests = self.num_tokens = 0
         self.failed: list[str] = []
@@ -60,6 +64,8 @@ class Soak:
     async def _client(self, number: int, until: float) -> None:
         while time.monotonic() < until:
             prompt = self.world.fresh_prompt(self.rng.randrange(8, 60))
+            if self.rng.random() < 0.5:
+                prompt = self.rng.choice(self.shared) + prompt[:20]
             name = self.world.generate(f"frontend{number % 2}", prompt, self.rng.randrange(10, 60))
             stream = self.world.streams[name]
             try:
@@ -127,19 +133,25 @@ def report(soak: Soak, seconds: float, held: dict[str, Any], leaked: list[str]) 
     }
 
 
-async def soak(minutes: float, num_streams: int, every_s: float, transport: str, seed: int) -> dict[str, Any]:
+async def soak(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        overrides = {
-            "engine.num_blocks": 1200,
+        overrides: dict[str, Any] = {
+            "engine.num_blocks": 500 if args.tiers else 1200,
             "engine.max_batch_tokens": 64,
-            "transfer.transport": transport,
+            "transfer.transport": args.transport,
         }
+        if args.tiers:
+            overrides |= {
+                "engine.host_cache_bytes": 100 * SHARD.pool_bytes(1),
+                "engine.disk_cache_bytes": 16 << 20,
+                "engine.disk_cache_path": f"{folder}/disk",
+            }
         async with World(Path(folder), overrides) as world:
-            run = Soak(world, num_streams, every_s, seed)
+            run = Soak(world, args.streams, args.every, args.seed)
             columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
             started = time.monotonic()
             with Progress(*columns) as progress:
-                await run.run(minutes * 60, progress)
+                await run.run(args.minutes * 60, progress)
             seconds = time.monotonic() - started
             held = {name: (await node.status())["held"] for name, node in world.nodes.items()}
             return report(run, seconds, held, world.segments_left())
@@ -151,10 +163,11 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults")
     parser.add_argument("--transport", default="auto", choices=["auto", "shm", "tcp"])
+    parser.add_argument("--tiers", action="store_true", help="small pools over host memory and disk")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    result = asyncio.run(soak(args.minutes, args.streams, args.every, args.transport, args.seed))
+    result = asyncio.run(soak(args))
     text = json.dumps(result, indent=1)
     print(text)
     if args.out:
