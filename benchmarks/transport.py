@@ -1,10 +1,11 @@
 """KV transports against the raw link between the same two processes, in the same run: bandwidth by size, latency of 4 KiB.
 
-    python -m benchmarks.transport [--json FILE] [--rounds N]
+    python -m benchmarks.transport [--json FILE] [--rounds N] [--only shm,tcp]
 
-Rounds are interleaved; a transfer ends when the holder's ledger has counted it and its writer knows. `of_raw` is the transport's
-bandwidth by the best raw figure of its kind (for sockets the best of 1, 2 and 4 connections), `of_raw` of medians and
-`of_raw_best` of the best rounds, which other work on the machine disturbs less. gloo has no raw figure: it stands in for NCCL.
+Bandwidth is that of a burst of 32 MiB (at least one transfer), one transfer behind the other as a prefill instance sends layers,
+until the holder's ledger has counted all of it and the writer knows; latency is that of 4 KiB alone. Rounds are interleaved.
+`of_raw`: the transport's bandwidth by that of the raw link (for sockets whichever of 1, 2 and 4 connections has the best median),
+by medians and, `of_raw_best`, by the best rounds, which other work on the machine disturbs less. gloo stands in for NCCL.
 Predictions are in PREDICTIONS, written before the first run."""
 
 import argparse
@@ -45,10 +46,12 @@ PREDICTIONS = {
     "gloo": "two more copies and one more protocol than a socket: 1 to 2 GB/s",
 }
 POOL_BYTES = 256 << 20
-SIZES = [4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
+BURST_BYTES = 32 << 20
+SIZES = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
 SHARD = KVShard.whole(KVLayout(1, 1, 1024, 16, "float32"))
 KEY = b"benchmark"
-Transfer = Callable[[int], Awaitable[None]]
+Transfer = Callable[[int, int], Awaitable[None]]
+"""(bytes, how many times)"""
 
 
 class Counter:
@@ -134,20 +137,22 @@ class Ways:
         for sender in self.senders:
             (region,) = (region for region in regions if sender.reaches(region))
             self.calls[sender.name] = self._through(sender, region)
+        self.measured = self.calls
 
     def _through(self, sender: Sender, region: RegionKey) -> Transfer:
-        async def transfer(size: int) -> None:
-            self._wanted[0] = size
-            await sender.write("g", region, [CopyRun(0, 0, size)])
+        async def transfer(size: int, count: int) -> None:
+            self._wanted[0] = size * count
+            for _ in range(count):
+                await sender.write("g", region, [CopyRun(0, 0, size)])
             if not sender.vouches:
                 self._back.recv(1)
 
         return transfer
 
 
-def _at_once(call: Callable[[int], None]) -> Transfer:
-    async def transfer(size: int) -> None:
-        call(size)
+def _at_once(call: Callable[[int, int], None]) -> Transfer:
+    async def transfer(size: int, count: int) -> None:
+        call(size, count)
 
     return transfer
 
@@ -161,23 +166,16 @@ RAW_OF = {
 
 async def measure(ways: Ways, rounds: int) -> dict[str, dict[str, float]]:
     results: dict[str, dict[str, float]] = {}
-    for size in SIZES:
-        times: dict[str, list[float]] = {name: [] for name in ways.calls}
-        count = max(7, min(rounds, rounds * (64 << 20) // size))
-        for number in range(count + 2):
-            for name, call in ways.calls.items():
+    for size, burst in [(4 << 10, 1), *((size, max(1, BURST_BYTES // size)) for size in SIZES)]:
+        times: dict[str, list[float]] = {name: [] for name in ways.measured}
+        for number in range(max(9, min(rounds, rounds * (64 << 20) // size)) + 2):
+            for name, call in ways.measured.items():
                 started = time.perf_counter()
-                await call(size)
+                await call(size, burst)
                 if number >= 2:
-                    times[name].append(time.perf_counter() - started)
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        row = {f"{name}_us": seconds * 1e6 for name, seconds in medians.items()}
-        row |= {f"{name}_gb_s": size / seconds / 1e9 for name, seconds in medians.items()}
-        for name, raws in RAW_OF.items():
-            if name in medians:
-                row[f"{name}_of_raw"] = min(medians[raw] for raw in raws) / medians[name]
-                row[f"{name}_of_raw_best"] = min(min(times[raw]) for raw in raws) / min(times[name])
-        results[f"{size >> 10} KiB"] = row
+                    times[name].append((time.perf_counter() - started) / burst)
+        row = _row(times, size)
+        results[f"{size >> 10} KiB" + (" alone" if burst == 1 and size < BURST_BYTES else "")] = row
         unit = "_us" if size == 4 << 10 else "_gb_s"
         shown = {key: value for key, value in row.items() if key.endswith(unit) or "_of_raw" in key}
         print(
@@ -189,12 +187,25 @@ async def measure(ways: Ways, rounds: int) -> dict[str, dict[str, float]]:
     return results
 
 
+def _row(times: dict[str, list[float]], size: int) -> dict[str, float]:
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    row = {f"{name}_us": seconds * 1e6 for name, seconds in medians.items()}
+    row |= {f"{name}_gb_s": size / seconds / 1e9 for name, seconds in medians.items()}
+    for name, raws in RAW_OF.items():
+        if name in medians:
+            raw = min((raw for raw in raws if raw in medians), key=medians.__getitem__)
+            row[f"{name}_of_raw"] = medians[raw] / medians[name]
+            row[f"{name}_of_raw_best"] = min(times[raw]) / min(times[name])
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--only", default="", help="transports, by name; empty: all")
     args = parser.parse_args()
     torch.set_num_threads(1)
     context = multiprocessing.get_context("spawn")
@@ -205,6 +216,10 @@ def main() -> None:
     process.start()
     regions, raw, raw_nixl, raw_path = ours.recv()
     ways = Ways(regions, raw, raw_nixl, raw_path, memoryview(wanted).cast("Q"), back)
+    if args.only:
+        chosen = args.only.split(",")
+        kept = {*chosen, *(raw for name in chosen for raw in RAW_OF.get(name, []))}
+        ways.measured = {name: call for name, call in ways.calls.items() if name in kept}
     results = asyncio.run(measure(ways, args.rounds))
     os.unlink(path)
     ours.send(None)

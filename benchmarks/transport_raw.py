@@ -45,23 +45,24 @@ class RawSockets:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._threads = ThreadPoolExecutor(num_streams)
 
-    def transfer(self, size: int) -> None:
-        """Returns when the other side has all of it."""
+    def transfer(self, size: int, count: int) -> None:
+        """`count` times `size` bytes, one behind the other; returns when the other side has all of them."""
         if len(self._sockets) == 1:
-            self._part(self._sockets[0], 0, size)
+            self._part(self._sockets[0], 0, size, count)
             return
         step = -(-size // len(self._sockets))
         jobs = [
-            self._threads.submit(self._part, connection, i * step, min(step, size - i * step))
+            self._threads.submit(self._part, connection, i * step, min(step, size - i * step), count)
             for i, connection in enumerate(self._sockets)
         ]
         for job in jobs:
             job.result()
 
-    def _part(self, connection: socket.socket, at: int, size: int) -> None:
-        connection.sendall(at.to_bytes(8, "little") + size.to_bytes(8, "little"))
-        connection.sendall(self._source[at : at + size])
-        connection.recv(1)
+    def _part(self, connection: socket.socket, at: int, size: int, count: int) -> None:
+        for _ in range(count):
+            connection.sendall(at.to_bytes(8, "little") + size.to_bytes(8, "little"))
+            connection.sendall(self._source[at : at + size])
+        connection.recv(count, socket.MSG_WAITALL)
 
 
 class RawCopy:
@@ -73,8 +74,9 @@ class RawCopy:
         self._to = ctypes.addressof(ctypes.c_char.from_buffer(self._target))
         self._from = ctypes.addressof(ctypes.c_char.from_buffer(source))
 
-    def transfer(self, size: int) -> None:
-        ctypes.memmove(self._to, self._from, size)
+    def transfer(self, size: int, count: int) -> None:
+        for _ in range(count):
+            ctypes.memmove(self._to, self._from, size)
 
 
 def shared_file(num_bytes: int) -> tuple[str, mmap.mmap]:
@@ -121,8 +123,11 @@ class RawNixl:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.sendall(base.to_bytes(8, "little") + len(metadata).to_bytes(8, "little") + metadata)
 
-    def transfer(self, size: int) -> None:
-        self._socket.sendall(size.to_bytes(8, "little"))
-        while not select.select([self._socket], [], [], 20e-6)[0]:
+    def transfer(self, size: int, count: int) -> None:
+        self._socket.sendall(size.to_bytes(8, "little") * count)
+        done = b""
+        while len(done) < count:
+            if select.select([self._socket], [], [], 20e-6)[0]:
+                done += self._socket.recv(count)
             self._agent.get_new_notifs()  # without this side's progress UCX does not even connect
-        assert self._socket.recv(1) == b"!"
+        assert done == b"!" * count

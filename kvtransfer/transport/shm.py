@@ -8,35 +8,31 @@ Segments carry their owner's pid and start time in their names; those of dead ow
 
 import asyncio
 import contextlib
+import ctypes
 import hashlib
 import logging
 import mmap
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from core.errors import TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
-from kvtransfer.copies import CopyRun, split_runs
+from kvtransfer.copies import CopyRun, chunk_runs
 from kvtransfer.transport.checks import destination_crc, source_crc
 from kvtransfer.wire import POOL_FORMAT
 
 log = logging.getLogger(__name__)
 
-Bytes = npt.NDArray[np.uint8]
 _FOLDER = Path("/dev/shm")
 _PREFIX = "baton-kv"
 _TAKEN_BACK = "taken back"
-_THREAD_BYTES = 4 << 20
-"""Copies beyond this size leave the event loop's thread."""
-_NUM_COPIERS = 2
-"""Threads that share a long copy: one core does not use up the memory's bandwidth."""
+_TURN_BYTES = 4 << 20
+"""What is copied in one turn of the event loop: a tenth or two of a millisecond, less than another thread's wake-up costs."""
 
 
 def host_id() -> str:
@@ -145,17 +141,25 @@ class ShmReceiver:
         self._segment.close()
 
 
+class _Memory:
+    """Memory by address, kept alive by its view."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.size = view, len(view)
+        self.address: int = np.frombuffer(view, np.uint8).ctypes.data
+
+
 class ShmSender:
     name = "shm"
     vouches = True
 
     def __init__(self, source: memoryview, checksum: bool = False) -> None:
         """With `checksum`, what was written is read back and compared with the source's CRC-32 from before."""
-        self._source, self._host = np.frombuffer(source, np.uint8), host_id()
+        self._source, self._host = _Memory(source), host_id()
         self._checksum = checksum
         self._me = f"{os.getpid()}:{_stat(os.getpid())[1]}"
-        self._maps: dict[str, Bytes] = {}
-        self._scratch = np.empty(0, np.uint8)
+        self._maps: dict[str, _Memory] = {}
+        self._scratch = _Memory(memoryview(bytearray(1)))
         self._claims: dict[str, set[str]] = {}
 
     def reaches(self, region: RegionKey) -> bool:
@@ -165,20 +169,22 @@ class ShmSender:
         target = self._map(region)
         self._claim(region.endpoint, grant_id)
         if self._checksum:
-            await _in_threads([lambda: self._copy_checked(target, runs)])
-        elif sum(run.num_bytes for run in runs) > _THREAD_BYTES:
-            parts = split_runs(runs, _NUM_COPIERS, _THREAD_BYTES // _NUM_COPIERS)
-            await _in_threads([partial(self._copy, target, part) for part in parts])
-        else:
+            await _in_thread(lambda: self._copy_checked(target, runs))
+            return
+        if sum(run.num_bytes for run in runs) <= _TURN_BYTES:
             self._copy(target, runs)
+            return
+        for part in chunk_runs(runs, _TURN_BYTES):
+            self._copy(target, part)
+            await asyncio.sleep(0)
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         """As fast as a write, for the bytes go into memory of the same kind."""
         self._map(region)
-        num_bytes = min(num_bytes, len(self._source))
-        if len(self._scratch) < num_bytes:
-            self._scratch = np.zeros(num_bytes, np.uint8)
-        await _in_threads([lambda: self._copy(self._scratch, [CopyRun(0, 0, num_bytes)])])
+        num_bytes = min(num_bytes, self._source.size)
+        if self._scratch.size < num_bytes:
+            self._scratch = _Memory(memoryview(bytearray(num_bytes)))
+        self._copy(self._scratch, [CopyRun(0, 0, num_bytes)])
         return num_bytes
 
     def ended(self, grant_id: str) -> None:
@@ -193,7 +199,7 @@ class ShmSender:
     async def close(self) -> None:
         self._maps.clear()
 
-    def _map(self, region: RegionKey) -> Bytes:
+    def _map(self, region: RegionKey) -> _Memory:
         mapped = self._maps.get(region.endpoint)
         if mapped is None:
             path = Path(region.endpoint)
@@ -204,7 +210,7 @@ class ShmSender:
             except OSError as error:
                 raise TransferError(f"cannot open the KV segment {path}: {error.strerror}") from error
             try:
-                mapped = self._maps[region.endpoint] = np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+                mapped = self._maps[region.endpoint] = _Memory(memoryview(mmap.mmap(descriptor, 0)))
             finally:
                 os.close(descriptor)
         return mapped
@@ -221,18 +227,19 @@ class ShmSender:
             raise TransferError(f"grant {grant_id} cannot be used: {why}") from error
         claimed.add(segment)
 
-    def _copy(self, target: Bytes, runs: Sequence[CopyRun]) -> None:
-        source = self._source  # array assignment lets other threads run, a memoryview's would not
+    def _copy(self, target: _Memory, runs: Sequence[CopyRun]) -> None:
+        source = self._source
         for run in runs:
-            target[run.destination : run.destination + run.num_bytes] = source[
-                run.source : run.source + run.num_bytes
-            ]
+            if run.source + run.num_bytes > source.size or run.destination + run.num_bytes > target.size:
+                raise TransferError(f"{run} lies outside of a KV pool")
+            # Other threads run meanwhile, which a memoryview's assignment would not let them.
+            ctypes.memmove(target.address + run.destination, source.address + run.source, run.num_bytes)
 
-    def _copy_checked(self, target: Bytes, runs: Sequence[CopyRun]) -> None:
-        expected = source_crc(self._source.data, runs)
+    def _copy_checked(self, target: _Memory, runs: Sequence[CopyRun]) -> None:
+        expected = source_crc(self._source.view, runs)
         for _ in range(2):
             self._copy(target, runs)
-            found = destination_crc(target.data, runs)
+            found = destination_crc(target.view, runs)
             if found == expected:
                 return
             log.error(
@@ -241,11 +248,11 @@ class ShmSender:
         raise TransferError("KV arrived corrupted twice in shared memory")
 
 
-async def _in_threads(work: Sequence[Callable[[], None]]) -> None:
-    """Ends only when the threads have, also if cancelled: until then they read and write the pools."""
-    jobs = asyncio.gather(*(asyncio.to_thread(call) for call in work))
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Ends only when the thread has, also if cancelled: until then it reads and writes the pools."""
+    job = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.shield(jobs)
+        await asyncio.shield(job)
     except asyncio.CancelledError:
-        await asyncio.wait([jobs])
+        await asyncio.wait([job])
         raise

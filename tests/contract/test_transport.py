@@ -324,7 +324,7 @@ async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up
         copy(self, target, runs)
         if left[0]:
             left[0] -= 1
-            target[runs[0].destination] ^= 1
+            target.view[runs[0].destination] ^= 1
 
     monkeypatch.setattr(ShmSender, "_copy", damage)
     grant = holder.grant([2])
