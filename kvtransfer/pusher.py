@@ -42,7 +42,7 @@ _MAX_HOLDERS = 4
 """Holders that are written to at once."""
 _SLOW_S = 0.25
 """A write that takes longer no longer keeps other holders waiting."""
-_LONG_WRITE_BYTES = 4 << 20
+_LONG_WRITE_BYTES = 8 << 20
 """Layers that have queued up go out together up to this size."""
 
 

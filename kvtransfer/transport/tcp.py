@@ -15,8 +15,9 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -305,14 +306,14 @@ class TcpSender:
         total = sum(run.num_bytes for run in runs)
         if total <= _DIRECT_BYTES and not answered and len(runs) <= _MAX_FRAME_RUNS:
             rest = link.streams[0].try_send(self._frame(grant_id, runs, None, 0))
-            jobs = [self._threads.submit(link.streams[0].send, rest)] if rest else []
+            work = [partial(link.streams[0].send, rest)] if rest else []
         else:
             parts = split_runs(runs, len(link.streams), _MIN_PART_BYTES)
-            jobs = [
-                self._threads.submit(self._send_part, stream, grant_id, part, answered)
+            work = [
+                partial(self._send_part, stream, grant_id, part, answered)
                 for stream, part in zip(link.streams, parts, strict=False)
             ]
-        await _all(jobs, link)
+        await _all(self._threads, work, link)
 
     def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], answered: bool) -> None:
         """On a thread. Raises ReplicaLost, or TransferError when the holder refused the runs or got them damaged twice."""
@@ -345,21 +346,36 @@ class TcpSender:
         ]
 
 
-async def _all(jobs: Sequence[Future[None]], link: _Link) -> None:
-    """Returns or raises only when no thread reads the source any more."""
-    waits = [asyncio.wrap_future(job) for job in jobs]
-    if not waits:
+async def _all(threads: ThreadPoolExecutor, work: Sequence[Callable[[], None]], link: _Link) -> None:
+    """Returns or raises only when no thread reads the source any more; the last one wakes the event loop, once."""
+    if not work:
         return
+    loop = asyncio.get_running_loop()
+    over = loop.create_future()
+    errors: list[BaseException] = []
+    lock, left = threading.Lock(), [None] * len(work)
+
+    def run(part: Callable[[], None]) -> None:
+        try:
+            part()
+        except BaseException as error:
+            errors.append(error)
+            if not isinstance(error, TransferError):
+                link.cut()
+        with lock:
+            left.pop()
+            if left:
+                return
+        loop.call_soon_threadsafe(over.set_result, None)
+
+    for part in work:
+        threads.submit(run, part)
     try:
-        done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
-        if any(not isinstance(wait.exception() or TransferError(), TransferError) for wait in done):
-            link.cut()
-        await asyncio.wait(waits)
+        await asyncio.shield(over)
     except asyncio.CancelledError:
         link.cut()
-        await asyncio.wait(waits)
+        await over
         raise
-    errors = [error for wait in waits if (error := wait.exception()) is not None]
     for error in sorted(errors, key=lambda error: isinstance(error, TransferError)):
         raise error
 
