@@ -157,6 +157,8 @@ class _CollectiveIntake:
         self._aborted = False
 
     def fetch(self, runs: Sequence[CopyRun], *, scratch: bool) -> None:
+        if self._aborted:
+            raise TransferError("the writer was cut off")
         groups = chunk_runs(runs, _CHUNK_BYTES)
         pending = self._start(0, groups[0]) if groups else None
         for number, chunk in enumerate(groups):

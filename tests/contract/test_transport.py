@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import struct
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVLayout, KVShard
-from core.messages import Commit, RegionKey
+from core.messages import Commit, Grant, RegionKey
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
@@ -452,6 +453,73 @@ async def test_a_stopped_writer_is_fenced_in_time_and_changes_nothing_when_it_go
         writer.kill()
         await asyncio.to_thread(writer.join)
         await holder.inbox.shut()
+
+
+async def connected(holder: Holder) -> tuple[Sender, Grant, Any]:
+    """A sender that has written once, its grant, and the holder's end of its medium."""
+    source = source_for(holder.kind, b"\xab" * SHARD.pool_bytes(BLOCKS))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([2, 3])
+    await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    ((link,),) = holder.receiver._links.values()
+    return sender, grant, link._intake
+
+
+@pytest.mark.parametrize("holder", PULLED, indirect=True)
+async def test_an_intake_that_was_aborted_fetches_nothing_more(holder: Holder) -> None:
+    sender, _, intake = await connected(holder)
+    await asyncio.to_thread(intake.abort)
+    holder.buffer[:] = bytes(len(holder.buffer))
+    with pytest.raises(TransferError, match="cut off"):
+        await asyncio.to_thread(lambda: intake.fetch(runs_for([2], [0]), scratch=False))
+    assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    await sender.close()
+
+
+@pytest.mark.parametrize("holder", PULLED, indirect=True)
+async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever moves the bytes is held half-way: the blocks may not be given away before it is over."""
+    sender, grant, intake = await connected(holder)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            begun.set()
+            assert go_on.wait(10)
+            return call(*args)
+
+        return run
+
+    match holder.kind:
+        case "nixl":
+            monkeypatch.setattr(intake, "_finish", held(intake._finish))
+        case "cuda_ipc":
+            monkeypatch.setattr(intake._medium.driver, "copy", held(intake._medium.driver.copy))
+        case _:
+            empty = intake._empty
+
+            def emptying(number: int, chunk: list[CopyRun]) -> None:
+                with intake._lock:
+                    begun.set()
+                    assert go_on.wait(10)
+                empty(number, chunk)
+
+            monkeypatch.setattr(intake, "_empty", emptying)
+    writing = asyncio.create_task(sender.write(grant.id, grant.regions[0], runs_for([3], [0])))
+    assert await asyncio.to_thread(begun.wait, 10)
+    fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
+    await asyncio.sleep(0.05)
+    assert not fence.done(), "the fetch could still change blocks that belong to somebody else by now"
+    go_on.set()
+    async with asyncio.timeout(5):
+        await fence
+    holder.buffer[:] = bytes(len(holder.buffer))
+    with contextlib.suppress(ReplicaLost, TransferError):
+        await writing
+    assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    await sender.close()
 
 
 @pytest.mark.parametrize("kind", IN_HOST_MEMORY)
