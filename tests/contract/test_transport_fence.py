@@ -1,0 +1,313 @@
+"""After its fence a writer that is dead, stopped or late changes nothing, whatever the transport."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+
+from core.errors import ReplicaLost, TransferError
+from core.messages import Grant, RegionKey
+from kvtransfer.copies import CopyRun
+from kvtransfer.transport.base import Sender
+from kvtransfer.transport.loopback import LoopbackFabric
+from kvtransfer.transport.pull import _Incoming
+from kvtransfer.transport.shm import SharedSegment, remove_orphans
+from kvtransfer.transport.tcp import TcpSender
+from net.channel import Channel, Identity, connect
+from tests.contract.transports import (
+    BLOCKS,
+    IN_HOST_MEMORY,
+    KEY,
+    PULLED,
+    REMOTE,
+    SHARD,
+    WRITER,
+    Holder,
+    make_sender,
+    runs_for,
+    source_for,
+    until,
+)
+
+
+def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) -> None:
+    async def main() -> None:
+        source = source_for(kind, b"\xab" * SHARD.pool_bytes(BLOCKS))
+        sender = make_sender(kind, LoopbackFabric(), source, me=Identity("writer", "w", os.getpid()))
+        while True:
+            await sender.write(grant_id, region, runs_for([2], [0]))
+            started.set()
+            await asyncio.sleep(0.001)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["shm", *REMOTE])
+async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind: str) -> None:
+    holder = Holder(kind)
+    grant = holder.grant([2])
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    writer = context.Process(
+        target=_write_forever, args=(kind, grant.regions[0], grant.id, started), daemon=True
+    )
+    writer.start()
+    try:
+        await asyncio.to_thread(started.wait, 30)
+        await until(lambda: holder.block(1, 2) == b"\xab" * SHARD.block_bytes)
+        fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
+        await asyncio.sleep(0.05)
+        assert fence.done() == (kind != "shm"), "a living process with a mapping is not fenced"
+        os.kill(writer.pid or 0, signal.SIGKILL)
+        await asyncio.wait_for(fence, 5)
+        assert holder.inbox.num_live == 0
+        holder.buffer[:] = bytes(len(holder.buffer))
+        await asyncio.sleep(0.05)
+        assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    finally:
+        writer.kill()
+        await asyncio.to_thread(writer.join)
+        await holder.inbox.shut()
+
+
+@pytest.mark.parametrize("kind", REMOTE)
+async def test_a_stopped_writer_is_fenced_in_time_and_changes_nothing_when_it_goes_on(kind: str) -> None:
+    holder = Holder(kind)
+    grant = holder.grant([2])
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    writer = context.Process(
+        target=_write_forever, args=(kind, grant.regions[0], grant.id, started), daemon=True
+    )
+    writer.start()
+    try:
+        await asyncio.to_thread(started.wait, 30)
+        os.kill(writer.pid or 0, signal.SIGSTOP)
+        async with asyncio.timeout(5):
+            await holder.inbox.fence(grant.id, "writer")
+        assert holder.inbox.num_live == 0
+        holder.buffer[:] = bytes(len(holder.buffer))
+        os.kill(writer.pid or 0, signal.SIGCONT)
+        await asyncio.sleep(0.1)
+        assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    finally:
+        writer.kill()
+        await asyncio.to_thread(writer.join)
+        await holder.inbox.shut()
+
+
+async def connected(holder: Holder) -> tuple[Sender, Grant, Any]:
+    """A sender that has written once, its grant, and the holder's end of its medium."""
+    source = source_for(holder.kind, b"\xab" * SHARD.pool_bytes(BLOCKS))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([2, 3])
+    await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    ((link,),) = holder.receiver._links.values()
+    return sender, grant, link._intake
+
+
+@pytest.mark.parametrize("holder", PULLED, indirect=True)
+async def test_an_intake_that_was_aborted_fetches_nothing_more(holder: Holder) -> None:
+    sender, _, intake = await connected(holder)
+    await asyncio.to_thread(intake.abort)
+    holder.buffer[:] = bytes(len(holder.buffer))
+    with pytest.raises(TransferError, match="cut off"):
+        await asyncio.to_thread(lambda: intake.fetch(runs_for([2], [0]), scratch=False))
+    assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    await sender.close()
+
+
+@pytest.mark.parametrize("holder", PULLED, indirect=True)
+async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
+    holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever moves the bytes is held half-way: the blocks may not be given away before it is over."""
+    sender, grant, intake = await connected(holder)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            begun.set()
+            assert go_on.wait(10)
+            return call(*args)
+
+        return run
+
+    match holder.kind:
+        case "nixl":
+            monkeypatch.setattr(intake, "_finish", held(intake._finish))
+        case "cuda_ipc":
+            monkeypatch.setattr(intake._medium.driver, "copy", held(intake._medium.driver.copy))
+        case _:
+            empty = intake._empty
+
+            def emptying(number: int, chunk: list[CopyRun]) -> None:
+                with intake._lock:
+                    begun.set()
+                    assert go_on.wait(10)
+                empty(number, chunk)
+
+            monkeypatch.setattr(intake, "_empty", emptying)
+    writing = asyncio.create_task(sender.write(grant.id, grant.regions[0], runs_for([3], [0])))
+    assert await asyncio.to_thread(begun.wait, 10)
+    fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
+    await asyncio.sleep(0.05)
+    assert not fence.done(), "the fetch could still change blocks that belong to somebody else by now"
+    go_on.set()
+    async with asyncio.timeout(5):
+        await fence
+    holder.buffer[:] = bytes(len(holder.buffer))
+    with contextlib.suppress(ReplicaLost, TransferError):
+        await writing
+    assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    await sender.close()
+
+
+@pytest.mark.parametrize("kind", IN_HOST_MEMORY)
+@pytest.mark.parametrize("num_times", [1, 2])
+async def test_a_damaged_fetch_is_made_again_and_then_given_up(
+    kind: str, num_times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = Holder(kind)
+    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    sender = make_sender(kind, holder.fabric, source, checksum=True)
+    fetch, left = _Incoming._fetch, [num_times]
+
+    def damage(self: Any, intake: Any, runs: list[CopyRun], scratch: bool, crc: int | None) -> bool:
+        class Damaging:
+            def fetch(self, runs: list[CopyRun], *, scratch: bool) -> None:
+                intake.fetch(runs, scratch=scratch)
+                if left[0]:
+                    left[0] -= 1
+                    holder.buffer[runs[0].destination] ^= 1
+
+        return fetch(self, Damaging(), runs, scratch, crc)
+
+    monkeypatch.setattr(_Incoming, "_fetch", damage)
+    grant = holder.grant([2])
+    if num_times == 1:
+        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        assert holder.block(0, 2) == bytes(source[: SHARD.block_bytes])
+        assert not holder.corrupted
+    else:
+        with pytest.raises(TransferError, match="corrupted twice"):
+            await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+        await until(lambda: holder.corrupted == [grant.id])
+    await sender.close()
+    await holder.inbox.shut()
+
+
+async def test_a_fenced_grant_that_nobody_wrote_cannot_be_written_any_more(holder: Holder) -> None:
+    source = source_for(holder.kind, b"x" * SHARD.pool_bytes(BLOCKS))
+    sender = make_sender(holder.kind, holder.fabric, source)
+    grant = holder.grant([2])
+    async with asyncio.timeout(5):
+        await holder.inbox.fence(grant.id, "writer")
+    with contextlib.suppress(TransferError, ReplicaLost):
+        await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    if holder.kind != "shm":
+        await until(lambda: holder.num_refused > 0)
+    assert bytes(holder.buffer) == bytes(SHARD.pool_bytes(BLOCKS))
+    other = holder.grant([2], epoch=1)  # the same writer under another grant
+    await sender.write(other.id, other.regions[0], runs_for([2], [0]))
+    await until(lambda: holder.block(0, 2) == b"x" * SHARD.block_bytes)
+    await sender.close()
+
+
+async def half_a_frame(holder: Holder, grant_id: str) -> Channel:
+    """A writer whose first run has arrived and whose second has not."""
+    (region,) = holder.inbox.regions()
+    channel = await connect(region.endpoint, KEY, WRITER)
+    size = SHARD.block_bytes
+    head = msgpack.packb([grant_id, [2 * size, 3 * size], [size, size], None, 0])
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(channel._sock, struct.pack("<IQ", len(head), 2 * size) + head + b"\xab" * size)
+    await until(lambda: holder.block(0, 2) == b"\xab" * size)
+    return channel
+
+
+async def test_a_last_word_that_overtakes_a_tcp_frame_waits_for_it() -> None:
+    holder = Holder("tcp")
+    grant = holder.grant([2, 3])
+    channel = await half_a_frame(holder, grant.id)
+    ended: list[str] = []
+    holder.inbox.end(grant.id, lambda: ended.append("grant"))
+    await asyncio.sleep(0.02)
+    assert not ended, "the rest of the frame would be written into blocks that were given away"
+    assert holder.inbox.num_live == 1
+    await asyncio.get_running_loop().sock_sendall(channel._sock, b"\xab" * SHARD.block_bytes)
+    await until(lambda: bool(ended))
+    assert holder.inbox.num_live == 0
+    channel.close()
+    await holder.inbox.shut()
+
+
+async def test_a_writer_that_dies_within_a_frame_does_not_keep_its_blocks() -> None:
+    holder = Holder("tcp")
+    grant = holder.grant([2, 3])
+    channel = await half_a_frame(holder, grant.id)
+    ended: list[str] = []
+    holder.inbox.end(grant.id, lambda: ended.append("grant"))
+    channel.close()
+    await until(lambda: bool(ended))
+    await holder.inbox.shut()
+
+
+async def test_bytes_in_the_kernel_do_not_reach_the_pool_after_a_tcp_fence() -> None:
+    holder = Holder("tcp")
+    grant = holder.grant([2, 3])
+    channel = await half_a_frame(holder, grant.id)
+    channel._sock.send(
+        b"\xab" * SHARD.block_bytes
+    )  # the holder's loop has not run since: these wait in the kernel
+    await holder.receiver.fence("writer", grant.id)
+    holder.buffer[:] = bytes(len(holder.buffer))
+    await asyncio.sleep(0.02)
+    assert bytes(holder.buffer) == bytes(len(holder.buffer))
+    channel.close()
+    await holder.inbox.shut()
+
+
+async def test_a_refused_frame_of_any_size_is_read_and_the_channel_goes_on() -> None:
+    holder = Holder("tcp")
+    source = memoryview(bytearray(3 << 20))
+    sender = TcpSender(KEY, WRITER, source, checksum=False, num_streams=1)
+    grant = holder.grant([2])
+    await sender.write("nobody's", grant.regions[0], [CopyRun(0, 0, 3 << 20)])
+    source[: SHARD.block_bytes] = b"x" * SHARD.block_bytes
+    await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    await until(lambda: holder.block(0, 2) == b"x" * SHARD.block_bytes)
+    assert holder.num_refused == 1
+    await sender.close()
+    await holder.inbox.shut()
+
+
+def _die_with_a_segment(queue: Any) -> None:
+    segment = SharedSegment(4096)
+    os.symlink("1:2", f"{segment.path}-0123456789abcdef")  # a writer's claim
+    queue.put(str(segment.path))
+    signal.pause()
+
+
+def test_the_segment_of_a_killed_owner_is_removed() -> None:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    owner = context.Process(target=_die_with_a_segment, args=(queue,), daemon=True)
+    owner.start()
+    path = queue.get(timeout=30)
+    remove_orphans()
+    assert os.path.exists(path), "its owner lives"
+    owner.kill()
+    owner.join()
+    remove_orphans()
+    assert not os.path.exists(path)
+    assert not os.path.lexists(f"{path}-0123456789abcdef")
+    queue.close()

@@ -1,0 +1,160 @@
+"""What the suites over every KV transport share: a holder, writers of each kind, and what they move."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from core.errors import TransferError
+from core.kv import KVLayout, KVShard
+from core.messages import Commit, RegionKey
+from core.types import TokenOut
+from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
+from kvtransfer.inbox import Inbox
+from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.collective import CollectiveMedium
+from kvtransfer.transport.cuda_ipc import CudaIpcMedium
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
+from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
+from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from net.channel import Identity
+from tests.contract.fake_cuda import FakeDriver
+
+KEY = b"cluster key"
+SHARD = KVShard.whole(KVLayout(2, 2, 4, 4, "float32"))
+BLOCKS = 16
+WRITER = Identity("writer", "w1", os.getpid())
+needs_nixl = pytest.mark.skipif(not available(), reason="the nixl extra is not installed")
+
+
+@dataclass
+class Holder:
+    """The decode side: a pool, an inbox and one receiver."""
+
+    kind: str
+    fabric: LoopbackFabric = field(default_factory=LoopbackFabric)
+    completed: list[Commit] = field(default_factory=list)
+    corrupted: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        size = SHARD.pool_bytes(BLOCKS)
+        self.segment = SharedSegment(size) if self.kind == "shm" else None
+        self.buffer = self.segment.buffer if self.segment else pool_for(self.kind, size)
+        self.inbox = Inbox(SHARD, BLOCKS, "holder", "h1", self.completed.append, self.corrupted.append)
+        self.receiver: Any
+        if self.segment:
+            self.receiver = ShmReceiver(self.segment)
+        elif self.kind == "loopback":
+            self.receiver = LoopbackReceiver(
+                self.fabric, "holder", self.buffer, self.inbox.may_write, self.inbox.arrived
+            )
+        else:
+            me = Identity("holder", "h1", os.getpid())
+            self.receiver = make_receiver(self.kind, me, self.buffer, self.admission())
+        receivers: list[Receiver] = [self.receiver]
+        self.inbox.attach(receivers)
+
+    def admission(self) -> Admission:
+        self.admitted = Admission(self.inbox.may_write, self.inbox.arrived, self.inbox.corrupted)
+        return self.admitted
+
+    @property
+    def num_refused(self) -> int:
+        if self.kind == "shm":
+            return 0  # it cannot refuse
+        return self.receiver.num_refused if self.kind == "loopback" else self.admitted.num_refused
+
+    def grant(self, blocks: list[int], key: str = "r#0", epoch: int = 0, num_tokens: int | None = None):
+        return self.inbox.open(key, epoch, "writer", blocks, 0, num_tokens or 4 * len(blocks), 60)
+
+    def block(self, layer: int, block: int) -> bytes:
+        start = (layer * BLOCKS + block) * SHARD.block_bytes
+        return bytes(self.buffer[start : start + SHARD.block_bytes])
+
+
+DRIVERS: dict[int, FakeDriver] = {}
+"""Of fake device memory, by its address."""
+
+
+def pool_for(kind: str, num_bytes: int) -> memoryview:
+    if kind != "cuda_ipc":
+        return memoryview(bytearray(num_bytes))
+    driver = FakeDriver()
+    address = driver.allocate(num_bytes + 64)
+    DRIVERS[address + 64] = driver
+    return driver.view(address)[64:]
+
+
+def medium(kind: str, pool: memoryview) -> Medium:
+    match kind:
+        case "cuda_ipc":
+            address = np.frombuffer(pool, np.uint8).ctypes.data
+            return CudaIpcMedium(DRIVERS[address], address, len(pool))
+        case "nixl":
+            return NixlMedium(Memory.of(pool))
+        case "gloo":
+            return CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")
+        case _:
+            raise AssertionError(kind)
+
+
+def source_for(kind: str, content: bytes) -> memoryview:
+    source = pool_for(kind, len(content))
+    source[:] = content
+    return source
+
+
+def make_receiver(kind: str, me: Identity, pool: memoryview, admission: Admission) -> Receiver:
+    if kind == "tcp":
+        return TcpReceiver(KEY, me, "127.0.0.1", pool, admission)
+    return PullReceiver(KEY, me, "127.0.0.1", medium(kind, pool), admission)
+
+
+def make_sender(
+    kind: str, fabric: LoopbackFabric, source: memoryview, checksum: bool = False, me: Identity = WRITER
+) -> Sender:
+    match kind:
+        case "loopback":
+            return LoopbackSender(fabric, source)
+        case "shm":
+            return ShmSender(source, checksum)
+        case "tcp":
+            return TcpSender(KEY, me, source, checksum)
+        case _:
+            return PullSender(KEY, me, medium(kind, source), checksum)
+
+
+PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "cuda_ipc"]
+IN_HOST_MEMORY = PULLED[:2]
+REMOTE = ["tcp", *PULLED]
+
+
+def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:
+    a, b = Side(SHARD, BLOCKS, source_blocks), Side(SHARD, BLOCKS, blocks)
+    planned = plan_vectors(a, b, 0, 4 * len(blocks))
+    return [run for layer in range(2) for run in as_bytes(at_layer(planned, a, b, layer), a, b)]
+
+
+async def write_or_refused(sender: Sender, grant_id: str, region: RegionKey, runs: list[CopyRun]) -> None:
+    """Whether the writer hears of a refusal is the transport's business."""
+    with contextlib.suppress(TransferError):
+        await sender.write(grant_id, region, runs)
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not done():
+            await asyncio.sleep(0.002)
+
+
+def commit(grant_id: str, num_bytes: int) -> Commit:
+    return Commit(grant_id, 1, num_bytes, TokenOut("r", 0, 0, 5))
