@@ -4,7 +4,8 @@ Runs on any asyncio loop; under sim.loop.run_virtual hours take seconds and ever
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from cluster.instance import Instance, Parts, Role
 from cluster.routing import GlobalScheduler
 from cluster.scheduler_node import SchedulerNode
 from core.config import ClusterConfig, load
+from core.errors import Overloaded, ReplicaLost, RequestError
 from core.kv import KVLayout, KVShard
 from core.ports import LayerSink, Mail
 from core.types import Request, SamplingParams
@@ -39,8 +41,12 @@ class SimConfig:
     num_decode: int = 1
     num_blocks: int = 4096
     num_layers: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 16
     step_overhead_s: float = 0.002
     tokens_per_s: float = 20_000.0
+    weights_read_s: float = 0.004
+    kv_token_read_s: float = 2e-8
     link: LinkCost = field(default_factory=LinkCost)
     message_latency_s: float = 0.0002
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -57,7 +63,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened. `tokens[i]` and `first_token_s[i]` belong to the i-th arrival; times count from it."""
+    """What happened. `tokens[i]` and `first_token_s[i]` belong to the i-th arrival; times count from it.
+
+    A request that was refused or could not be finished has infinite times."""
 
     tokens: tuple[tuple[int, ...], ...]
     first_token_s: tuple[float, ...]
@@ -66,13 +74,17 @@ class Outcome:
 
 
 async def simulate(
-    config: SimConfig, arrivals: Sequence[Arrival], kill: tuple[Role, float] | None = None
+    config: SimConfig,
+    arrivals: Sequence[Arrival],
+    kill: tuple[Role, float] | None = None,
+    finished: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Serve the arrivals; `kill` = (role, seconds after the start) takes the first instance of a role away.
+    `finished` is called at each request's end.
 
     Raises Bug when an instance's accounting is off at the end."""
     async with contextlib.AsyncExitStack() as stack:
-        cluster = _Cluster(config, stack)
+        cluster = _Cluster(config, stack, finished)
         await cluster.start()
         start_s = cluster.clock.now()
         if kill is not None:
@@ -87,15 +99,23 @@ async def simulate(
 
 
 class _Cluster:
-    def __init__(self, config: SimConfig, stack: contextlib.AsyncExitStack) -> None:
-        self._config, self._stack = config, stack
+    def __init__(
+        self, config: SimConfig, stack: contextlib.AsyncExitStack, finished: Callable[[], None]
+    ) -> None:
+        self._config, self._stack, self._finished = config, stack, finished
         self.clock = LoopClock()
         self.decisions: list[str] = []
         self.instances: list[Instance] = []
         self._settings: ClusterConfig = load(None, {}, config.overrides)
         self._network = LoopbackNetwork(config.message_latency_s)
         self._fabric = LoopbackFabric(self._delay)
-        layout = KVLayout(config.num_layers, 2, 16, self._settings.engine.block_size, "bfloat16")
+        layout = KVLayout(
+            config.num_layers,
+            config.num_kv_heads,
+            config.head_dim,
+            self._settings.engine.block_size,
+            "bfloat16",
+        )
         self._shard = KVShard.whole(layout)
 
     async def start(self) -> None:
@@ -128,9 +148,14 @@ class _Cluster:
         )
         tokens: list[int] = []
         times: list[float] = []
-        async for token in self._frontend.generate(request):
-            tokens.append(token.token)
-            times.append(self.clock.now() - start_s - arrival.at_s)
+        try:
+            async for token in self._frontend.generate(request):
+                tokens.append(token.token)
+                times.append(self.clock.now() - start_s - arrival.at_s)
+        except (Overloaded, RequestError, ReplicaLost):
+            return tuple(tokens), math.inf, math.inf
+        finally:
+            self._finished()
         return tuple(tokens), times[0], times[-1]
 
     async def kill_later(self, role: Role, delay_s: float) -> None:
@@ -148,7 +173,9 @@ class _Cluster:
 
     def _parts(self, mail: Mail) -> Parts:
         config = self._config
-        cost = StepCost(config.step_overhead_s, config.tokens_per_s)
+        cost = StepCost(
+            config.step_overhead_s, config.tokens_per_s, config.weights_read_s, config.kv_token_read_s
+        )
 
         def receivers(inbox: Inbox) -> list[Receiver]:
             return [LoopbackReceiver(self._fabric, mail.address, None, inbox.may_write, inbox.arrived)]

@@ -8,6 +8,7 @@ from baton.cli.bench import bench
 from baton.cli.chat import chat
 from baton.cli.doctor import doctor
 from baton.cli.serve import serve
+from baton.cli.simulate import simulate
 from core.errors import ConfigError
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(chat)
 app.command()(bench)
+app.command()(simulate)
 app.command()(doctor)
 
 
