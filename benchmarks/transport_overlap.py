@@ -146,7 +146,7 @@ class Prefill:
 
         self._pusher.open(grant, lambda _: delivered.set(), lambda _: None, failed)
         started, ended = await asyncio.to_thread(self._compute, grant, num_tokens, layer_s)
-        self._pusher.finish(grant.id, TokenOut("r", 0, 0, 1))
+        self._pusher.finish(grant.id, [TokenOut("r", 0, 0, 1)])
         await delivered.wait()
         grant_id, complete = await asyncio.to_thread(self._pipe.recv)
         assert grant_id == grant.id

@@ -244,6 +244,8 @@ class Grant:
     num_tokens: int
     ttl_s: float
     """The writer drops the request when it could not start within this time."""
+    room_tokens: int = 0
+    """The writer may go on generating while its KV is on the way: `block_ids` hold the KV of so many output tokens, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +279,8 @@ class Commit:
     num_bytes: int
     first: TokenOut
     times: HandoverTimes = HandoverTimes()
+    more: tuple[TokenOut, ...] = ()
+    """Tokens that prefill went on to draw meanwhile (and sent), whose KV but the last one's is written as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,12 +315,12 @@ class DecodeWorker:
         assert job.reservation is not None
         assert job.commit is not None
         self._stop_timer(job)
-        first, request = job.commit.first, job.request
+        drawn, request = (job.commit.first, *job.commit.more), job.request
         told = HandedOver(request.id, request.attempt, job.commit.num_bytes, job.commit.times)
         self._mail.send(request.reply_to, told)
-        self.engine.activate(job.reservation, first)
-        # The prefill instance has sent this token too; should it have died before, the client gets it from here.
-        self.on_tokens([first])
+        self.engine.activate(job.reservation, drawn)
+        # The prefill instance has sent these tokens too; should it have died before, the client gets them from here.
+        self.on_tokens([*drawn])
 
     def _set_timer(self, job: _Job, delay_s: float) -> None:
         self._stop_timer(job)

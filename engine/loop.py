@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.errors import RequestError
@@ -57,7 +57,7 @@ class Engine:
         self._closing = False
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
-        """Compute `request` here. With `push`, its KV is sent on, it draws one token, and its blocks stay until `release`.
+        """Compute `request` here. With `push`, its KV is sent on, it draws tokens until `hold`, its blocks stay until `release`.
 
         Raises RequestError when it can never fit."""
         self._scheduler.check_fits(request)
@@ -88,9 +88,17 @@ class Engine:
         self._reserving.append(waiter)
         self._serve_reservations()
 
-    def activate(self, reservation: Reservation, first: TokenOut) -> None:
-        """All known tokens' KV is in the reserved blocks; go on from `first`, which was drawn elsewhere."""
-        self._scheduler.activate(reservation.key, first)
+    def has_room(self, key: str) -> bool:
+        """Can this pushed sequence draw one more in the blocks that it has?"""
+        return self._scheduler.has_room(key)
+
+    def hold(self, key: str) -> None:
+        """To be called from `emit`: no step draws more for this pushed sequence. Without it the next step does."""
+        self._scheduler.hold(key)
+
+    def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
+        """All known tokens' KV is in the reserved blocks, and that of all of `drawn` (elsewhere) but the last: go on."""
+        self._scheduler.activate(reservation.key, drawn)
         self._blocks_may_be_free()
 
     def compute(self, reservation: Reservation) -> None:

@@ -106,7 +106,7 @@ class StepScheduler:
             raise RequestError(f"request {request.key} is already here")
 
     def add(self, request: Request, push: Grant | None = None) -> None:
-        """Compute `request` here; with `push`, only up to its next token, sending its KV on. Raises RequestError."""
+        """Compute `request` here; with `push`, token by token until `hold`, sending its KV on. Raises RequestError."""
         self.check_fits(request)
         seq = self._new(request, push)
         self._waiting.append(seq)
@@ -131,19 +131,37 @@ class StepScheduler:
         self.check_fits(request)
         match = self._cache.match(request.tokens, request.salt, partial=False)
         seq = self._new(request, None)
-        if not self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._running)):
+        # One block more: whoever writes the others may go on generating meanwhile.
+        wanted = min(
+            len(seq.tokens) + 1 + self._config.block_size, seq.num_prompt + request.sampling.max_tokens
+        )
+        num_tokens = max(wanted, len(seq.tokens) + 1)
+        if not (
+            self._ledger.admit(seq, match, num_tokens, len(self._running))
+            or self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._running))
+        ):
             del self._seqs[seq.key]
             return None
         seq.state = State.RESERVED
         return Reservation(seq.key, seq.table, seq.num_computed, len(seq.tokens))
 
-    def activate(self, key: str, first: TokenOut) -> None:
-        """The KV of all known tokens is in the reserved blocks, and `first` was drawn from it: go on."""
+    def has_room(self, key: str) -> bool:
+        """Can a pushed sequence draw one more without another block? It must not wait for one: it gives none back itself."""
+        seq = self._seqs[key]
+        return seq.state is State.RUNNING and len(seq.block_ids) * self._config.block_size >= len(seq.tokens)
+
+    def hold(self, key: str) -> None:
+        """A pushed sequence has drawn enough: compute no more of it, and keep its blocks until `release`. Idempotent."""
+        if self._seqs[key].state is State.RUNNING:
+            self._finish(self._seqs[key])
+
+    def activate(self, key: str, drawn: SeqOf[TokenOut]) -> None:
+        """The KV of all known tokens, and of all of `drawn` but the last, is in the reserved blocks: go on."""
         seq = self._reserved(key)
-        seq.num_computed = len(seq.tokens)
+        seq.tokens += [token.token for token in drawn]
+        seq.num_computed = len(seq.tokens) - 1
         self._ledger.offer(seq, seq.num_computed)
-        seq.tokens.append(first.token)
-        if first.finish is not None:
+        if drawn[-1].finish is not None:
             self._forget(seq)
         else:
             self._run(seq)
@@ -237,7 +255,7 @@ class StepScheduler:
                         finish,
                     )
                 )
-                if finish is not None or seq.push is not None:
+                if finish is not None:
                     self._finish(seq)
             self._settle(seq)
         return out
@@ -280,7 +298,7 @@ class StepScheduler:
         if grant is None:
             return None
         start = max(seq.num_pushed, grant.first_token)
-        end = min(end, grant.first_token + grant.num_tokens)
+        end = min(end, grant.first_token + grant.num_tokens + grant.room_tokens)
         if end <= start:
             return None
         seq.num_pushed = end

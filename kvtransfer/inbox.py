@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from core.kv import KVShard, num_blocks_for
+from core.kv import KVShard
 from core.messages import Commit, Grant, RegionKey
 from kvtransfer.grants import GrantLedger
 from kvtransfer.transport.base import Receiver
@@ -61,9 +61,11 @@ class Inbox:
         num_tokens: int,
         ttl_s: float,
     ) -> Grant:
-        """The right to write tokens [first_token, num_tokens) into the sequence's blocks, of which `block_ids` is the table."""
+        """The right to write tokens [first_token, num_tokens), and what follows them as far as the blocks go.
+
+        `block_ids` is the sequence's table."""
         size = self._shard.layout.block_size
-        granted = tuple(block_ids[first_token // size : num_blocks_for(num_tokens, size)])
+        granted = tuple(block_ids[first_token // size :])
         grant = Grant(
             id=f"{key}@{epoch}@{self._incarnation}",
             key=key,
@@ -75,6 +77,7 @@ class Inbox:
             first_token=first_token,
             num_tokens=num_tokens - first_token,
             ttl_s=ttl_s,
+            room_tokens=len(block_ids) * size - num_tokens,
         )
         self._ledger.open(grant, writer)
         self._blocks[grant.id] = frozenset(granted)

@@ -40,6 +40,7 @@ _MAX_QUEUED_BYTES = 256 << 20
 _MAX_WAIT_S = 60.0
 _MAX_HOLDERS = 4
 """Holders that are written to at once."""
+_SMOOTHING = 0.3
 _SLOW_S = 0.25
 """A write that takes longer no longer keeps other holders waiting."""
 _LONG_WRITE_BYTES = 8 << 20
@@ -64,8 +65,12 @@ class _Push:
     drawn_s: float = 0.0
     """The first token."""
     stopped: bool = False
+    closing: bool = False
+    """Its last word waits: nothing that is computed from now on is sent."""
     num_chunks: int = 0
     num_bytes: int = 0
+    queued_bytes: int = 0
+    writing_since_s: float | None = None
 
     def times(self, now: float) -> HandoverTimes:
         opened_s = self.opened_s
@@ -111,7 +116,8 @@ class _Word:
     """Something to say to the holder once all writes before it are done."""
 
     push: _Push
-    first: TokenOut | None
+    drawn: Sequence[TokenOut]
+    """Empty when it is stopped."""
     reason: str | None
 
 
@@ -144,6 +150,8 @@ class Pusher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._chunks: list[_Chunk] = []
         self._queued_bytes = 0
+        self._pace: dict[str, float] = {}
+        """Seconds a byte of recent writes to each holder."""
         self._room = threading.Condition()
 
     @property
@@ -173,23 +181,34 @@ class Pusher:
             grant, targets, urgency, on_delivered, on_quiet, on_failed, self._loop.time()
         )
 
-    def finish(self, grant_id: str, first: TokenOut) -> None:
-        """All layers of all chunks are queued: commit with the first token once they are written."""
+    def remaining_s(self, grant_id: str) -> float:
+        """How long the writes that are queued for this grant will take: by the last ones to its holder, and no less than the
+        one under way has taken already."""
+        push = self._pushes.get(grant_id)
+        if push is None:
+            return 0.0
+        since_s = push.writing_since_s
+        elapsed_s = 0.0 if since_s is None else self._loop.time() - since_s
+        return max(elapsed_s, push.queued_bytes * self._pace.get(push.grant.holder, 0.0))
+
+    def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
+        """All layers of all chunks are queued: commit with the drawn tokens once they are written."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
-            push.drawn_s = self._loop.time()
-            self._put(_Word(push, first, None))
+            push.drawn_s, push.closing = self._loop.time(), True
+            self._put(_Word(push, drawn, None))
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
         """Write no more, and then tell the holder: Drained, or PrefillFailed with `reason`."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
             push.stopped = True
-            self._put(_Word(push, None, reason))
+            self._put(_Word(push, (), reason))
 
     def holder_lost(self, holder: str) -> None:
         self._routes.forget(holder)
         self._agreed.pop(holder, None)
+        self._pace.pop(holder, None)
         for sender in self._senders:
             sender.forget(holder)
 
@@ -257,7 +276,11 @@ class Pusher:
 
     def _queue_layer(self, chunks: list[_Chunk], layer: int) -> None:
         for chunk in chunks:
-            self._put(_Write(chunk, layer))
+            if not chunk.push.closing:
+                chunk.push.queued_bytes += chunk.layer_bytes
+                self._put(_Write(chunk, layer))
+            else:
+                self._forget_queued(chunk.layer_bytes)
 
     def _put(self, item: _Write | _Word) -> None:
         push = item.chunk.push if isinstance(item, _Write) else item.push
@@ -298,17 +321,29 @@ class Pusher:
         push = items[0].chunk.push
         try:
             if not push.stopped:
+                started_s = push.writing_since_s = self._loop.time()
                 await self._write_layers(push, items)
+                size = sum(item.chunk.layer_bytes for item in items)
+                self._note_pace(push.grant.holder, (self._loop.time() - started_s) / max(1, size))
         except (ReplicaLost, TransferError) as error:
             push.on_failed(push.grant.id, str(error))
         except Exception as error:
             log.exception("grant %s: writing KV failed", push.grant.id)
             push.on_failed(push.grant.id, f"{type(error).__name__}: {error}")
         finally:
-            with self._room:
-                done_bytes = sum(item.chunk.layer_bytes for item in items)
-                self._queued_bytes = max(0, self._queued_bytes - done_bytes)
-                self._room.notify_all()
+            done_bytes = sum(item.chunk.layer_bytes for item in items)
+            push.queued_bytes -= done_bytes
+            push.writing_since_s = None
+            self._forget_queued(done_bytes)
+
+    def _note_pace(self, holder: str, s_per_byte: float) -> None:
+        known = self._pace.get(holder, s_per_byte)
+        self._pace[holder] = known + _SMOOTHING * (s_per_byte - known)
+
+    def _forget_queued(self, num_bytes: int) -> None:
+        with self._room:
+            self._queued_bytes = max(0, self._queued_bytes - num_bytes)
+            self._room.notify_all()
 
     async def _write_layers(self, push: _Push, items: list[_Write]) -> None:
         for index, (sender, region) in enumerate(push.targets):
@@ -353,15 +388,22 @@ class Pusher:
     def _say(self, word: _Word) -> None:
         push = word.push
         grant_id, holder = push.grant.id, push.grant.holder
-        if word.first is not None and push.stopped:
+        if word.drawn and push.stopped:
             return  # the word of `stop` comes behind this one
         del self._pushes[grant_id]
         for sender in {id(sender): sender for sender, _ in push.targets}.values():
             sender.ended(grant_id)
-        if word.first is not None:
+        if word.drawn:
             self._mail.send(
                 holder,
-                Commit(grant_id, push.num_chunks, push.num_bytes, word.first, push.times(self._loop.time())),
+                Commit(
+                    grant_id,
+                    push.num_chunks,
+                    push.num_bytes,
+                    word.drawn[0],
+                    push.times(self._loop.time()),
+                    tuple(word.drawn[1:]),
+                ),
             )
             push.on_delivered(grant_id)
         else:

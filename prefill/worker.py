@@ -8,12 +8,14 @@ from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartP
 from core.ports import Mail
 from core.types import Request, TokenOut
 from engine.loop import Engine
-from kvtransfer.handoff import PushAction, PushFact, PushHandoff
+from kvtransfer.handoff import PushAction, PushFact, PushHandoff, PushState
 from kvtransfer.pusher import Pusher
 
 log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED = 4096
+_WORTH_S = 0.02
+"""Writes that take less than this are waited for."""
 
 
 @dataclass(slots=True)
@@ -22,6 +24,7 @@ class _Job:
     grant: Grant
     handoff: PushHandoff = field(default_factory=PushHandoff)
     reason: str = ""
+    drawn: list[TokenOut] = field(default_factory=list[TokenOut])
     computes: bool = False
     """The engine has a sequence of this very job."""
 
@@ -60,7 +63,11 @@ class PrefillWorker:
         self._pusher.holder_lost(peer)
 
     def on_tokens(self, tokens: list[TokenOut]) -> list[TokenOut]:
-        """Takes the first tokens of its own sequences out of a step's output; returns the others'."""
+        """Takes the tokens of its own sequences out of a step's output; returns the others'.
+
+        The client's first token does not wait for the transfer; nor do the next ones, where the link is slow: as long as
+        decode's blocks have room and the writes are far behind, the sequence goes on here, and it changes over between
+        two tokens."""
         others: list[TokenOut] = []
         for token in tokens:
             grant_id = self._by_key.get(token.key)
@@ -68,11 +75,20 @@ class PrefillWorker:
                 others.append(token)
                 continue
             job = self._jobs[grant_id]
-            if job.handoff.on(PushFact.FIRST_TOKEN) is PushAction.COMMIT:
-                # The client's first token does not wait for the transfer.
-                self._mail.send(job.request.reply_to, Tokens((token,)))
-                self._pusher.finish(grant_id, token)
+            if job.handoff.state is PushState.COMPUTING:
+                self._drawn(job, token)
         return others
+
+    def _drawn(self, job: _Job, token: TokenOut) -> None:
+        grant = job.grant
+        job.drawn.append(token)
+        self._mail.send(job.request.reply_to, Tokens((token,)))
+        key = job.request.key
+        room = len(job.drawn) <= grant.room_tokens and self.engine.has_room(key)
+        if token.finish is not None or not room or self._pusher.remaining_s(grant.id) < _WORTH_S:
+            self.engine.hold(key)
+            job.handoff.on(PushFact.FIRST_TOKEN)
+            self._pusher.finish(grant.id, job.drawn)
 
     def fail_all(self, reason: str) -> None:
         for grant_id, job in list(self._jobs.items()):

@@ -145,7 +145,8 @@ def test_the_sink_hears_of_each_layer_of_steps_that_push_and_of_no_others(tmp_pa
     steps: list[object] = []
     while plan := instance.scheduler.plan(0.0):
         steps += [plan.step, *(f"layer {i}" for i in range(model.spec.num_layers))]
-        instance.scheduler.commit(plan, instance.step(plan))
+        for token in instance.scheduler.commit(plan, instance.step(plan)):
+            instance.scheduler.hold(token.key)
     assert sink.heard == steps
     assert len(steps) == 2 * (1 + model.spec.num_layers)
     instance.scheduler.release(request.key)

@@ -102,7 +102,7 @@ async def test_a_sequence_arrives_in_the_holders_storage_and_nothing_else_change
         pusher.step_started(works(grant, ours_blocks, start, count))
         for layer in range(LAYERS):
             pusher.layer_done(layer)
-    pusher.finish(grant.id, FIRST)
+    pusher.finish(grant.id, [FIRST])
     await until(lambda: any(isinstance(message, Commit) for message in mail.sent))
     commit = next(message for message in mail.sent if isinstance(message, Commit))
     assert sum(isinstance(message, ChunkDone) for message in mail.sent) == commit.num_chunks == 2
@@ -249,7 +249,7 @@ async def test_ranks_that_hold_the_same_share_the_holders_ranks() -> None:
         pusher.step_started(works(grant, (1,), 0, 4))
         for layer in range(LAYERS):
             pusher.layer_done(layer)
-        pusher.finish("g", FIRST)
+        pusher.finish("g", [FIRST])
         await until(lambda mail=mail: any(isinstance(message, Commit) for message in mail.sent))
         await pusher.close()
     assert sorted(written) == ["h:0", "h:1", "h:2", "h:3"]

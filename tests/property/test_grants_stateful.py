@@ -95,7 +95,7 @@ class Engine:
             future.set_result(Reservation(request.key, blocks, 0, len(PROMPT)))
         return future
 
-    def activate(self, reservation: Reservation, first: TokenOut) -> None:
+    def activate(self, reservation: Reservation, drawn: list[TokenOut]) -> None:
         self.computing[reservation.key] = self.reserved.pop(reservation.key)
 
     def compute(self, reservation: Reservation) -> None:
@@ -104,6 +104,12 @@ class Engine:
     def release(self, key: str) -> None:
         self.free |= set(self.reserved.pop(key, ()))
         self.pushed.discard(key)
+
+    def hold(self, key: str) -> None:
+        pass
+
+    def has_room(self, key: str) -> bool:
+        return True
 
     def abort(self, key: str) -> None:
         self.free |= set(self.computing.pop(key, ()))
@@ -143,9 +149,12 @@ class Writer:
     def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_s: float) -> None:
         self.pushes[grant.id] = Push(grant, delivered, quiet)
 
-    def finish(self, grant_id: str, first: TokenOut) -> None:
+    def finish(self, grant_id: str, drawn: list[TokenOut]) -> None:
         if grant_id in self.pushes:
-            self.pushes[grant_id].first = first
+            self.pushes[grant_id].first = drawn[0]
+
+    def remaining_s(self, grant_id: str) -> float:
+        return 0.0
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
         if (push := self.pushes.get(grant_id)) is not None and not push.stopped:
