@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.kv import num_blocks_for
-from core.messages import InstanceStatus, LoadReport, Register
+from core.messages import InstanceStatus, LoadReport, Register, TierCounts
 
 DEFAULT_TOKENS_PER_S = 4000.0
 """Prompt tokens per second of an instance, until anything was measured anywhere."""
@@ -38,6 +38,7 @@ class Member:
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
+        self.tiers = TierCounts()
         self.leaving = False
         """It takes nothing new, but its KV can still be fetched."""
         self.measured_tokens_per_s = 0.0
@@ -108,6 +109,7 @@ class Member:
         """Take a report over; it is taken to show all promises made before `settled_before_s`."""
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.defect = report.defect
+        self.tiers = report.tiers
         self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
         self.step_s = report.step_s or self.step_s
         self._used_blocks = self.info.num_blocks - report.free_blocks
@@ -131,6 +133,7 @@ class Member:
             num_waiting=self.num_waiting,
             num_running=self.num_running,
             defect=self.defect,
+            tiers=self.tiers,
         )
 
     def _refresh(self) -> None:

@@ -88,6 +88,17 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
+class TierCounts:
+    """Blocks of an instance's lower tiers since it began."""
+
+    saved: int = 0
+    host_hits: int = 0
+    disk_hits: int = 0
+    missed: int = 0
+    """Thought to be there and not any more, or damaged."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     address: str
     seq: int
@@ -105,6 +116,7 @@ class LoadReport:
     cache_removed: tuple[int, ...] = ()
     defect: str = ""
     """What the last idle self-check of the block accounting found wrong; empty: nothing."""
+    tiers: TierCounts = TierCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,7 @@ class InstanceStatus:
     num_waiting: int
     num_running: int
     defect: str
+    tiers: TierCounts = TierCounts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.errors import RequestError
-from core.messages import Grant
+from core.messages import Grant, TierCounts
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.types import Request, TokenOut
@@ -127,6 +127,9 @@ class Engine:
             self._tokens_per_s,
             self._step_s,
         )
+
+    def tier_counts(self) -> TierCounts:
+        return self._tiers.counts if self._tiers else TierCounts()
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._scheduler.drain_cache_events()

@@ -103,5 +103,6 @@ class Reporter:
             added,
             removed,
             self._defect,
+            self._engine.tier_counts(),
         )
         self._mail.send(self.scheduler, report)

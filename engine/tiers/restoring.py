@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+from core.messages import TierCounts
 from core.types import Request
 from engine.ledger import Restore
 from engine.scheduler import StepScheduler
@@ -32,6 +33,10 @@ class Restoring:
     @property
     def num_waiting(self) -> int:
         return len(self._under_way)
+
+    @property
+    def counts(self) -> TierCounts:
+        return self._store.counts
 
     def forward(self, request: Request, then: Callable[[], None]) -> None:
         restore, digests = self._begin(request)

@@ -6,25 +6,14 @@ blocks that nobody else can see yet, on that same thread."""
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from core.kv import KVShard
+from core.messages import TierCounts
 from engine.tiers.disk import DiskTier
 from engine.tiers.host import HostTier
 
 _MAX_UNWRITTEN = 256
 """Blocks on their way to the disk; more are not saved there."""
-
-
-@dataclass(slots=True)
-class TierCounts:
-    """For metrics; they only grow."""
-
-    saved_blocks: int = 0
-    host_hits: int = 0
-    disk_hits: int = 0
-    missed_blocks: int = 0
-    """Blocks that were thought to be here and were not any more, or damaged."""
 
 
 class TierStore:
@@ -44,7 +33,11 @@ class TierStore:
         self._host, self._disk, self.root = host, disk, root
         self._unwritten: dict[bytes, bytes] = {}
         self._thread = ThreadPoolExecutor(1, "kv-tiers")
-        self.counts = TierCounts()
+        self._saved = self._host_hits = self._disk_hits = self._missed = 0
+
+    @property
+    def counts(self) -> TierCounts:
+        return TierCounts(self._saved, self._host_hits, self._disk_hits, self._missed)
 
     def __contains__(self, digest: bytes) -> bool:
         on_disk = self._disk is not None and digest in self._disk
@@ -54,7 +47,7 @@ class TierStore:
         """Copy a block whose KV is complete. Returns when it may be overwritten."""
         if digest in self._host:
             return
-        self.counts.saved_blocks += 1
+        self._saved += 1
         content = b"".join(self._pool[start:end] for start, end in self._spans(block))
         for gone, old in self._host.put(digest, content):
             if self._disk is not None and gone not in self._disk and len(self._unwritten) < _MAX_UNWRITTEN:
@@ -76,7 +69,7 @@ class TierStore:
         for index, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
             content = self._find(digest)
             if content is None:
-                self.counts.missed_blocks += len(digests) - index
+                self._missed += len(digests) - index
                 return index
             at = 0
             for start, end in self._spans(block):
@@ -86,10 +79,10 @@ class TierStore:
 
     def _find(self, digest: bytes) -> bytes | None:
         if (content := self._host.get(digest) or self._unwritten.get(digest)) is not None:
-            self.counts.host_hits += 1
+            self._host_hits += 1
             return content
         if self._disk is not None and (content := self._disk.get(digest)) is not None:
-            self.counts.disk_hits += 1
+            self._disk_hits += 1
             return content
         return None
 

@@ -101,7 +101,7 @@ async def test_prefixes_come_back_from_below_instead_of_being_computed(
     for prompt in prompts(12):
         computed = await served.ask(prompt)
         assert computed <= 5, "its prefix was computed again"
-    assert served.store.counts.host_hits + served.store.counts.disk_hits >= 80
+    assert served.engine.tier_counts().host_hits + served.engine.tier_counts().disk_hits >= 80
     await served.close()
 
 
@@ -138,7 +138,7 @@ async def test_a_damaged_disk_costs_hits_but_no_token(tmp_path: Path) -> None:
     path.write_bytes(raw)
     for prompt in prompts(8):
         await served.ask(prompt)
-    assert served.store.counts.missed_blocks > 0
+    assert served.engine.tier_counts().missed > 0
     await served.close()
 
 
