@@ -13,6 +13,7 @@ from core.messages import Failed, Leaving, Message, PrefillFailed, Register, Sta
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
 from core.types import TokenOut
 from decode.policy import HeadroomPolicy
+from decode.replicas import Replicator
 from decode.worker import DecodeWorker
 from engine.loop import Engine
 from engine.reporting import Reporter
@@ -89,6 +90,7 @@ class Instance:
             config.engine.max_num_seqs,
             parts.shard.layout.token_bytes,
             sends=True,
+            replicates=bool(config.transfer.kv_replicas) and parts.tiers is not None,
         )
         interval_s = config.schedule.report_interval_s
         self._reporter = Reporter(info, self._engine, mail, clock, resolve, interval_s, self.check_integrity)
@@ -97,8 +99,11 @@ class Instance:
         self._prefill.engine = self._engine
         self._decode: DecodeWorker | None = None
         self._inbox: Inbox | None = None
+        self._replicator: Replicator | None = None
         if role == "decode":
             self._make_decode(parts)
+            if config.transfer.kv_replicas and parts.tiers is not None:
+                self._replicator = Replicator(mail, clock, parts.tiers)
         self._tasks: list[asyncio.Task[None]] = []
 
     def _make_decode(self, parts: Parts) -> None:
@@ -121,6 +126,8 @@ class Instance:
         """Begin to serve."""
         self._mail.listen(self._on_message, self._on_lost)
         self._tasks = [asyncio.create_task(self._engine.run()), asyncio.create_task(self._reporter.run())]
+        if self._replicator is not None:
+            self._tasks.append(asyncio.create_task(self._replicator.run()))
 
     @property
     def num_jobs(self) -> int:
@@ -180,6 +187,7 @@ class Instance:
                     pass
         taken = self._prefill.on_message(sender, message)
         taken = taken or (self._decode is not None and self._decode.on_message(sender, message))
+        taken = taken or (self._replicator is not None and self._replicator.on_message(sender, message))
         if not taken:
             log.error("%s is not for a %s instance (from %s)", type(message).__name__, self.role, sender)
 
@@ -188,6 +196,8 @@ class Instance:
         self._prefill.on_lost(peer)
         if self._decode is not None:
             self._decode.on_lost(peer)
+        if self._replicator is not None:
+            self._replicator.on_lost(peer)
 
     def _on_tokens(self, tokens: list[TokenOut]) -> None:
         tokens = self._prefill.on_tokens(tokens)

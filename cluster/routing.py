@@ -15,12 +15,14 @@ counted, so a long prompt gets it as soon as a short one.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from cluster.buddies import Buddies
 from cluster.fleet import Member, Promise
 from cluster.prefix_index import PrefixIndex
 from cluster.scoring import Ask, Choice, CostPolicy, PlacementPolicy
 from cluster.waiting import DrainRate, Waiter, WaitingQueue
 from core.config import ScheduleConfig
 from core.messages import (
+    Buddy,
     Finished,
     Leaving,
     LoadReport,
@@ -82,7 +84,7 @@ class Send:
     """The only kind of action."""
 
     to: str
-    message: Placed | Rejected | PrefillAssigned
+    message: Placed | Rejected | PrefillAssigned | Buddy
 
 
 @dataclass(slots=True)
@@ -114,6 +116,7 @@ class GlobalScheduler:
         self._queue = WaitingQueue()
         self._placements: dict[str, _Placement] = {}
         self._drain = DrainRate()
+        self._buddies = Buddies()
         self._num_arrived = 0
         self._largest_tokens = 0
         self._no_decode_since_s: float | None = None
@@ -150,13 +153,17 @@ class GlobalScheduler:
                 self._finish(_key(request_id, attempt))
             case Register():
                 self._on_register(event)
+                self._buddies.forget(event.address)
+                return self._pair() + self._place_waiting(now)
             case Leaving(address):
                 self._on_leaving(address)
+                return self._pair() + self._place_waiting(now)
             case LoadReport(address):
                 self._on_report(event, now)
                 return self._place_waiting(now, self._members.get(address))
             case PeerLost(address):
                 self._on_lost(address)
+                return self._pair() + self._place_waiting(now)
             case PrefillNeeded(decode, need):
                 return self._on_prefill_needed(decode, need, now)
             case Tick():
@@ -256,7 +263,8 @@ class GlobalScheduler:
         ]
         usable = _without(able, place.exclude)
         decodes = [m for m in usable if self._has_headroom(m, waiter, hits.get(m.address, 0))]
-        decodes = [m for m in decodes if m.address == place.prefer] or decodes
+        wanted = place.prefer or self._buddies.heir(place.exclude)
+        decodes = [m for m in decodes if m.address == wanted] or decodes
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
@@ -380,6 +388,9 @@ class GlobalScheduler:
         self._members[info.address] = Member(info)
         if info.decodes:
             self._largest_tokens = max(self._largest_tokens, info.num_blocks * info.block_size)
+
+    def _pair(self) -> list[Send]:
+        return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._members.values()))]
 
     def _on_leaving(self, address: str) -> None:
         if (member := self._members.get(address)) is not None:

@@ -68,6 +68,9 @@ class TransferConfig(_Frozen):
     """CRC-32 over each chunk of KV, compared where it arrives; a damaged one is sent once more."""
     grant_ttl_s: float = Field(default=120.0, gt=0)
     """How long a prefill instance may take for a prompt before it is told to stop and another one is asked."""
+    kv_replicas: int = Field(default=0, ge=0, le=1)
+    """1: sealed decode blocks are copied to another decode instance's host memory, so that a lost instance's requests go on there
+    without computing their KV again. Needs `engine.host_cache_bytes`."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """How long to wait for a writer's Drained before its connection is cut (a fence)."""
 
@@ -144,11 +147,27 @@ def load(
     for dotted, value in (overrides or {}).items():
         _put(values, dotted.split("."), value)
     try:
-        return ClusterConfig.model_validate(values)
+        return _consistent(ClusterConfig.model_validate(values))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ConfigError(f"configuration key {where!r}: {first['msg']} (got {first['input']!r})") from None
+
+
+def _consistent(config: ClusterConfig) -> ClusterConfig:
+    """Keys that need each other. Raises ConfigError."""
+    engine = config.engine
+    if config.transfer.kv_replicas and not engine.host_cache_bytes:
+        raise ConfigError(
+            "transfer.kv_replicas keeps copies in host memory: set engine.host_cache_bytes, too"
+        )
+    if engine.disk_cache_bytes and not engine.disk_cache_path:
+        raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
+    if (engine.host_cache_bytes or engine.disk_cache_bytes) and not engine.prefix_cache:
+        raise ConfigError(
+            "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
+        )
+    return config
 
 
 def _parse(text: str) -> Any:

@@ -7,7 +7,8 @@ worker    -> frontend    Tokens, Failed, HandedOver, Leaving
 decode    -> prefill     StartPrefill, Revoke
 prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
-scheduler -> decode      PrefillAssigned
+scheduler -> decode      PrefillAssigned, Buddy
+decode    -> decode      Replicas, ReplicasKept
 any       -> any         Ping, Pong
 """
 
@@ -78,6 +79,35 @@ class Register:
     """KV bytes of one token (`KVLayout.token_bytes`); 0: unknown, and moving KV here is taken to cost no link time."""
     sends: bool = False
     """A decode instance that hands the KV of prefixes it has cached to others, computing what is missing."""
+    replicates: bool = False
+    """It keeps copies of its sealed blocks with a buddy, and others' with itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buddy:
+    """Keep copies of your sealed blocks there; empty: there is nobody."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One block over all layers, by its digest (`engine.tiers.digests`)."""
+
+    digest: bytes
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    blocks: tuple[Replica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasKept:
+    """The next batch may come."""
+
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,5 +344,6 @@ class PrefillFailed:
 Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | HandedOver | Failed
+    | Buddy | Replicas | ReplicasKept
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

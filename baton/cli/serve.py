@@ -41,6 +41,10 @@ def serve(
     transport: Annotated[
         str, typer.Option(help="KV transport: auto, shm, tcp (loopback within one process).")
     ] = "auto",
+    kv_replicas: Annotated[
+        int,
+        typer.Option(min=0, max=1, help="1: decode KV is copied to a buddy (needs engine.host_cache_bytes)."),
+    ] = 0,
     max_context: Annotated[
         int, typer.Option(min=0, help="Tokens of prompt and output together (0: the model's).")
     ] = 0,
@@ -72,6 +76,7 @@ def serve(
         "serve.host": host,
         "serve.port": port,
         "transfer.transport": transport,
+        "transfer.kv_replicas": kv_replicas,
     }
     overrides = {key: value for key, value in given.items() if _was_given(key, value, local)}
     if api_key:
@@ -99,6 +104,7 @@ _DEFAULTS: dict[str, Any] = {
     "serve.host": "127.0.0.1",
     "serve.port": 8000,
     "transfer.transport": "auto",
+    "transfer.kv_replicas": 0,
 }
 
 

@@ -22,10 +22,6 @@ def build_tiers(
     """None when both tiers are off. `revision`: of the weights. Raises ConfigError."""
     if not config.host_cache_bytes and not config.disk_cache_bytes:
         return None
-    if not config.prefix_cache:
-        raise ConfigError(
-            "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
-        )
     block_bytes = shard.pool_bytes(1)
     root = root_digest(f"{revision}|{shard}".encode(), "")
     host = HostTier(config.host_cache_bytes // block_bytes)
@@ -35,8 +31,6 @@ def build_tiers(
 def _disk(config: EngineConfig, block_bytes: int, root: bytes) -> DiskTier | None:
     if not config.disk_cache_bytes:
         return None
-    if not config.disk_cache_path:
-        raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
     path, lock = _own_file(Path(config.disk_cache_path).expanduser())
     return DiskTier(path, config.disk_cache_bytes, block_bytes, root, lock)
 

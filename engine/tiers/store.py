@@ -4,7 +4,7 @@ Saving copies a block out before anything can overwrite it; what goes to disk is
 blocks that nobody else can see yet, on that same thread."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from core.kv import KVShard
@@ -33,6 +33,8 @@ class TierStore:
         self._host, self._disk, self.root = host, disk, root
         self._unwritten: dict[bytes, bytes] = {}
         self._thread = ThreadPoolExecutor(1, "kv-tiers")
+        self.on_saved: Callable[[bytes, bytes], None] | None = None
+        """Hears of each saved block's digest and content."""
         self._saved = self._host_hits = self._disk_hits = self._missed = 0
 
     @property
@@ -49,6 +51,16 @@ class TierStore:
             return
         self._saved += 1
         content = b"".join(self._pool[start:end] for start, end in self._spans(block))
+        self._keep(digest, content)
+        if self.on_saved is not None:
+            self.on_saved(digest, content)
+
+    def accept(self, digest: bytes, content: bytes) -> None:
+        """Keep a block that another instance has computed. One of another size is none of this layout's."""
+        if len(content) == self._shard.pool_bytes(1) and digest not in self._host:
+            self._keep(digest, content)
+
+    def _keep(self, digest: bytes, content: bytes) -> None:
         for gone, old in self._host.put(digest, content):
             if self._disk is not None and gone not in self._disk and len(self._unwritten) < _MAX_UNWRITTEN:
                 self._unwritten[gone] = old

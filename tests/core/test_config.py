@@ -35,6 +35,16 @@ def test_file_then_environment_then_options() -> None:
     assert (config.engine.block_size, config.engine.num_blocks, config.decode_instances) == (8, 12, 3)
 
 
+def test_keys_that_need_each_other_are_refused_apart() -> None:
+    for content, named in (
+        ({"transfer": {"kv_replicas": 1}}, "host_cache_bytes"),
+        ({"engine": {"disk_cache_bytes": 1 << 20}}, "disk_cache_path"),
+        ({"engine": {"host_cache_bytes": 1 << 20, "prefix_cache": False}}, "prefix_cache"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            load(content, {})
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [

@@ -1,0 +1,37 @@
+"""Which decode instance keeps the copies of which. Pure.
+
+The instances form a ring in the order of their registration; each one's buddy is the next on another host, or else the next."""
+
+from collections.abc import Sequence
+
+from cluster.fleet import Member
+
+_MAX_REMEMBERED = 4096
+
+
+class Buddies:
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+
+    def heir(self, lost: Sequence[str]) -> str:
+        """Who has the copies of the instance that was lost last, as far as is known; empty: nobody."""
+        return next((self._of[address] for address in reversed(lost) if self._of.get(address)), "")
+
+    def forget(self, address: str) -> None:
+        """It has (re)registered and knows of no buddy."""
+        self._of.pop(address, None)
+
+    def pair(self, members: Sequence[Member]) -> list[tuple[str, str]]:
+        """Newly paired: (instance, its buddy or nothing). Those that are gone keep their heirs for a while."""
+        ring = [m for m in members if m.info.decodes and m.info.replicates and not m.leaving]
+        news: list[tuple[str, str]] = []
+        for index, member in enumerate(ring):
+            others = ring[index + 1 :] + ring[:index]
+            apart = [m for m in others if m.info.host != member.info.host]
+            buddy = next((m.address for m in apart or others), "")
+            if self._of.get(member.address) != buddy:
+                self._of[member.address] = buddy
+                news.append((member.address, buddy))
+        while len(self._of) > _MAX_REMEMBERED:
+            del self._of[next(iter(self._of))]
+        return news
