@@ -5,6 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+from core.errors import RequestError
 from core.messages import TierCounts
 from core.types import Request
 from engine.ledger import Restore
@@ -39,6 +40,9 @@ class Restoring:
         return self._store.counts
 
     def forward(self, request: Request, then: Callable[[], None]) -> None:
+        """Raises RequestError for a request that is waiting here already."""
+        if request.key in self._under_way:
+            raise RequestError(f"request {request.key} is already here")
         restore, digests = self._begin(request)
         if restore is None:
             then()
