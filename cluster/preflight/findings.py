@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-SLOW_SHARE = 0.5
-"""A link below this share of what is expected of it is not fit; below `WEAK_SHARE` it is worth a look."""
-WEAK_SHARE = 0.8
+SLOW_SHARE, WEAK_SHARE = 0.5, 0.8
+"""A link below the first share of what is expected of it is not fit; below the second it is worth a look."""
+SLOW_SHARE_OF_MEDIAN, WEAK_SHARE_OF_MEDIAN = 0.2, 0.5
+"""The same where the other links are all that there is to compare with."""
 
 
 class Verdict(StrEnum):
@@ -40,10 +41,12 @@ def judge_links(
         return []
     expected = expected_bytes_per_s or statistics.median(bytes_per_s.values())
     source = "expected" if expected_bytes_per_s else "median of all links"
+    slow = SLOW_SHARE if expected_bytes_per_s else SLOW_SHARE_OF_MEDIAN
+    weak = WEAK_SHARE if expected_bytes_per_s else WEAK_SHARE_OF_MEDIAN
     found: list[Finding] = []
     for link, measured in bytes_per_s.items():
         share = measured / expected if expected else 1.0
-        verdict = Verdict.FAIL if share < SLOW_SHARE else Verdict.WARN if share < WEAK_SHARE else Verdict.OK
+        verdict = Verdict.FAIL if share < slow else Verdict.WARN if share < weak else Verdict.OK
         found.append(
             Finding(
                 link,
