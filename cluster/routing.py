@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.buddies import Buddies
+from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
 from cluster.fleet import Member, Promise
 from cluster.prefix_index import PrefixIndex
 from cluster.scoring import Ask, Choice, CostPolicy, PlacementPolicy
@@ -49,42 +50,6 @@ _SETTLE_S = 0.2
 _MAX_PASSED = 32
 """Requests that others may pass in one go; so many large ones at the head do hold the small ones behind them up."""
 _NO_DECODE = "no decode instance is alive"
-
-
-# --- events (Finished, Register and LoadReport come as they are) ---------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    frontend: str
-    place: Place
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillNeeded:
-    decode: str
-    need: NeedPrefill
-
-
-@dataclass(frozen=True, slots=True)
-class PeerLost:
-    """An instance or a frontend can no longer be reached."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed. Wanted every now and then while requests wait."""
-
-
-Event = Arrived | PrefillNeeded | PeerLost | Tick | Finished | Register | Leaving | LoadReport
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """The only kind of action."""
-
-    to: str
-    message: Placed | Rejected | PrefillAssigned | Buddy
 
 
 @dataclass(slots=True)

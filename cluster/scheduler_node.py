@@ -3,7 +3,8 @@
 import asyncio
 import logging
 
-from cluster.routing import Arrived, Event, GlobalScheduler, PeerLost, PrefillNeeded, Tick
+from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Tick
+from cluster.routing import GlobalScheduler
 from core.messages import (
     AskStatus,
     Finished,

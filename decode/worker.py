@@ -26,9 +26,9 @@ from core.messages import (
 )
 from core.ports import Clock, Mail
 from core.types import Request, Route, TokenOut
+from engine.ledger import Reservation
 from engine.loop import Engine
 from engine.reporting import Reporter
-from engine.scheduler import Reservation
 from kvtransfer.handoff import DECODE_OVER, Action, DecodeHandoff, Fact
 from kvtransfer.inbox import Inbox
 

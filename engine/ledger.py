@@ -24,6 +24,16 @@ class Restore:
     blocks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks for a request's known tokens. The first `matched_tokens` (whole blocks) are in the cache already."""
+
+    key: str
+    block_ids: tuple[int, ...]
+    matched_tokens: int
+    num_tokens: int
+
+
 class BlockLedger:
     def __init__(self, pool: BlockPool, cache: RadixCache, block_size: int) -> None:
         self._pool, self._cache, self._block_size = pool, cache, block_size

@@ -10,7 +10,8 @@ from core.messages import Grant, TierCounts
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.types import Request, TokenOut
-from engine.scheduler import Reservation, StepScheduler
+from engine.ledger import Reservation
+from engine.scheduler import StepScheduler
 from engine.tiers.restoring import Restoring
 
 _SMOOTHING = 0.2

@@ -8,7 +8,6 @@ Invariant: a block is given back only when no planned, uncommitted step can writ
 import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as SeqOf
-from dataclasses import dataclass
 
 from core.config import EngineConfig
 from core.errors import Bug, RequestError
@@ -18,19 +17,9 @@ from core.plan import BlockCopy, NewSeq, Push, SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
 from core.types import FinishReason, Request, TokenOut
 from engine.blocks import BlockPool
-from engine.ledger import BlockLedger, Restore
+from engine.ledger import BlockLedger, Reservation, Restore
 from engine.radix import Match, RadixCache
 from engine.sequence import Sequence, State
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Blocks for a request's known tokens. The first `matched_tokens` (whole blocks) are in the cache already."""
-
-    key: str
-    block_ids: tuple[int, ...]
-    matched_tokens: int
-    num_tokens: int
 
 
 class StepScheduler:

@@ -10,11 +10,10 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard
-from core.messages import ChunkDone, Commit, Drained, Grant, HandoverTimes, PrefillFailed, RegionKey
+from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
 from core.plan import StepPlan
 from core.ports import Mail
 from core.types import TokenOut
@@ -29,6 +28,7 @@ from kvtransfer.copies import (
     same_storage,
 )
 from kvtransfer.linkqueue import LinkQueue, Urgency
+from kvtransfer.pushes import Chunk, Push, TargetPlan, Word, Write
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.routes import Routes
@@ -45,80 +45,6 @@ _SLOW_S = 0.25
 """A write that takes longer no longer keeps other holders waiting."""
 _LONG_WRITE_BYTES = 8 << 20
 """Layers that have queued up go out together up to this size."""
-
-
-@dataclass(slots=True, eq=False)
-class _Push:
-    """One grant that is being filled. `targets` are the holder's ranks and how each is reached."""
-
-    grant: Grant
-    targets: list[tuple[Sender, RegionKey]]
-    urgency: Urgency
-    on_delivered: Callable[[str], None]
-    on_quiet: Callable[[str], None]
-    on_failed: Callable[[str, str], None]
-    opened_s: float
-    started_s: float | None = None
-    """The first step with its prompt."""
-    written_s: float | None = None
-    """The end of its first write."""
-    drawn_s: float = 0.0
-    """The first token."""
-    stopped: bool = False
-    closing: bool = False
-    """Its last word waits: nothing that is computed from now on is sent."""
-    num_chunks: int = 0
-    num_bytes: int = 0
-    queued_bytes: int = 0
-    writing_since_s: float | None = None
-
-    def times(self, now: float) -> HandoverTimes:
-        opened_s = self.opened_s
-        return HandoverTimes(
-            self.targets[0][0].name if self.targets else "",
-            (self.started_s or opened_s) - opened_s,
-            (self.written_s or opened_s) - opened_s,
-            now - self.drawn_s,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What of a chunk goes to one of the holder's ranks, for the first layer."""
-
-    sender: Sender
-    region: RegionKey
-    side: Side
-    runs: list[VectorRun]
-
-
-@dataclass(slots=True, eq=False)
-class _Chunk:
-    """One work of a step."""
-
-    push: _Push
-    first_token: int
-    num_tokens: int
-    source: Side
-    plans: list[_Plan]
-    layer_bytes: int
-    vouched_bytes: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Write:
-    chunk: _Chunk
-    layer: int
-
-
-@dataclass(slots=True, eq=False)
-class _Word:
-    """Something to say to the holder once all writes before it are done."""
-
-    push: _Push
-    drawn: Sequence[TokenOut]
-    """Empty when it is stopped."""
-    reason: str | None
 
 
 class Pusher:
@@ -145,10 +71,10 @@ class Pusher:
         self._agreed: dict[str, set[RegionKey]] = {}
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.current_thread()
-        self._pushes: dict[str, _Push] = {}
-        self._queue: LinkQueue[_Write | _Word] = LinkQueue(_MAX_HOLDERS)
+        self._pushes: dict[str, Push] = {}
+        self._queue: LinkQueue[Write | Word] = LinkQueue(_MAX_HOLDERS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._chunks: list[_Chunk] = []
+        self._chunks: list[Chunk] = []
         self._queued_bytes = 0
         self._pace: dict[str, float] = {}
         """Seconds a byte of recent writes to each holder."""
@@ -177,7 +103,7 @@ class Pusher:
         ways = self._routes.choose(grant.holder, grant.regions)
         duty = duties(self._ranks, [region.shard for _, region in ways])[self._rank]
         targets = [ways[number] for number in duty]
-        self._pushes[grant.id] = _Push(
+        self._pushes[grant.id] = Push(
             grant, targets, urgency, on_delivered, on_quiet, on_failed, self._loop.time()
         )
 
@@ -196,14 +122,14 @@ class Pusher:
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
             push.drawn_s, push.closing = self._loop.time(), True
-            self._put(_Word(push, drawn, None))
+            self._put(Word(push, drawn, None))
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
         """Write no more, and then tell the holder: Drained, or PrefillFailed with `reason`."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
             push.stopped = True
-            self._put(_Word(push, (), reason))
+            self._put(Word(push, (), reason))
 
     def holder_lost(self, holder: str) -> None:
         self._routes.forget(holder)
@@ -248,15 +174,15 @@ class Pusher:
             if push.started_s is None:
                 push.started_s = self._loop.time()
             source = Side(self._shard, self._num_blocks, work.block_ids)
-            plans: list[_Plan] = []
+            plans: list[TargetPlan] = []
             for sender, region in push.targets:
                 side = Side(region.shard, region.num_blocks, push.grant.block_ids, push.grant.first_token)
                 runs = plan_vectors(source, side, work.push.start, work.push.count)
-                plans.append(_Plan(sender, region, side, runs))
+                plans.append(TargetPlan(sender, region, side, runs))
             layout = self._shard.layout
             num_vectors = sum(run.count for plan in plans for run in plan.runs)
             size = num_vectors * (layout.vector_bytes + layout.scale_bytes)
-            self._chunks.append(_Chunk(push, work.push.start, work.push.count, source, plans, size))
+            self._chunks.append(Chunk(push, work.push.start, work.push.count, source, plans, size))
 
     def layer_done(self, layer: int) -> None:
         chunks = self._chunks
@@ -274,16 +200,16 @@ class Pusher:
 
     # Writing --------------------------------------------------------------------------------------------------------
 
-    def _queue_layer(self, chunks: list[_Chunk], layer: int) -> None:
+    def _queue_layer(self, chunks: list[Chunk], layer: int) -> None:
         for chunk in chunks:
             if not chunk.push.closing:
                 chunk.push.queued_bytes += chunk.layer_bytes
-                self._put(_Write(chunk, layer))
+                self._put(Write(chunk, layer))
             else:
                 self._forget_queued(chunk.layer_bytes)
 
-    def _put(self, item: _Write | _Word) -> None:
-        push = item.chunk.push if isinstance(item, _Write) else item.push
+    def _put(self, item: Write | Word) -> None:
+        push = item.chunk.push if isinstance(item, Write) else item.push
         self._queue.add(push.grant.id, push.grant.holder, push.urgency, item)
         self._serve()
 
@@ -295,14 +221,14 @@ class Pusher:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, grant_id: str, holder: str, items: deque[_Write | _Word]) -> None:
+    async def _work(self, grant_id: str, holder: str, items: deque[Write | Word]) -> None:
         """One long write, or the last word, which does not wait for another turn behind the write before it."""
         slow = self._loop.call_later(_SLOW_S, self._slow, holder)
         try:
             writes = _take_writes(items)
             if writes:
                 await self._write(writes)
-            if items and isinstance(word := items[0], _Word):
+            if items and isinstance(word := items[0], Word):
                 items.popleft()
                 self._say(word)
         except Exception:
@@ -316,7 +242,7 @@ class Pusher:
         self._queue.slow(holder)
         self._serve()
 
-    async def _write(self, items: list[_Write]) -> None:
+    async def _write(self, items: list[Write]) -> None:
         """Layers of one grant."""
         push = items[0].chunk.push
         try:
@@ -345,7 +271,7 @@ class Pusher:
             self._queued_bytes = max(0, self._queued_bytes - num_bytes)
             self._room.notify_all()
 
-    async def _write_layers(self, push: _Push, items: list[_Write]) -> None:
+    async def _write_layers(self, push: Push, items: list[Write]) -> None:
         for index, (sender, region) in enumerate(push.targets):
             copies: list[CopyRun] = []
             for item in items:
@@ -369,7 +295,7 @@ class Pusher:
             if item.layer == self._shard.layers[1] - 1 and not push.stopped:
                 self._chunk_done(item.chunk)
 
-    async def _convert(self, push: _Push, source: Side, plan: _Plan, runs: list[VectorRun]) -> int:
+    async def _convert(self, push: Push, source: Side, plan: TargetPlan, runs: list[VectorRun]) -> int:
         assert self._staging is not None, "refused in `open`"
 
         async def send(copies: list[CopyRun]) -> None:
@@ -377,7 +303,7 @@ class Pusher:
 
         return await self._staging.push(runs, source, plan.side, send)
 
-    def _chunk_done(self, chunk: _Chunk) -> None:
+    def _chunk_done(self, chunk: Chunk) -> None:
         push = chunk.push
         done = ChunkDone(
             push.grant.id, push.num_chunks, chunk.first_token, chunk.num_tokens, chunk.vouched_bytes
@@ -385,7 +311,7 @@ class Pusher:
         push.num_chunks += 1
         self._mail.send(push.grant.holder, done)
 
-    def _say(self, word: _Word) -> None:
+    def _say(self, word: Word) -> None:
         push = word.push
         grant_id, holder = push.grant.id, push.grant.holder
         if word.drawn and push.stopped:
@@ -413,11 +339,11 @@ class Pusher:
             push.on_quiet(grant_id)
 
 
-def _take_writes(items: deque[_Write | _Word]) -> list[_Write]:
+def _take_writes(items: deque[Write | Word]) -> list[Write]:
     """As many layers from the left as make one long write."""
-    taken: list[_Write] = []
+    taken: list[Write] = []
     num_bytes = 0
-    while items and isinstance(item := items[0], _Write):
+    while items and isinstance(item := items[0], Write):
         num_bytes += item.chunk.layer_bytes
         if taken and num_bytes > _LONG_WRITE_BYTES:
             break

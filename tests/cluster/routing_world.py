@@ -2,7 +2,8 @@
 
 import zlib
 
-from cluster.routing import Arrived, Event, GlobalScheduler, Send
+from cluster.events import Arrived, Event, Send
+from cluster.routing import GlobalScheduler
 from core.config import ScheduleConfig
 from core.messages import LoadReport, Place, Placed, Register, Rejected
 from core.types import Slo

@@ -36,7 +36,7 @@ from core.messages import (
 )
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from decode.worker import DecodeWorker
-from engine.scheduler import Reservation
+from engine.ledger import Reservation
 from kvtransfer.inbox import Inbox
 from prefill.worker import PrefillWorker
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.routing import Arrived, Event, GlobalScheduler, PeerLost, PrefillNeeded, Send, Tick
+from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.routing import GlobalScheduler
 from core.config import ScheduleConfig
 from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned, Rejected
 from tests.cluster.routing_world import ask, instance, report

@@ -1,0 +1,51 @@
+"""What the global scheduler is told (Finished, Register, Leaving and LoadReport come as they are), and the one thing it does."""
+
+from dataclasses import dataclass
+
+from core.messages import (
+    Buddy,
+    Finished,
+    Leaving,
+    LoadReport,
+    NeedPrefill,
+    Place,
+    Placed,
+    PrefillAssigned,
+    Register,
+    Rejected,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    frontend: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillNeeded:
+    decode: str
+    need: NeedPrefill
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """An instance or a frontend can no longer be reached."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed. Wanted every now and then while requests wait."""
+
+
+Event = Arrived | PrefillNeeded | PeerLost | Tick | Finished | Register | Leaving | LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """The only kind of action."""
+
+    to: str
+    message: Placed | Rejected | PrefillAssigned | Buddy
