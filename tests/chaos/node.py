@@ -5,6 +5,7 @@ Commands come as JSON lines on standard input, events go to standard output. It 
     {"do": "trap", "states": ["decode.GRANTED"]}       stop this very process (SIGSTOP) when a hand-over enters one of them, once each
     {"do": "fate", "message": "Commit", "kind": "drop"}  treat the next outgoing message of that type badly, below the numbering
     {"do": "corrupt", "frames": 2}                      so many TCP frames of KV carry a wrong checksum
+    {"do": "full disk"}                                 nothing more can be written to the disk tier
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
     {"do": "generate", "id": .., "prompt": .., "max_tokens": ..}  {"do": "cancel", "id": ..}
     {"do": "drain"}                                     leave the cluster; says when nothing runs here any more
@@ -13,6 +14,7 @@ Commands come as JSON lines on standard input, events go to standard output. It 
 
 import asyncio
 import ctypes
+import errno
 import json
 import logging
 import os
@@ -37,6 +39,7 @@ from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
 from core.types import Request, SamplingParams
 from engine.group import InlineGroup
+from engine.tiers import disk
 from engine.tiers.build import build_tiers
 from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
@@ -115,6 +118,10 @@ def wrong_checksums() -> None:
         return right(source, runs) ^ 1
 
     tcp.source_crc = source_crc
+
+
+def no_space(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 class SlowSender:
@@ -212,6 +219,8 @@ class Node:
                 FAULTS.fates[message] = kind
             case {"do": "corrupt", "frames": frames}:
                 FAULTS.corrupt = frames
+            case {"do": "full disk"}:
+                disk.os.pwritev = no_space  # type: ignore[assignment]
             case {"do": "slow", "write_s": write_s}:
                 FAULTS.write_s = write_s
             case {"do": "generate", "id": name, "prompt": prompt, "max_tokens": max_tokens}:
