@@ -66,7 +66,13 @@ class Instance:
         policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
         self._scheduler = StepScheduler(config.engine, parts.num_blocks, parts.max_context_tokens, policy)
         self._pusher = Pusher(
-            parts.shard, parts.num_blocks, mail, parts.make_senders(), parts.staging, parts.model
+            parts.shard,
+            parts.num_blocks,
+            mail,
+            parts.make_senders(),
+            parts.staging,
+            parts.model,
+            now=clock.now,
         )
         group = parts.make_group(self._pusher)
         self._engine = Engine(

@@ -60,16 +60,19 @@ class Pusher:
         model: str = "",
         ranks: Sequence[KVShard] = (),
         rank: int = 0,
+        now: Callable[[], float] | None = None,
     ) -> None:
         """`staging` is where KV is converted for holders that store it otherwise; without it they are refused.
 
-        `ranks` are the shards of all ranks of this instance, this one's at `rank`: those that hold the same share the work."""
+        `ranks` are the shards of all ranks of this instance, this one's at `rank`: those that hold the same share the work.
+        `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._ranks, self._rank = ranks or (shard,), rank
         self._shard, self._num_blocks, self._model = shard, num_blocks, model
         self._mail, self._senders, self._staging = mail, senders, staging
         self._routes = Routes(senders)
         self._agreed: dict[str, set[RegionKey]] = {}
         self._loop = asyncio.get_running_loop()
+        self._now = now or self._loop.time
         self._loop_thread = threading.current_thread()
         self._pushes: dict[str, Push] = {}
         self._queue: LinkQueue[Write | Word] = LinkQueue(_MAX_HOLDERS)
@@ -103,9 +106,7 @@ class Pusher:
         ways = self._routes.choose(grant.holder, grant.regions)
         duty = duties(self._ranks, [region.shard for _, region in ways])[self._rank]
         targets = [ways[number] for number in duty]
-        self._pushes[grant.id] = Push(
-            grant, targets, urgency, on_delivered, on_quiet, on_failed, self._loop.time()
-        )
+        self._pushes[grant.id] = Push(grant, targets, urgency, on_delivered, on_quiet, on_failed, self._now())
 
     def remaining_s(self, grant_id: str) -> float:
         """How long the writes that are queued for this grant will take: by the last ones to its holder, and no less than the
@@ -114,14 +115,14 @@ class Pusher:
         if push is None:
             return 0.0
         since_s = push.writing_since_s
-        elapsed_s = 0.0 if since_s is None else self._loop.time() - since_s
+        elapsed_s = 0.0 if since_s is None else self._now() - since_s
         return max(elapsed_s, push.queued_bytes * self._pace.get(push.grant.holder, 0.0))
 
     def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
         """All layers of all chunks are queued: commit with the drawn tokens once they are written."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
-            push.drawn_s, push.closing = self._loop.time(), True
+            push.drawn_s, push.closing = self._now(), True
             self._put(Word(push, drawn, None))
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
@@ -172,7 +173,7 @@ class Pusher:
             if push is None or work.push is None or push.stopped:
                 continue
             if push.started_s is None:
-                push.started_s = self._loop.time()
+                push.started_s = self._now()
             source = Side(self._shard, self._num_blocks, work.block_ids)
             plans: list[TargetPlan] = []
             for sender, region in push.targets:
@@ -247,10 +248,10 @@ class Pusher:
         push = items[0].chunk.push
         try:
             if not push.stopped:
-                started_s = push.writing_since_s = self._loop.time()
+                started_s = push.writing_since_s = self._now()
                 await self._write_layers(push, items)
                 size = sum(item.chunk.layer_bytes for item in items)
-                self._note_pace(push.grant.holder, (self._loop.time() - started_s) / max(1, size))
+                self._note_pace(push.grant.holder, (self._now() - started_s) / max(1, size))
         except (ReplicaLost, TransferError) as error:
             push.on_failed(push.grant.id, str(error))
         except Exception as error:
@@ -290,7 +291,7 @@ class Pusher:
             if copies:
                 await sender.write(push.grant.id, region, copies)
         if push.written_s is None:
-            push.written_s = self._loop.time()
+            push.written_s = self._now()
         for item in items:
             if item.layer == self._shard.layers[1] - 1 and not push.stopped:
                 self._chunk_done(item.chunk)
@@ -327,7 +328,7 @@ class Pusher:
                     push.num_chunks,
                     push.num_bytes,
                     word.drawn[0],
-                    push.times(self._loop.time()),
+                    push.times(self._now()),
                     tuple(word.drawn[1:]),
                 ),
             )
