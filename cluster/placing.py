@@ -1,0 +1,170 @@
+"""From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that promises. Pure.
+
+Invariants: a request is placed only on a decode instance with headroom for its prompt and expected growth, by the last report and
+everything promised since; and a prompt only where less than about a second of prompt work is queued. What was promised to an
+instance is given back by `finish`.
+
+A request that finds no headroom is passed by smaller ones, but once it has been passed by for PATIENCE_S the first such request
+claims the decode instance with the most free blocks that could hold it: nothing else is placed there until the claimant is. One
+claim at a time. Prompt room is asked before a prompt is counted, so a long prompt gets it as soon as a short one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.fleet import Member, Promise
+from cluster.roster import Roster
+from cluster.scoring import Ask, Choice, PlacementPolicy
+from cluster.waiting import Waiter, WaitingQueue
+from core.messages import NeedPrefill, Place
+from core.types import Route
+
+GROWTH_TOKENS = 256
+"""Room that is kept for a sequence's output, if it may be as long; longer outputs rely on others ending before."""
+PATIENCE_S = 1.0
+
+
+@dataclass(slots=True)
+class Placement:
+    """A request that was placed and is not finished."""
+
+    frontend: str
+    place: Place
+    route: Route
+
+
+class Placer:
+    def __init__(
+        self,
+        roster: Roster,
+        policy: PlacementPolicy,
+        local_threshold_tokens: int,
+        log: Callable[[str], None],
+    ) -> None:
+        self._roster, self._policy, self._log = roster, policy, log
+        self._threshold = local_threshold_tokens
+        self._placements: dict[str, Placement] = {}
+        self._claim: tuple[str, str] | None = None
+        """(key of a waiter, address of the decode instance that is kept for it)"""
+
+    def __len__(self) -> int:
+        """Requests that are placed and not finished."""
+        return len(self._placements)
+
+    def get(self, key: str) -> Placement | None:
+        return self._placements.get(key)
+
+    def try_to_place(self, waiter: Waiter, now: float) -> Route | None:
+        """Bind it to the instances that suit it best now; None: it waits."""
+        place = waiter.place
+        hits = self._roster.hits(place)
+        usable = self._roster.decodes(place)
+        decodes = [m for m in usable if self._has_headroom(m, waiter, hits.get(m.address, 0))]
+        wanted = place.prefer or self._roster.heir(place.exclude)
+        decodes = [m for m in decodes if m.address == wanted] or decodes
+        if not decodes:
+            self._claim_for(waiter, usable, now)
+            return None
+        waiter.blocked_since_s = None
+        ask = Ask(place.num_tokens, _growth(place), hits)
+        choice = self._policy.choose(ask, decodes, self._sources(place, hits), now)
+        if choice is None:
+            return None
+        source = self._roster.get(place.source)
+        if source is not None and source is not choice.decode:
+            choice = Choice(choice.decode, source, choice.cost_s)
+        elif not self._has_prompt_room(ask, choice):
+            return None
+        return self._bind(waiter, ask, choice, now)
+
+    def is_blocked(self, waiter: Waiter, changed: Member) -> bool:
+        """It found no headroom before, and would not find it on `changed`."""
+        if waiter.blocked_since_s is None:
+            return False
+        num_cached = self._roster.hits(waiter.place).get(changed.address, 0)
+        return not changed.info.decodes or not self._has_headroom(changed, waiter, num_cached)
+
+    def replace_prefill(self, key: str, decode: str, need: NeedPrefill, now: float) -> str:
+        """A reservation on `decode` lost its prefill instance: the address of another one; empty: compute it there."""
+        placement, holder = self._placements.get(key), self._roster.get(decode)
+        prefill = ""
+        if placement is not None and holder is not None and placement.route.decode == decode:
+            if (old := self._roster.get(placement.route.prefill)) is not None:
+                old.release(key)
+            place = placement.place
+            ask = Ask(place.num_tokens, _growth(place), self._roster.hits(place), need.num_tokens)
+            prefills = [m for m in self._roster.prefills(place, ()) if m.address not in (need.lost, decode)]
+            choice = self._policy.choose_prefill(ask, holder, prefills, now)
+            if choice.prefill is not None:
+                choice.prefill.promise(key, Promise(now, 0, 0, ask.uncached(choice.prefill), ()))
+                prefill = choice.prefill.address
+            placement.route = Route(decode, prefill)
+        self._log(f"prefill {key} {prefill or 'local'} {decode}")
+        return prefill
+
+    def finish(self, key: str) -> None:
+        """Give back what was promised for it. Nothing happens where nothing was."""
+        if (placement := self._placements.pop(key, None)) is not None:
+            for address in (placement.route.decode, placement.route.prefill):
+                if (member := self._roster.get(address)) is not None:
+                    member.release(key)
+
+    def at(self, address: str) -> list[str]:
+        """Keys of those that a lost instance decoded or a lost frontend asked for."""
+        return [k for k, p in self._placements.items() if address in (p.route.decode, p.frontend)]
+
+    def unclaim(self, address: str) -> None:
+        """That instance takes nothing more."""
+        if self._claim is not None and self._claim[1] == address:
+            self._claim = None
+
+    def check_claim(self, queue: WaitingQueue) -> None:
+        """A claim ends with its claimant."""
+        if self._claim is not None and queue.get(self._claim[0]) is None:
+            self._claim = None
+
+    def _sources(self, place: Place, hits: Mapping[str, int]) -> list[Member]:
+        roster = self._roster
+        return roster.prefills(place, place.exclude) + roster.holders(place, hits, place.exclude)
+
+    def _has_headroom(self, member: Member, waiter: Waiter, num_cached: int) -> bool:
+        if self._claim is not None and self._claim[1] == member.address and self._claim[0] != waiter.key:
+            return False
+        if member.num_seqs >= member.info.max_num_seqs:
+            return False
+        return _blocks_needed(member, waiter.place, num_cached) <= member.free_blocks
+
+    def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
+        if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
+            return True
+        return choice.computes.has_prompt_room(self._policy.tokens_per_s(choice.computes))
+
+    def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
+        """Nothing has headroom for `waiter`: after a while, keep an instance for it."""
+        if waiter.blocked_since_s is None:
+            waiter.blocked_since_s = now
+        if usable and self._claim is None and now - waiter.blocked_since_s >= PATIENCE_S:
+            member = max(usable, key=lambda m: m.free_blocks)
+            self._claim = (waiter.key, member.address)
+            self._log(f"claim {waiter.key} {member.address}")
+
+    def _bind(self, waiter: Waiter, ask: Ask, choice: Choice, now: float) -> Route:
+        place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
+        num_blocks = _blocks_needed(decode, place, ask.cached_blocks.get(decode.address, 0))
+        compute_tokens = ask.uncached(decode) if prefill is None else 0
+        decode.promise(key, Promise(now, 1, num_blocks, compute_tokens, place.block_hashes))
+        if prefill is not None:
+            prefill.promise(key, Promise(now, 0, 0, ask.uncached(prefill), ()))
+        route = Route(decode.address, "" if prefill is None else prefill.address)
+        self._placements[key] = Placement(waiter.frontend, place, route)
+        if self._claim is not None and self._claim[0] == key:
+            self._claim = None
+        self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
+        return route
+
+
+def _growth(place: Place) -> int:
+    return min(place.max_new_tokens, GROWTH_TOKENS)
+
+
+def _blocks_needed(member: Member, place: Place, num_cached: int) -> int:
+    return member.blocks_needed(place.num_tokens + _growth(place), place.block_hashes, num_cached)
