@@ -65,6 +65,7 @@ class Ops:
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M)"""
     write_kv: Callable[[Tensor, Tensor, Tensor, AttentionMeta], None]
     """(k (T, Hkv, D), v (T, Hkv, D), kv_layer, meta): store at meta.slots."""
-    paged_attention: Callable[[Tensor, Tensor, AttentionMeta, float, int, float], Tensor]
-    """(q (T, H, D), kv_layer, meta, scale, window, soft_cap) -> (T, H, D). Causal. A token attends to at most the last
-    `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not)."""
+    paged_attention: Callable[[Tensor, Tensor, AttentionMeta, float, int, float, Tensor | None], Tensor]
+    """(q (T, H, D), kv_layer, meta, scale, window, soft_cap, sinks) -> (T, H, D). Causal. A token attends to at most the last
+    `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not). `sinks`
+    ((H,) float32 or None): one more score for each head in the softmax, to which no value belongs."""

@@ -57,8 +57,9 @@ class PagedAttention:
         self._causal: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float
-    ) -> Tensor:
+        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         if (plan := meta.cache.get(("attention", window))) is None:
             plan = meta.cache["attention", window] = _make_plan(meta, kv_layer, window, q.dtype)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -68,12 +69,12 @@ class PagedAttention:
             for gather in plan.singles:
                 keys, values = self._gather(kv_layer, gather)
                 attended[gather.rows] = _attend_single(
-                    queries[gather.rows], keys, values, gather.mask, scale, soft_cap
+                    queries[gather.rows], keys, values, gather.mask, scale, soft_cap, sinks
                 )
             out.index_copy_(0, plan.single_rows, attended)
         for gather in plan.many:
             keys, values = self._gather(kv_layer, gather)
-            self._attend_many(q[gather.rows], keys[0], values[0], gather, window, scale, soft_cap, out)
+            self._attend_many(q[gather.rows], keys[0], values[0], gather, window, scale, soft_cap, sinks, out)
         return out
 
     def _gather(self, kv_layer: Tensor, gather: _Gather) -> tuple[Tensor, Tensor]:
@@ -92,7 +93,8 @@ class PagedAttention:
         return keys, values
 
     def _attend_many(
-        self, q: Tensor, k: Tensor, v: Tensor, gather: _Gather, window: int, scale: float, soft_cap: float, out: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, gather: _Gather, window: int, scale: float, soft_cap: float,
+        sinks: Tensor | None, out: Tensor,
     ) -> None:  # fmt: skip
         """(T, H, D) x (Hkv, L, D) -> out[gather.rows]. A tile sees no key behind its last query nor before its window."""
         num_tokens, num_heads, head_dim = q.shape
@@ -110,6 +112,7 @@ class PagedAttention:
                 self._tile_mask(stop - start, end - first, window, q),
                 scale,
                 soft_cap,
+                None if sinks is None else sinks.view(num_kv_heads, repeats, 1, 1),
             )
             rows = slice(gather.rows.start + start, gather.rows.start + stop)
             out[rows] = attended.permute(2, 0, 1, 3).reshape(stop - start, num_heads, head_dim)
@@ -130,21 +133,30 @@ class PagedAttention:
 
 
 def _attend_single(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float, sinks: Tensor | None
 ) -> Tensor:
     """(b, H, D) x (b, Hkv, L, D): the query heads of one KV head play the part of query tokens."""
     num_seqs, num_heads, head_dim = q.shape
-    grouped = q.view(num_seqs, k.shape[1], num_heads // k.shape[1], head_dim)
-    return _attend(grouped, k, v, mask, scale, soft_cap).reshape(num_seqs, num_heads, head_dim)
+    num_kv_heads, repeats = k.shape[1], num_heads // k.shape[1]
+    grouped = q.view(num_seqs, num_kv_heads, repeats, head_dim)
+    per_head = None if sinks is None else sinks.view(num_kv_heads, repeats, 1)
+    return _attend(grouped, k, v, mask, scale, soft_cap, per_head).reshape(num_seqs, num_heads, head_dim)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float) -> Tensor:
-    if not soft_cap:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float, sinks: Tensor | None
+) -> Tensor:
+    if not soft_cap and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    scores = torch.tanh((q @ k.transpose(-1, -2)).float() * (scale / soft_cap)) * soft_cap
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    if soft_cap:
+        scores = torch.tanh(scores / soft_cap) * soft_cap
     if mask is not None:
         scores += mask
-    return torch.softmax(scores, -1).to(v.dtype) @ v
+    if sinks is None:
+        return torch.softmax(scores, -1).to(v.dtype) @ v
+    with_sinks = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), -1)
+    return torch.softmax(with_sinks, -1)[..., :-1].to(v.dtype) @ v
 
 
 def _make_plan(meta: AttentionMeta, kv_layer: Tensor, window: int, dtype: torch.dtype) -> _Plan:

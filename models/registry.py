@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 
 from core.errors import UnsupportedModel
+from kernels.joins import ONE_RANK, Joins
 from kernels.select import select_ops
 from models.families import read_spec
 from models.model import Model
 from models.spec import DTYPES, ModelSpec
-from models.weights import Checkpoint
+from models.weights import Checkpoint, Shard, whole
 
 
 def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
@@ -23,11 +24,18 @@ def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
 
 
 @torch.inference_mode()
-def load_model(folder: Path, dtype: str, device: torch.device) -> Model:
-    """Raises ConfigError and UnsupportedModel."""
+def load_model(
+    folder: Path,
+    dtype: str,
+    device: torch.device,
+    shard: Shard = whole,
+    layers: range | None = None,
+    joins: Joins = ONE_RANK,
+) -> Model:
+    """The model, or what `shard` and `layers` say of it is this rank's. Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
-    checkpoint = Checkpoint(folder, torch_dtype, device)
-    model = Model(spec, select_ops(device), checkpoint, device)
+    checkpoint = Checkpoint(folder, torch_dtype, device, shard)
+    model = Model(spec, select_ops(device), checkpoint, device, layers, joins)
     checkpoint.close()
     return model

@@ -54,6 +54,8 @@ class ModelSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
+    """Each head may attend to nothing: a learned score beside those of the tokens."""
     post_norms: bool = False
     """Gemma 2: also norms behind attention and behind the MLP."""
     unit_offset_norm: bool = False

@@ -1,5 +1,8 @@
-"""Reads a checkpoint's tensors by name. A tensor that nobody asks for, or that is missing, is an error that names it."""
+"""Reads a checkpoint's tensors by name, and of each only what this rank holds.
 
+A tensor that nobody asks for, or that is missing, is an error that names it."""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +13,52 @@ from torch import Tensor
 from core.errors import ConfigError, UnsupportedModel
 from models.spec import read_json
 
+Cut = Sequence[Sequence[slice]]
+"""For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
+Shard = Callable[[str, tuple[int, ...]], Cut]
+"""(name in the checkpoint, full shape) -> what this rank holds of it."""
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+
+def whole(name: str, shape: tuple[int, ...]) -> Cut:
+    """The `Shard` of a rank that holds everything."""
+    del name
+    return [[slice(0, size)] for size in shape]
 
 
 class Checkpoint:
     """The safetensors files of a folder, single or sharded. `close` checks that everything was used."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        self._folder, self._dtype, self._device = folder, dtype, device
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device, shard: Shard = whole) -> None:
+        self._folder, self._dtype, self._device, self._shard = folder, dtype, device, shard
         self._files = {path: _open(path) for path in _files(folder)}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         self._unused = set(self._where)
+        self.bytes_read = 0
+        """Of tensors, as they lie in the files."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """In `dtype`, or the model's. Raises UnsupportedModel when it is missing or has another shape."""
+        """This rank's part of the tensor, in `dtype` or the model's; `shape` is the whole tensor's.
+
+        Raises UnsupportedModel when it is missing or has another shape."""
         if name not in self._where:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
-        tensor = self._where[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
-            raise UnsupportedModel(f"tensor {name!r} is {tuple(tensor.shape)}; config.json says {shape}")
+        stored = self._where[name].get_slice(name)
+        if tuple(stored.get_shape()) != shape:
+            raise UnsupportedModel(
+                f"tensor {name!r} is {tuple(stored.get_shape())}; config.json says {shape}"
+            )
+        tensor = _read(stored, self._shard(name, shape))
+        self.bytes_read += tensor.nbytes
         self._unused.discard(name)
         return tensor.to(self._device, dtype or self._dtype)
 
-    def ignore(self, name: str) -> None:
-        self._unused.discard(name)
+    def ignore(self, *prefixes: str) -> None:
+        """Tensors whose names begin like this are not this model's, or not this rank's."""
+        self._unused = {name for name in self._unused if not name.startswith(prefixes)}
 
     def close(self) -> None:
         """Raises UnsupportedModel when a tensor was left over."""
@@ -44,6 +69,14 @@ class Checkpoint:
             raise UnsupportedModel(
                 f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}"
             )
+
+
+def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
+    """`stored` is safetensors' slice: indexing it reads just those bytes."""
+    if len(chosen) == len(cut):
+        return stored[chosen]
+    parts = [_read(stored, cut, (*chosen, run)) for run in cut[len(chosen)]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, len(chosen))
 
 
 def _open(path: Path) -> Any:

@@ -53,7 +53,9 @@ def make_step(
     return Step(q, kv_layer, meta, keys, values)
 
 
-def expected(step: Step, scale: float, window: int, soft_cap: float) -> torch.Tensor:
+def expected(
+    step: Step, scale: float, window: int, soft_cap: float, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     out = []
     row = 0
     for query_len, k, v in zip(step.meta.query_lens, step.keys, step.values, strict=True):
@@ -65,14 +67,19 @@ def expected(step: Step, scale: float, window: int, soft_cap: float) -> torch.Te
             scores = torch.einsum("hd,lhd->hl", step.q[row].double(), k[first:end]) * scale
             if soft_cap:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
-            out.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), v[first:end]))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks.double()[:, None]), -1)
+            weights = scores.softmax(-1)[:, : end - first]
+            out.append(torch.einsum("hl,lhd->hd", weights, v[first:end]))
             row += 1
     return torch.stack(out)
 
 
 @torch.inference_mode()
-def attend(step: Step, scale: float, window: int, soft_cap: float) -> torch.Tensor:
-    return select_ops(CPU).paged_attention(step.q, step.kv_layer, step.meta, scale, window, soft_cap)
+def attend(
+    step: Step, scale: float, window: int, soft_cap: float, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
+    return select_ops(CPU).paged_attention(step.q, step.kv_layer, step.meta, scale, window, soft_cap, sinks)
 
 
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
@@ -86,6 +93,16 @@ def test_any_mix_of_sequences(heads: str, window: int, soft_cap: float) -> None:
     step = make_step(lens, heads=HEADS[heads], block_size=rng.choice((1, 4, 16)))
     got = attend(step, 0.7, window, soft_cap)
     torch.testing.assert_close(got.double(), expected(step, 0.7, window, soft_cap), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_sink_takes_its_share_of_every_head(heads: str, window: int) -> None:
+    step = make_step([(1, 30), (1, 3), (150, 190), (4, 4)], heads=HEADS[heads])
+    sinks = torch.linspace(-3.0, 4.0, HEADS[heads][0])
+    got = attend(step, 0.7, window, 0.0, sinks)
+    torch.testing.assert_close(got.double(), expected(step, 0.7, window, 0.0, sinks), atol=2e-6, rtol=1e-5)
+    assert not torch.allclose(got, attend(step, 0.7, window, 0.0), atol=1e-2)
 
 
 @pytest.mark.parametrize("window", [0, 50, 200])
@@ -116,9 +133,9 @@ def test_layers_of_different_windows_share_a_step_and_steps_share_an_object() ->
     for seed, lens in enumerate(([(1, 50), (20, 60)], [(1, 9), (1, 130)], [(3, 3), (1, 70)])):
         step = make_step(lens, seed=seed)
         half = make_step(lens, seed=seed, dtype=torch.bfloat16)
-        ops.paged_attention(half.q, half.kv_layer, half.meta, 0.5, 0, 0.0)
+        ops.paged_attention(half.q, half.kv_layer, half.meta, 0.5, 0, 0.0, None)
         for window in (0, 6, 0, 30):
-            got = ops.paged_attention(step.q, step.kv_layer, step.meta, 0.5, window, 0.0)
+            got = ops.paged_attention(step.q, step.kv_layer, step.meta, 0.5, window, 0.0, None)
             torch.testing.assert_close(got.double(), expected(step, 0.5, window, 0.0), atol=2e-6, rtol=1e-5)
 
 

@@ -1,0 +1,54 @@
+"""One layer: attention and a feed-forward block, each behind a norm and added to the residual."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.joins import Joins
+from kernels.ops import Ops
+from models.attention import Attention, AttentionLayer, Step
+from models.mlp import Mlp, activation_of
+from models.spec import ModelSpec
+from models.weights import Checkpoint
+
+
+class Layer:
+    def __init__(self, spec: ModelSpec, index: int, checkpoint: Checkpoint, ops: Ops, joins: Joins) -> None:
+        prefix = f"model.layers.{index}."
+        self._norm, self._eps = ops.rms_norm, spec.norm_eps
+        self._attention: AttentionLayer = Attention(
+            spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
+        )
+        self._mlp: Callable[[Tensor], Tensor] = Mlp(
+            checkpoint,
+            f"{prefix}mlp.",
+            (spec.hidden_size, spec.intermediate_size),
+            spec.mlp_bias,
+            activation_of(ops, spec.activation),
+            ops,
+            joins,
+        )
+
+        def norm(name: str) -> Tensor:
+            return read_norm(spec, checkpoint, f"{prefix}{name}.weight")
+
+        self._before_attention = norm("input_layernorm")
+        self._before_mlp = norm(
+            "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
+        )
+        self._after_attention = norm("post_attention_layernorm") if spec.post_norms else None
+        self._after_mlp = norm("post_feedforward_layernorm") if spec.post_norms else None
+
+    def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
+        """(T, hidden) -> (T, hidden)"""
+        out = self._attention(self._norm(x, self._before_attention, self._eps), kv_layer, step)
+        x = x + (out if self._after_attention is None else self._norm(out, self._after_attention, self._eps))
+        out = self._mlp(self._norm(x, self._before_mlp, self._eps))
+        return x + (out if self._after_mlp is None else self._norm(out, self._after_mlp, self._eps))
+
+
+def read_norm(spec: ModelSpec, checkpoint: Checkpoint, name: str) -> Tensor:
+    """(hidden_size,) float32: what a normalised vector is multiplied by."""
+    weight = checkpoint.take(name, (spec.hidden_size,), torch.float32)
+    return weight + 1.0 if spec.unit_offset_norm else weight

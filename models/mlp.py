@@ -1,0 +1,50 @@
+"""The gated feed-forward block that every token passes."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.joins import Joins
+from kernels.ops import Ops
+from models.spec import Activation
+from models.weights import Checkpoint
+
+
+def activation_of(ops: Ops, name: Activation) -> Callable[[Tensor], Tensor]:
+    """(T, 2N) -> (T, N)"""
+    return ops.silu_mul if name == "silu" else ops.gelu_tanh_mul
+
+
+class Mlp:
+    """gate_proj, up_proj and down_proj under `prefix`; `inner` is their full inner size."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        prefix: str,
+        sizes: tuple[int, int],
+        bias: bool,
+        activate: Callable[[Tensor], Tensor],
+        ops: Ops,
+        joins: Joins,
+    ) -> None:
+        hidden, inner = sizes
+        self._linear, self._sum, self._activate = ops.linear, joins.sum_partial, activate
+        gate_up = [checkpoint.take(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
+        self._gate_up, self._gate_up_bias = torch.cat(gate_up), None
+        self._down, self._down_bias = checkpoint.take(f"{prefix}down_proj.weight", (hidden, inner)), None
+        if bias:
+            self._gate_up_bias = torch.cat(
+                [checkpoint.take(f"{prefix}{name}.bias", (inner,)) for name in _GATE_UP]
+            )
+            self._down_bias = checkpoint.take(f"{prefix}down_proj.bias", (hidden,))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
+        inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
+        out = self._sum(self._linear(inner, self._down, None))
+        return out if self._down_bias is None else out + self._down_bias
+
+
+_GATE_UP = ("gate_proj", "up_proj")

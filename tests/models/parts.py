@@ -1,0 +1,66 @@
+"""Ranks as threads: each holds a part of a model, and they meet in `Joins` at a barrier."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from kernels.joins import Joins, LocalExperts
+from models.weights import Cut
+
+T = TypeVar("T")
+ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head", "sinks", "_b_proj")
+COLUMNS = ("o_proj.weight", "down_proj.weight")
+
+
+def tensor_parallel(rank: int, size: int) -> Callable[[str, tuple[int, ...]], Cut]:
+    """Rows of what widens, columns of what narrows again; the rest whole."""
+
+    def shard(name: str, shape: tuple[int, ...]) -> Cut:
+        cut = [[slice(0, n)] for n in shape]
+        dim = 1 if name.endswith(COLUMNS) else 0 if any(part in name for part in ROWS) else None
+        if dim is not None:
+            cut[dim] = [slice(rank * shape[dim] // size, (rank + 1) * shape[dim] // size)]
+        return cut
+
+    return shard
+
+
+class Meeting:
+    """What the ranks of one group say to each other."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._barrier = threading.Barrier(size, timeout=20.0)
+        self._said: list[torch.Tensor] = [torch.empty(0)] * size
+
+    def all(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:
+        self._said[rank] = x
+        self._barrier.wait()
+        said = list(self._said)
+        self._barrier.wait()
+        return said
+
+    def joins(self, rank: int) -> Joins:
+        """Tensor parallel."""
+
+        def sum_partial(x: torch.Tensor) -> torch.Tensor:
+            return torch.stack(self.all(rank, x)).sum(0)
+
+        def embed(tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+            local = tokens - rank * len(table)
+            mine = (local >= 0) & (local < len(table))
+            return sum_partial(table[local.where(mine, 0)] * mine[:, None])
+
+        def experts(
+            layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, local: LocalExperts
+        ) -> torch.Tensor:
+            return sum_partial(local(x, ids, weights))
+
+        return Joins(sum_partial, embed, lambda x: torch.cat(self.all(rank, x), -1), experts)
+
+    def run(self, work: Callable[[int], T]) -> list[T]:
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(work, range(self.size)))

@@ -1,0 +1,114 @@
+"""Parts of a model, each with its own bytes of the checkpoint, together give what the whole gives."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from core.errors import UnsupportedModel
+from models.registry import load_model
+from models.weights import Checkpoint
+from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
+from tests.models.parts import Meeting, tensor_parallel
+
+PROMPT = list(range(2, 40))
+STEPS = [[(0, 0, PROMPT[:20])], [(0, 20, PROMPT[20:])]]
+
+
+def divisible(family: str, folder: Path) -> Any:
+    """A model whose heads and vocabulary two ranks can share."""
+    for draw in range(50):
+        config = FAMILIES[family](random.Random(draw), 0)
+        if config.num_key_value_heads % 2 == 0:
+            config.vocab_size = VOCAB + 1
+            return make(folder, config, seed=1)
+    raise AssertionError(family)
+
+
+def logits(paged: Paged) -> torch.Tensor:
+    return torch.cat([row for step in STEPS for row in paged.step(step)])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+def test_two_halves_equal_the_whole_and_each_reads_its_half(family: str, tmp_path: Path) -> None:
+    reference = divisible(family, tmp_path)
+    with torch.inference_mode():
+        want = reference(torch.tensor([PROMPT])).logits[0]
+    meeting = Meeting(2)
+
+    def rank(i: int) -> torch.Tensor:
+        model = load_model(tmp_path, "float32", CPU, tensor_parallel(i, 2), joins=meeting.joins(i))
+        paged = Paged(model, 1, random.Random(0))
+        paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]
+        return logits(paged)
+
+    for got in meeting.run(rank):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_stages_equal_the_whole(family: str, tmp_path: Path) -> None:
+    reference = divisible(family, tmp_path)
+    with torch.inference_mode():
+        want = reference(torch.tensor([PROMPT])).logits[0]
+    whole = Paged(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
+    cuts = (range(0, 1), range(1, whole.model.spec.num_layers))
+    stages = [load_model(tmp_path, "float32", CPU, layers=layers) for layers in cuts]
+    seen: list[int] = []
+
+    class Chain:
+        spec = whole.model.spec
+
+        def forward(
+            self, x: torch.Tensor, positions: torch.Tensor, kv: Any, meta: Any, _: Any
+        ) -> torch.Tensor:
+            for stage, layers in zip(stages, cuts, strict=True):
+                x = stage.forward(x, positions, kv[layers.start : layers.stop], meta, seen.append)
+            return x
+
+        logits = staticmethod(stages[-1].logits)
+
+    whole.model = Chain()  # type: ignore[assignment]
+    torch.testing.assert_close(logits(whole), want, atol=1e-4, rtol=1e-4)
+    assert seen == [*range(whole.model.spec.num_layers)] * len(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("cut", "rows", "columns"),
+    [
+        ([[slice(0, 6)], [slice(0, 4)]], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3]),
+        ([[slice(2, 4)], [slice(1, 3)]], [2, 3], [1, 2]),
+        ([[slice(4, 6), slice(0, 1)], [slice(0, 1), slice(3, 4)]], [4, 5, 0], [0, 3]),
+        ([[slice(5, 6), slice(5, 6)], [slice(0, 4)]], [5, 5], [0, 1, 2, 3]),
+    ],
+)
+def test_only_what_a_rank_holds_is_read(
+    cut: Any, rows: list[int], columns: list[int], tmp_path: Path
+) -> None:
+    tensor = torch.arange(24.0).view(6, 4)
+    save_file({"x": tensor}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path, torch.float32, CPU, lambda name, shape: cut)
+    got = checkpoint.take("x", (6, 4))
+    torch.testing.assert_close(got, tensor[rows][:, columns])
+    assert checkpoint.bytes_read == got.nbytes
+    checkpoint.close()
+
+
+def test_a_rank_checks_the_whole_tensors_shape(tmp_path: Path) -> None:
+    save_file({"x": torch.zeros(6, 4)}, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path, torch.float32, CPU, tensor_parallel(0, 2))
+    with pytest.raises(UnsupportedModel, match=r"'x' is \(6, 4\); config\.json says \(3, 4\)"):
+        checkpoint.take("x", (3, 4))
+
+
+def test_a_stage_refuses_what_no_stage_knows(tmp_path: Path) -> None:
+    divisible("llama", tmp_path)
+    for path in tmp_path.glob("model-00001*.safetensors"):
+        save_file(load_file(path) | {"model.layers.9.mlp.up_proj.weight": torch.zeros(1)}, path)
+    index = tmp_path / "model.safetensors.index.json"
+    assert index.exists()
+    with pytest.raises(UnsupportedModel, match=r"model\.layers\.9"):
+        load_model(tmp_path, "float32", CPU, layers=range(0, 1))
