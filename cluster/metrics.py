@@ -21,6 +21,15 @@ class IngressMetrics:
             "baton_requests_cancelled", "Sequences whose client went away", registry=registry
         )
         self.rejected = Counter("baton_requests_rejected", "Sequences refused for load", registry=registry)
+        self.refused = Counter(
+            "baton_requests_refused",
+            "HTTP requests that were refused or failed, by tenant and reason",
+            ["tenant", "reason"],
+            registry=registry,
+        )
+        self.tenant_tokens = Counter(
+            "baton_tenant_tokens", "Tokens by tenant and kind", ["tenant", "kind"], registry=registry
+        )
         self.failed = Counter(
             "baton_requests_failed", "Sequences that ended in another error", registry=registry
         )

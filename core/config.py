@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
@@ -101,13 +101,36 @@ class ServeConfig(_Frozen):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     api_keys: tuple[SecretStr, ...] = ()
-    """Clients must present one of these; empty: no key is asked for."""
+    """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for."""
+    api_keys_file: str = ""
+    """More of them, one a line, in a file that the ingress can read; `#` begins a comment."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """How long running requests may go on after SIGTERM."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    """A longer body is refused with 413."""
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """A client that has not sent its request's body by then gets 408."""
     otlp_endpoint: str = ""
     """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
+
+
+class TenantConfig(_Frozen):
+    """Who holds certain keys, and what they may ask of one ingress. A limit of 0 is none."""
+
+    keys: tuple[SecretStr, ...] = ()
+    keys_file: str = ""
+    """More keys, one a line, in a file that the ingress can read; `#` begins a comment."""
+    slo_classes: tuple[str, ...] = ()
+    """Service classes that may be asked for, the default first; empty: all, and `standard`."""
+    max_requests_per_min: int = Field(default=0, ge=0)
+    max_tokens_per_min: int = Field(default=0, ge=0)
+    """Prompt and output together."""
+    max_concurrent: int = Field(default=0, ge=0)
+    """Sequences at once: each choice of a request is one."""
+
+
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class ClusterConfig(_Frozen):
@@ -130,6 +153,7 @@ class ClusterConfig(_Frozen):
         "long-context": Slo("long-context", 10.0, 0.1, 0),
         "batch": Slo("batch", 3600.0, 10.0, -1),
     }
+    tenants: Mapping[TenantName, TenantConfig] = {}
 
 
 def load(
@@ -167,6 +191,11 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         raise ConfigError(
             "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
         )
+    for name, tenant in config.tenants.items():
+        if unknown := [one for one in tenant.slo_classes if one not in config.slo_classes]:
+            raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")
+        if not tenant.keys and not tenant.keys_file:
+            raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
     return config
 
 

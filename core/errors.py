@@ -24,9 +24,9 @@ class RequestError(BatonError):
 
 
 class Overloaded(BatonError):
-    def __init__(self, message: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, retry_after_s: float, code: str = "overloaded") -> None:
         super().__init__(message)
-        self.message, self.retry_after_s = message, retry_after_s
+        self.message, self.retry_after_s, self.code = message, retry_after_s, code
 
 
 class ReplicaLost(BatonError):

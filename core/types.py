@@ -60,10 +60,12 @@ class Request:
     """Address of the frontend that the tokens go to."""
     slo: Slo = Slo()
     salt: str = ""
-    """Prefix-cache tenant: prefixes are shared only between equal salts."""
+    """Prefixes are shared only between equal salts."""
     arrival_s: float = 0.0
     attempt: int = 0
     emitted: tuple[TokenId, ...] = ()
+    tenant: str = ""
+    """Whose request it is, from the configuration's `tenants`; empty: nobody's in particular."""
 
     @property
     def key(self) -> str:

@@ -1,7 +1,6 @@
 """The FastAPI application: routes, keys, limits, and one place where errors become responses."""
 
 import asyncio
-import hmac
 import logging
 import time
 import uuid
@@ -16,10 +15,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from cluster.api import params, schema
+from cluster.api import audit, params, schema
+from cluster.api.access import Access, Tenant
+from cluster.api.body import read_json
 from cluster.api.choices import Choice, ChoiceRunner
 from cluster.api.detokenize import TextStream
-from cluster.api.errors import error_response
+from cluster.api.errors import error_response, reason_of
 from cluster.api.generator import ChatTokenizer, Generator
 from cluster.api.params import ApiSettings
 from cluster.api.responses import ClientGone, events, streamed, whole
@@ -42,11 +43,12 @@ def create_app(
     generator: Generator,
     tokenizer: ChatTokenizer,
     settings: ApiSettings,
+    access: Access,
     registry: CollectorRegistry | None = None,
 ) -> FastAPI:
-    """The API over `generator`. Every route but health and readiness asks for a key when `settings.api_keys` are set."""
+    """The API over `generator`. Every route but health and readiness asks for a key when `access` knows any."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    api = _Api(generator, tokenizer, settings, IngressMetrics(registry or CollectorRegistry()))
+    api = _Api(generator, tokenizer, settings, access, IngressMetrics(registry or CollectorRegistry()))
     routes: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
         ("POST", "/v1/chat/completions", api.chat),
         ("POST", "/v1/completions", api.completions),
@@ -76,40 +78,55 @@ def create_app(
 
 class _Api:
     def __init__(
-        self, generator: Generator, tokenizer: ChatTokenizer, settings: ApiSettings, metrics: IngressMetrics
+        self,
+        generator: Generator,
+        tokenizer: ChatTokenizer,
+        settings: ApiSettings,
+        access: Access,
+        metrics: IngressMetrics,
     ) -> None:
-        self._generator, self._tokenizer, self._settings, self._metrics = (
-            generator,
-            tokenizer,
-            settings,
-            metrics,
-        )
+        self._generator, self._tokenizer, self._settings = generator, tokenizer, settings
+        self._access, self._metrics = access, metrics
         self._runner = ChoiceRunner(generator, tokenizer, metrics)
         self._started = int(time.time())
 
     def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
-        """`handler` behind the key check, with its errors as responses and its outcome counted."""
+        """`handler` behind the key check and the limits, with its errors as responses and its outcome counted."""
 
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
             request.state.request_id, request.state.arrival_s = request_id, time.monotonic()
+            request.state.tenant = None
             try:
                 if path not in _OPEN_ROUTES:
-                    self._check_key(request)
+                    self._admit(request)
                 response = await handler(request)
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=_CLIENT_GONE)
-            except BatonError as error:
-                log.info("request %s is refused: %.500s", request_id, error)
-                response = error_response(error, request_id)
             except Exception as error:
-                log.exception("request %s failed", request_id)
+                if not isinstance(error, BatonError):
+                    log.exception("request %s failed", request_id)
                 response = error_response(error, request_id)
+                self._note_refusal(request, response.status_code, error)
             response.headers["X-Request-Id"] = request_id
+            if request.state.tenant is not None and request.method == "POST":
+                response.headers.update(request.state.tenant.headers())
             self._metrics.requests.labels(path, response.status_code).inc()
             return response
 
         return guard
+
+    def _admit(self, http: HttpRequest) -> None:
+        tenant = self._access.tenant_of(http.headers.get("authorization", ""))
+        http.state.tenant = tenant
+        if http.method == "POST":
+            tenant.count_request()
+
+    def _note_refusal(self, http: HttpRequest, status: int, error: Exception) -> None:
+        tenant: Tenant | None = http.state.tenant
+        name, code = tenant.name if tenant else "", reason_of(error)
+        audit.refused(http, name, status, code, error.field if isinstance(error, RequestError) else None)
+        self._metrics.refused.labels(name, code).inc()
 
     async def chat(self, http: HttpRequest) -> Response:
         body = schema.validate(schema.ChatRequest, await self._body(http))
@@ -197,15 +214,18 @@ class _Api:
     async def _answer(
         self, http: HttpRequest, body: schema.Common, choices: list[Choice], num_prompts: int, shape: Shape
     ) -> Response:
+        tenant: Tenant = http.state.tenant
+        pieces = self._runner.run(choices, num_prompts, tenant)
         if not body.stream:
-            return await whole(http, self._runner, choices, num_prompts, shape)
-        source = events(self._runner, choices, num_prompts, shape, body.wants_usage, http.state.request_id)
+            return await whole(http, pieces, choices, num_prompts, shape)
+        source = events(pieces, choices, num_prompts, shape, body.wants_usage, http.state.request_id)
         return await streamed(http, source)
 
     def _choices(
         self, http: HttpRequest, body: schema.Common, prompts: list[tuple[int, ...]], n: int
     ) -> list[Choice]:
-        slo = params.choose_slo(http.headers.get("x-slo-class"), self._settings)
+        tenant: Tenant = http.state.tenant
+        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier)
         choices: list[Choice] = []
         for prompt in prompts:
             max_tokens = params.max_new_tokens(body, len(prompt), self._settings)
@@ -217,8 +237,9 @@ class _Api:
                     sampling=replace(sampling, seed=params.seed_of_choice(sampling.seed, choice)),
                     reply_to=self._generator.address,
                     slo=slo,
-                    salt=body.cache_salt,
+                    salt=tenant.salt(body.cache_salt),
                     arrival_s=http.state.arrival_s,
+                    tenant=tenant.name,
                 )
                 text = TextStream(
                     self._tokenizer,
@@ -233,29 +254,7 @@ class _Api:
         return choices
 
     async def _body(self, http: HttpRequest) -> dict[str, Any]:
-        """The body, read no further than allowed."""
-        kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)
-        limit = self._settings.max_body_bytes
-        data = bytearray()
-        async for piece in http.stream():
-            data += piece
-            if len(data) > limit:
-                raise RequestError(f"the body exceeds {limit} bytes", status=413)
-        http.state.num_bytes = len(data)
-        return schema.parse_json(bytes(data))
-
-    def _check_key(self, http: HttpRequest) -> None:
-        keys = self._settings.api_keys
-        if not keys:
-            return
-        scheme, _, given = http.headers.get("authorization", "").partition(" ")
-        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key.encode()) for key in keys]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise RequestError(
-                "a valid API key is required: Authorization: Bearer <key>", status=401, code="invalid_api_key"
-            )
+        return await read_json(http, self._settings.max_body_bytes, self._settings.body_timeout_s)
 
     def _model_entry(self) -> dict[str, Any]:
         return {

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from cluster.api.access import Tenant
 from cluster.api.detokenize import TextStream
 from cluster.api.generator import ChatTokenizer, Generator
 from cluster.metrics import IngressMetrics
@@ -32,13 +33,35 @@ class Piece:
     finish: FinishReason | None
 
 
+def num_prompt_tokens(choices: Sequence[Choice], num_prompts: int) -> int:
+    """Each prompt counts once, not for each of its choices."""
+    per_prompt = len(choices) // num_prompts
+    return sum(len(choice.request.prompt) for choice in choices[::per_prompt])
+
+
 class ChoiceRunner:
     def __init__(self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics) -> None:
         self._generator, self._metrics = generator, metrics
         self.tokenizer = tokenizer
 
-    async def run(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
-        """Pieces of all choices, interleaved. Closing it, or an error in one choice, cancels every choice."""
+    async def run(
+        self, choices: Sequence[Choice], num_prompts: int, tenant: Tenant
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of all choices, interleaved, on `tenant`'s account. Closing it, or an error in one choice, cancels every choice.
+
+        Raises Overloaded or RequestError before the first piece when that is more than the tenant may have now."""
+        num_prompt = num_prompt_tokens(choices, num_prompts)
+        with tenant.running(len(choices), num_prompt):
+            self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
+            output = self._metrics.tenant_tokens.labels(tenant.name, "output")
+            async with aclosing(self._all(choices)) as pieces:
+                async for piece in pieces:
+                    if piece.token is not None:
+                        tenant.spend(1)
+                        output.inc()
+                    yield piece
+
+    async def _all(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
         if len(choices) == 1:
             async with aclosing(self._one(choices[0])) as pieces:
                 async for piece in pieces:

@@ -9,6 +9,7 @@ from core.errors import Overloaded, ReplicaLost, RequestError
 
 _MAX_TEXT = 500
 """What clients sent may stand in a message, but not all of it."""
+_REASONS = {408: "slow_body", 413: "body_too_long", 415: "not_json"}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -28,7 +29,7 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
             return error.status, error_body(error.message, error.status, error.field, error.code), {}
         case Overloaded():
             after = str(max(1, math.ceil(error.retry_after_s)))
-            return 429, error_body(error.message, 429, code="overloaded"), {"Retry-After": after}
+            return 429, error_body(error.message, 429, code=error.code), {"Retry-After": after}
         case ReplicaLost():
             return 503, error_body(str(error), 503, code="unavailable"), {"Retry-After": "1"}
         case _:
@@ -39,6 +40,19 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
                 ),
                 {},
             )
+
+
+def reason_of(error: Exception) -> str:
+    """Why a request was refused, as one of a few words: for metrics and the audit log."""
+    match error:
+        case RequestError():
+            return error.code or _REASONS.get(error.status, "invalid_request")
+        case Overloaded():
+            return error.code
+        case ReplicaLost():
+            return "unavailable"
+        case _:
+            return "internal"
 
 
 def error_response(error: Exception, request_id: str) -> JSONResponse:

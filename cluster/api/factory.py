@@ -3,6 +3,7 @@
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from cluster.api.access import Access, read_rules
 from cluster.api.app import create_app
 from cluster.api.generator import Generator
 from cluster.api.params import ApiSettings
@@ -14,14 +15,15 @@ from models.tokenizer import load_tokenizer
 def build_app(
     generator: Generator, config: ClusterConfig, card: ModelCard, registry: CollectorRegistry
 ) -> FastAPI:
+    """Raises ConfigError."""
     settings = ApiSettings(
         model_name=card.name,
         max_context_tokens=card.max_context_tokens,
         vocab_size=card.vocab_size,
         eos_token_ids=card.eos_token_ids,
         default_sampling=card.default_sampling,
-        slo_classes=config.slo_classes,
-        api_keys=tuple(key.get_secret_value() for key in config.serve.api_keys),
         max_body_bytes=config.serve.max_body_bytes,
+        body_timeout_s=config.serve.body_timeout_s,
     )
-    return create_app(generator, load_tokenizer(card.folder), settings, registry)
+    access = Access(read_rules(config))
+    return create_app(generator, load_tokenizer(card.folder), settings, access, registry)

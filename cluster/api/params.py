@@ -7,7 +7,7 @@ from secrets import randbits
 from cluster.api.generator import ChatTokenizer
 from cluster.api.schema import ChatRequest, Common, CompletionRequest, TokenizeRequest
 from core.errors import RequestError
-from core.types import SamplingParams, Slo
+from core.types import SamplingParams
 
 _COMPLETION_DEFAULT_TOKENS = 16
 _MAX_ID_DIGITS = 12
@@ -27,9 +27,8 @@ class ApiSettings:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
-    slo_classes: Mapping[str, Slo] = field(default_factory=dict[str, Slo])
-    api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 8 << 20
+    body_timeout_s: float = 30.0
     max_n: int = 128
 
 
@@ -41,16 +40,6 @@ def check_model(name: str | None, settings: ApiSettings) -> None:
             status=404,
             code="model_not_found",
         )
-
-
-def choose_slo(name: str | None, settings: ApiSettings) -> Slo:
-    if name is None:
-        return settings.slo_classes.get("standard", Slo())
-    if name not in settings.slo_classes:
-        raise RequestError(
-            f"unknown x-slo-class {name!r}; there are {', '.join(settings.slo_classes)}", field="x-slo-class"
-        )
-    return settings.slo_classes[name]
 
 
 def chat_prompt(body: ChatRequest, tokenizer: ChatTokenizer) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Send
 
-from cluster.api.choices import Choice, ChoiceRunner, Piece
+from cluster.api.choices import Choice, Piece, num_prompt_tokens
 from cluster.api.errors import describe
 from cluster.api.shapes import Shape
 
@@ -25,9 +25,7 @@ class ClientGone(Exception):
 
 
 def count_usage(choices: Sequence[Choice], num_prompts: int, num_output: int) -> Usage:
-    """Prompt tokens count once for each prompt, not for each of its choices."""
-    per_prompt = len(choices) // num_prompts
-    num_prompt = sum(len(choice.request.prompt) for choice in choices[::per_prompt])
+    num_prompt = num_prompt_tokens(choices, num_prompts)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -36,13 +34,17 @@ def count_usage(choices: Sequence[Choice], num_prompts: int, num_output: int) ->
 
 
 async def whole(
-    http: HttpRequest, runner: ChoiceRunner, choices: Sequence[Choice], num_prompts: int, shape: Shape
+    http: HttpRequest,
+    stream: AsyncGenerator[Piece, None],
+    choices: Sequence[Choice],
+    num_prompts: int,
+    shape: Shape,
 ) -> JSONResponse:
     """Raises ClientGone when nobody waits for the answer any more."""
 
     async def collect() -> list[list[Piece]]:
         pieces: list[list[Piece]] = [[] for _ in choices]
-        async with contextlib.aclosing(runner.run(choices)) as stream:
+        async with contextlib.aclosing(stream):
             async for piece in stream:
                 pieces[piece.index].append(piece)
         return pieces
@@ -70,7 +72,7 @@ async def _unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
 
 
 async def events(
-    runner: ChoiceRunner,
+    stream: AsyncGenerator[Piece, None],
     choices: Sequence[Choice],
     num_prompts: int,
     shape: Shape,
@@ -81,7 +83,7 @@ async def events(
     num_output = 0
     opened: set[int] = set()
     try:
-        async with contextlib.aclosing(runner.run(choices)) as stream:
+        async with contextlib.aclosing(stream):
             async for piece in stream:
                 num_output += piece.token is not None
                 if piece.index not in opened:

@@ -57,14 +57,16 @@ class Common(_Strict):
     min_tokens: Annotated[int, Field(ge=0)] = 0
     n: Annotated[int, Field(ge=1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
-    stop_token_ids: Annotated[list[TokenNumber], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenNumber], Field(fail_fast=True, max_length=1024)] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    """The service class, where the header x-slo-class names none; `auto` and `default`: the tenant's own."""
     cache_salt: Annotated[str, Field(max_length=256)] = ""
-    """Prefixes are shared only among requests with equal salts."""
+    """Prefixes are shared only among requests of one tenant with equal salts."""
 
     @property
     def wants_usage(self) -> bool:
@@ -160,7 +162,6 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "prompt_cache_retention": (_is(), "blocks stay cached for as long as there is room"),
     "prompt_cache_options": (_is(), "blocks stay cached for as long as there is room"),
     "store": (_is(False), "Baton stores no completions"),
-    "service_tier": (_is("auto", "default"), "classes are chosen by the header x-slo-class"),
     "parallel_tool_calls": (_is(True, False), "tools are not supported yet"),
     "tools": (_is([]), "tools are not supported yet"),
     "tool_choice": (_is("none", "auto"), "tools are not supported yet"),
@@ -175,7 +176,7 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "web_search_options": (_is(), "there is no web search"),
     "moderation": (_is(), "there is no moderation model"),
     "suffix": (_is(""), "inserting text before a suffix is not supported"),
-    "priority": (_is(0), "classes are chosen by the header x-slo-class"),
+    "priority": (_is(0), "classes are chosen by the header x-slo-class or service_tier"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import openai
 
+from cluster.api.access import Access, Rules, TenantRules
 from cluster.api.app import create_app
 from cluster.api.params import ApiSettings
 from core.types import Slo
@@ -14,16 +15,19 @@ from tests.cluster.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
 OK = {"model": NAME, "prompt": "x"}
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-SETTINGS = ApiSettings(
-    NAME, 200, 257, (END,), {"temperature": 0.5}, {"standard": Slo(), "chat": Slo("chat", 1.0, 0.05, 1)}
-)
+SETTINGS = ApiSettings(NAME, 200, 257, (END,), {"temperature": 0.5})
+CLASSES = {"standard": Slo(), "chat": Slo("chat", 1.0, 0.05, 1)}
+OPEN = Rules(CLASSES, {"": TenantRules()})
 
 
 class Api:
-    def __init__(self, generator: FakeGenerator, settings: ApiSettings = SETTINGS) -> None:
+    def __init__(
+        self, generator: FakeGenerator, settings: ApiSettings = SETTINGS, rules: Rules = OPEN
+    ) -> None:
         self.generator = generator
         self.tokenizer = ByteTokenizer()
-        self.app = create_app(generator, self.tokenizer, settings)
+        self.access = Access(rules)
+        self.app = create_app(generator, self.tokenizer, settings, self.access)
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
         self.openai = openai.AsyncOpenAI(

@@ -4,17 +4,21 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 
+from cluster.api.params import ApiSettings
 from cluster.api.server import HttpServer
 from tests.cluster.api.fakes import FakeGenerator
-from tests.cluster.api.harness import COMPLETIONS, OK, Api
+from tests.cluster.api.harness import COMPLETIONS, OK, SETTINGS, Api
 
 
 @contextlib.asynccontextmanager
-async def serving(generator: FakeGenerator) -> AsyncIterator[tuple[Api, int]]:
-    api = Api(generator)
+async def serving(
+    generator: FakeGenerator, settings: ApiSettings = SETTINGS
+) -> AsyncIterator[tuple[Api, int]]:
+    api = Api(generator, settings)
     server = HttpServer(api.app, "127.0.0.1", 0, shared=False)
     server.start()
     yield api, server._listener.getsockname()[1]
@@ -66,3 +70,22 @@ async def test_a_client_that_goes_away_while_it_asks_is_no_failure(caplog: pytes
             while counted not in (await api.http.get("/metrics")).text:
                 await asyncio.sleep(0.01)
     assert not caplog.records
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    settings = replace(SETTINGS, body_timeout_s=0.2)
+    async with serving(FakeGenerator(), settings) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(http_post(COMPLETIONS, b'{"model"', length=100))
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_body_that_is_announced_too_long_is_not_read() -> None:
+    async with serving(FakeGenerator()) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(http_post(COMPLETIONS, b"{", length=1 << 40))
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        await writer.wait_closed()
