@@ -1,0 +1,106 @@
+"""Compiling for GPUs that are not there: launches on meta tensors are compiled for an architecture instead of run.
+
+What a launcher would launch for tensors of those shapes, strides and alignment is exactly what is compiled, so that nothing
+is described twice. The machine code's registers, stack and shared memory are read with the cuobjdump that triton brings."""
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+"""What one program may have, by compute capability."""
+
+_CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One kernel's machine code for one architecture."""
+
+    name: str
+    capability: int
+    num_warps: int
+    registers: int
+    """Of a thread."""
+    stack_bytes: int
+    """Of a thread: what did not fit its registers."""
+    shared_bytes: int
+    """Of a program."""
+
+    @property
+    def fits(self) -> bool:
+        return self.stack_bytes == 0 and self.shared_bytes <= MAX_SHARED_BYTES[self.capability]
+
+
+class _AbsentGpu:
+    """What the compiler asks a driver: for whom, and where the launch would go."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._capability, 32)
+
+    def get_current_device(self) -> int:
+        return self._capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+
+def compile_launches(capability: int, launch: Callable[[], object]) -> list[Build]:
+    """Run `launch`, whose tensors are all on the meta device, and compile every kernel it launches.
+
+    Not for processes with TRITON_INTERPRET, and not thread-safe: triton's driver is replaced meanwhile."""
+    builds: list[Build] = []
+    with _recorded(capability) as compiled:
+        launch()
+    for kernel in compiled:
+        metadata = kernel.metadata
+        registers, stack_bytes = _resource_usage(kernel.asm["cubin"])
+        builds.append(
+            Build(metadata.name, capability, metadata.num_warps, registers, stack_bytes, metadata.shared)
+        )
+    return builds
+
+
+@contextmanager
+def _recorded(capability: int) -> Iterator[list]:
+    compiled: list = []
+    run, active = JITFunction.run, driver._active
+
+    def compile_only(self, *args, grid, warmup, **kwargs):
+        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
+
+    JITFunction.run = compile_only
+    driver.set_active(_AbsentGpu(capability))
+    try:
+        yield compiled
+    finally:
+        JITFunction.run = run
+        driver._active = active
+
+
+def _resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(_CUOBJDUMP), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2])

@@ -1,0 +1,83 @@
+"""RMSNorm (Zhang and Sennrich, 2019), with the residual's addition before it and quantisation for each token after it.
+
+Memory-bound. Floor: every row of x (and of the residual, twice) is moved once, and once more as the result."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.platform import QUANTISED_MAX, warps_for
+from kernels.triton.quantise import quantise_rows
+
+_TILE = 2048
+"""Elements of a program, at least: short rows (a head's) are taken several at a time."""
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x, residual, weight, out, scales, eps, num_rows, inner, outer_stride, inner_stride,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """ROWS rows of N. Row r of x lies at (r // inner) * outer_stride + (r % inner) * inner_stride."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK_N)
+    mask = (row < num_rows)[:, None] & (column < N)[None, :]
+    start = row // inner * outer_stride + row % inner * inner_stride
+    values = tl.load(x + start[:, None] + column[None, :], mask, 0.0).to(tl.float32)
+    packed = row[:, None] * N + column[None, :]
+    if ADD:
+        values += tl.load(residual + packed, mask, 0.0).to(tl.float32)
+        values = values.to(residual.dtype.element_ty)
+        tl.store(residual + packed, values, mask)
+        values = values.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(values * values, 1) / N + eps)
+    gain = tl.load(weight + column, column < N, 0.0).to(tl.float32)
+    values = values * inverse[:, None] * gain[None, :]
+    if LARGEST > 0:
+        values, scale = quantise_rows(values, LARGEST, out.dtype.element_ty)
+        tl.store(scales + row, scale, row < num_rows)
+    tl.store(out + packed, values.to(out.dtype.element_ty), mask)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """(..., N) with contiguous rows, up to three dimensions -> the same, contiguous."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, None, weight, eps, out, None)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`residual` (..., N), contiguous, becomes x + residual; -> its norm."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, residual, weight, eps, out, None)
+    return out
+
+
+def rms_norm_quantised(
+    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """-> ((..., N) in `dtype` (float8_e4m3fn or int8), (...) float32 to multiply it with). A `residual` is added as above."""
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scales = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
+    _launch(x, residual, weight, eps, out, scales)
+    return out, scales
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None
+) -> None:
+    assert x.stride(-1) == 1
+    assert x.dim() <= 3
+    size = x.shape[-1]
+    num_rows = x.numel() // size
+    inner = x.shape[1] if x.dim() == 3 else 1
+    block = triton.next_power_of_2(size)
+    rows = max(1, _TILE // block)
+    _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+        x, residual, weight, out, scales, eps, num_rows, inner,
+        x.stride(0) if x.dim() > 1 else size, x.stride(1) if x.dim() == 3 else 0,
+        N=size, BLOCK_N=block, ROWS=rows, ADD=residual is not None,
+        LARGEST=0.0 if scales is None else QUANTISED_MAX[out.dtype],
+        num_warps=warps_for(rows * block),
+    )  # fmt: skip

@@ -1,0 +1,31 @@
+"""What the launchers must know of where they run: the interpreter or a GPU, and the tiles that a shape asks for."""
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""TRITON_INTERPRET=1 was set when triton was imported: kernels run in numpy, on host tensors."""
+
+QUANTISED_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""Largest magnitude of the dtypes that activations, weights and KV are quantised to."""
+
+_TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def dot_dtype(dtype: torch.dtype) -> tl.dtype:
+    """What tiles are converted to before a dot product: `dtype`, but float32 in the interpreter, whose bfloat16 arithmetic is
+    that of its 16-bit integers."""
+    return tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _TL_DTYPES[dtype]
+
+
+def num_programs(device: torch.device, per_processor: int = 1) -> int:
+    """Programs of a persistent grid: `per_processor` for each multiprocessor."""
+    if device.type != "cuda":
+        return 2 * per_processor
+    return torch.cuda.get_device_properties(device).multi_processor_count * per_processor
+
+
+def warps_for(num_elements: int) -> int:
+    """For a program that keeps `num_elements` in registers at once: 16 to 32 of them a thread."""
+    return min(16, max(1, num_elements // 1024))

@@ -1,0 +1,158 @@
+"""Rotary embeddings (Su et al., 2021); the same fused with the norm of heads before and the KV write behind; KV writes alone.
+
+Memory-bound. Floor: the projection (T, H + 2 Hkv, D) is read once, the queries and the KV written once."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.platform import QUANTISED_MAX
+from kernels.triton.quantise import scale_for, stored
+
+
+@triton.jit
+def _rope_kernel(
+    x, cos, sin, out, heads, token_stride, head_stride, angle_stride,
+    HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, BLOCK_HALF)
+    mask = (head < heads)[:, None] & (column < HALF)[None, :]
+    source = x + token * token_stride + head[:, None] * head_stride + column[None, :]
+    first = tl.load(source, mask, 0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask, 0.0).to(tl.float32)
+    c = tl.load(cos + token * angle_stride + column, column < HALF, 0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * angle_stride + column, column < HALF, 0.0).to(tl.float32)[None, :]
+    target = out + (token * heads + head[:, None]) * (2 * HALF) + column[None, :]
+    tl.store(target, (first * c - second * s).to(out.dtype.element_ty), mask)
+    tl.store(target + HALF, (second * c + first * s).to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def _normed(first, second, weight, column, is_mine, eps, HALF: tl.constexpr):
+    """Rows where `is_mine` divided by their root mean square and multiplied by `weight` (2 HALF,)."""
+    inverse = tl.rsqrt((tl.sum(first * first, 1) + tl.sum(second * second, 1)) / (2 * HALF) + eps)[:, None]
+    w_first = tl.load(weight + column, column < HALF, 0.0).to(tl.float32)[None, :]
+    w_second = tl.load(weight + HALF + column, column < HALF, 0.0).to(tl.float32)[None, :]
+    mine = is_mine[:, None]
+    return tl.where(mine, first * inverse * w_first, first), tl.where(
+        mine, second * inverse * w_second, second
+    )
+
+
+@triton.jit
+def _rope_write_kernel(
+    qkv, cos, sin, q_norm, k_norm, slots, q_out, kv, kv_scales, eps, token_stride, angle_stride,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """HEADS neighbouring heads of one token's (H + 2 KV_HEADS) of them, in one pass over both halves of each."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, BLOCK_HALF)
+    inside = (column < HALF)[None, :]
+    is_query, is_value = head < H, head >= H + KV_HEADS
+    exists = head < H + 2 * KV_HEADS
+    source = qkv + token * token_stride + head[:, None] * (2 * HALF) + column[None, :]
+    mask = exists[:, None] & inside
+    first = tl.load(source, mask, 0.0).to(tl.float32)
+    second = tl.load(source + HALF, mask, 0.0).to(tl.float32)
+    if NORM:
+        first, second = _normed(first, second, q_norm, column, is_query, eps, HALF)
+        first, second = _normed(first, second, k_norm, column, ~is_query & ~is_value, eps, HALF)
+    c = tl.load(cos + token * angle_stride + column, column < HALF, 0.0).to(tl.float32)[None, :]
+    s = tl.load(sin + token * angle_stride + column, column < HALF, 0.0).to(tl.float32)[None, :]
+    turned = ~is_value[:, None]
+    rotated = tl.where(turned, first * c - second * s, first)
+    second = tl.where(turned, second * c + first * s, second)
+    first = rotated
+
+    target = q_out + (token * H + head[:, None]) * (2 * HALF) + column[None, :]
+    q_mask = is_query[:, None] & inside
+    tl.store(target, first.to(q_out.dtype.element_ty), q_mask)
+    tl.store(target + HALF, second.to(q_out.dtype.element_ty), q_mask)
+
+    slot = tl.load(slots + token)
+    # Planes of a block are K's heads, then V's: the heads behind the queries, in their order.
+    vector = (slot // BLOCK_SIZE * (2 * KV_HEADS) + head - H) * BLOCK_SIZE + slot % BLOCK_SIZE
+    kv_exists = exists & ~is_query
+    if LARGEST > 0:
+        largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+        scale = scale_for(largest, LARGEST)
+        tl.store(kv_scales + vector, scale, kv_exists)
+        first = stored(first / scale[:, None], LARGEST, kv.dtype.element_ty)
+        second = stored(second / scale[:, None], LARGEST, kv.dtype.element_ty)
+    kv_target = kv + vector[:, None] * (2 * HALF) + column[None, :]
+    kv_mask = kv_exists[:, None] & inside
+    tl.store(kv_target, first.to(kv.dtype.element_ty), kv_mask)
+    tl.store(kv_target + HALF, second.to(kv.dtype.element_ty), kv_mask)
+
+
+@triton.jit
+def _write_kernel(
+    k, v, slots, kv, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    column = tl.arange(0, BLOCK_D)
+    mask = (head < KV_HEADS)[:, None] & (column < D)[None, :]
+    if tl.program_id(2) == 0:
+        vectors = tl.load(k + token * k_token_stride + head[:, None] * k_head_stride + column[None, :], mask)
+    else:
+        vectors = tl.load(v + token * v_token_stride + head[:, None] * v_head_stride + column[None, :], mask)
+    slot = tl.load(slots + token)
+    plane = slot // BLOCK_SIZE * 2 + tl.program_id(2)
+    row = (plane * KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    tl.store(kv + row[:, None] * D + column[None, :], vectors.to(kv.dtype.element_ty), mask)
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(T, heads, D) with contiguous vectors, cos and sin (T, D) -> (T, heads, D), contiguous."""
+    assert x.stride(2) == 1
+    num_tokens, heads, size = x.shape
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    half = triton.next_power_of_2(size // 2)
+    tile = min(triton.next_power_of_2(heads), max(1, 2048 // half))
+    _rope_kernel[(num_tokens, triton.cdiv(heads, tile))](
+        x, cos, sin, out, heads, x.stride(0), x.stride(1), cos.stride(0),
+        HALF=size // 2, BLOCK_HALF=half, HEADS=tile, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def rope_and_write_kv(
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, kv_layer: Tensor, num_heads: int,
+    kv_scales: Tensor | None = None, norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:  # fmt: skip
+    """(T, (H + 2 Hkv) D) -> rotated queries (T, H, D); rotated keys and the values go to `slots` (T,) of `kv_layer`.
+
+    kv_layer: (num_blocks, 2, Hkv, block_size, D), of qkv's dtype or quantised (float8_e4m3fn, int8); kv_scales: its shape
+    without D, float32, written too. norms: weights (D,) of queries and keys and epsilon, applied before the rotation."""
+    assert qkv.stride(-1) == 1
+    assert kv_layer.is_contiguous()
+    _, _, kv_heads, block_size, size = kv_layer.shape
+    num_tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
+    q = torch.empty((num_tokens, num_heads, size), dtype=qkv.dtype, device=qkv.device)
+    half = triton.next_power_of_2(size // 2)
+    tile = min(triton.next_power_of_2(heads), max(1, 1024 // half))
+    q_norm, k_norm, eps = norms or (None, None, 0.0)
+    _rope_write_kernel[(num_tokens, triton.cdiv(heads, tile))](
+        qkv, cos, sin, q_norm, k_norm, slots, q, kv_layer, kv_scales, eps, qkv.stride(0), cos.stride(0),
+        H=num_heads, KV_HEADS=kv_heads, HALF=size // 2, BLOCK_HALF=half, BLOCK_SIZE=block_size, HEADS=tile,
+        NORM=norms is not None, LARGEST=0.0 if kv_scales is None else QUANTISED_MAX[kv_layer.dtype], num_warps=4,
+    )  # fmt: skip
+    return q
+
+
+def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, slots: Tensor) -> None:
+    """(T, Hkv, D) each, with contiguous vectors and one stride of tokens -> stored at `slots` in kv_layer's dtype."""
+    _, _, kv_heads, block_size, size = kv_layer.shape
+    block = triton.next_power_of_2(size)
+    tile = min(triton.next_power_of_2(kv_heads), max(1, 2048 // block))
+    _write_kernel[(k.shape[0], triton.cdiv(kv_heads, tile), 2)](
+        k, v, slots, kv_layer, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        KV_HEADS=kv_heads, D=size, BLOCK_D=block, BLOCK_SIZE=block_size, HEADS=tile, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,22 @@
+"""The Triton kernels against pure PyTorch: in Triton's interpreter (TRITON_INTERPRET=1), or compiled where there is a GPU.
+
+Without either there is nothing to run them with, and they are not collected: test_triton_interpreted.py, one folder up, runs
+them in processes of their own."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ["test_*.py"]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cpu" if INTERPRETED else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,156 @@
+"""Norms, gated activations and rotations against the reference operations."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import ref
+from kernels.ops import AttentionMeta
+from kernels.triton import activation, norm, rope
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+SHAPES = [(3, 24), (1, 5000), (2, 3, 128), (5, 1, 72)]
+QUANTISED = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def close(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.float(), want.float(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+def quantised_like(got: torch.Tensor, scales: torch.Tensor, want: torch.Tensor) -> None:
+    """Within half a step of what the row's largest magnitude allows: of an integer, or of e4m3's three mantissa bits (a whole
+    step in the interpreter, which truncates)."""
+    largest = QUANTISED[got.dtype]
+    part, least = (8, 2**-8) if got.device.type == "cpu" else (16, 2**-10)
+    torch.testing.assert_close(scales, want.abs().amax(-1) / largest, rtol=2e-2, atol=0)
+    step = (
+        0.51 * scales[..., None] if got.dtype == torch.int8 else want.abs() / part + scales[..., None] * least
+    )
+    assert ((got.float() * scales[..., None] - want).abs() <= step).all()
+    assert got.float().abs().amax(-1).ge(0.9 * largest).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = torch.randn(shape, dtype=dtype, device=device), torch.randn(shape[-1], device=device)
+    close(norm.rms_norm(x, weight, 1e-3), ref.rms_norm(x, weight, 1e-3), dtype)
+
+
+def test_rms_norm_of_some_of_a_projections_heads(device: torch.device) -> None:
+    qkv, weight = torch.randn(5, 7, 16, device=device), torch.randn(16, device=device)
+    got = norm.rms_norm(qkv[:, 2:5], weight, 1e-6)
+    close(got, ref.rms_norm(qkv[:, 2:5], weight, 1e-6), torch.float32)
+    assert got.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_residual_is_added_in_its_own_precision(device: torch.device, dtype: torch.dtype) -> None:
+    x, residual = (torch.randn(6, 40, dtype=dtype, device=device) for _ in range(2))
+    weight, want = torch.randn(40, device=device), x + residual
+    got = norm.add_rms_norm(x, residual, weight, 1e-5)
+    truncated = device.type == "cpu" and dtype == torch.bfloat16
+    torch.testing.assert_close(residual, want, rtol=2**-7 if truncated else 0, atol=0)
+    close(got, ref.rms_norm(want, weight, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_rms_norm_quantised(device: torch.device, dtype: torch.dtype, with_residual: bool) -> None:
+    x, weight = torch.randn(5, 200, device=device), torch.randn(200, device=device)
+    residual = torch.randn(5, 200, device=device) if with_residual else None
+    want = ref.rms_norm(x + residual if residual is not None else x, weight, 1e-5)
+    quantised_like(*norm.rms_norm_quantised(x, weight, 1e-5, dtype, residual), want)
+
+
+@pytest.mark.parametrize("size", [7, 1500])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_activations(device: torch.device, size: int, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 2 * size, dtype=dtype, device=device) * 2
+    close(activation.silu_mul(x), ref.silu_mul(x.float()), dtype)
+    close(activation.gelu_tanh_mul(x), ref.gelu_tanh_mul(x.float()), dtype)
+    assert activation.silu_mul(x[:0]).shape == (0, size)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_gated_activations_quantised(device: torch.device, dtype: torch.dtype) -> None:
+    x = torch.randn(4, 2 * 90, device=device) * 2
+    quantised_like(*activation.gated_quantised(x, False, dtype), ref.silu_mul(x))
+    quantised_like(*activation.gated_quantised(x, True, dtype), ref.gelu_tanh_mul(x))
+
+
+def test_a_row_of_zeros_is_quantised_to_zeros(device: torch.device) -> None:
+    got, scales = activation.gated_quantised(torch.zeros(2, 8, device=device), False, torch.int8)
+    assert not got.any()
+    assert scales.eq(1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [16, 24, 128])
+def test_rope(device: torch.device, size: int, dtype: torch.dtype) -> None:
+    qkv, cos, sin = projection(device, 5, 6, size, dtype)
+    heads = qkv.view(5, 6, size)[:, 1:4]
+    close(rope.rope(heads, cos, sin), ref.rope(heads, cos, sin), dtype)
+
+
+def projection(
+    device: torch.device, num_tokens: int, heads: int, size: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    angles = torch.randn(num_tokens, size // 2, device=device) * 3
+    angles = torch.cat((angles, angles), -1)
+    qkv = torch.randn(num_tokens, heads * size, dtype=dtype, device=device)
+    return qkv, angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def meta_for(slots: torch.Tensor) -> AttentionMeta:
+    count = len(slots)
+    return AttentionMeta.build([count], [count], [np.zeros(1, np.int64)], slots.cpu().numpy(), slots.device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 16), (3, 1, 24), (5, 5, 128)])
+def test_rotation_and_kv_write_in_one(
+    device: torch.device, heads: int, kv_heads: int, size: int, with_norms: bool, dtype: torch.dtype
+) -> None:
+    qkv, cos, sin = projection(device, 4, heads + 2 * kv_heads, size, dtype)
+    slots = torch.tensor([9, 2, 0, 7], device=device)
+    weights = torch.rand(2, size, device=device) + 0.5
+    pool = torch.randn(3, 2, kv_heads, 4, size, device=device).to(dtype)
+    want_pool = pool.clone()
+    q, k, v = qkv.view(4, -1, size).float().split([heads, kv_heads, kv_heads], 1)
+    if with_norms:
+        q, k = ref.rms_norm(q, weights[0], 1e-5), ref.rms_norm(k, weights[1], 1e-5)
+    k = ref.rope(k, cos.float(), sin.float()).to(dtype)
+    ref.write_kv(k, v.to(dtype), want_pool, meta_for(slots))
+    norms = (weights[0], weights[1], 1e-5) if with_norms else None
+    got = rope.rope_and_write_kv(qkv, cos, sin, slots, pool, heads, norms=norms)
+    close(got, ref.rope(q, cos.float(), sin.float()), dtype)
+    close(pool, want_pool, dtype)
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_quantised_kv_has_one_scale_for_each_vector(device: torch.device, dtype: torch.dtype) -> None:
+    qkv, cos, sin = projection(device, 4, 3 + 2 * 2, 16, torch.float32)
+    slots = torch.tensor([11, 2, 0, 5], device=device)
+    pool = torch.zeros(3, 2, 2, 4, 16, dtype=dtype, device=device)
+    scales = torch.zeros(3, 2, 2, 4, device=device)
+    exact, plain = torch.zeros(3, 2, 2, 4, 16, device=device), torch.zeros(3, 2, 2, 4, 16, device=device)
+    rope.rope_and_write_kv(qkv, cos, sin, slots, exact, 3)
+    rope.rope_and_write_kv(qkv, cos, sin, slots, pool, 3, scales)
+    written = exact.ne(plain).any(-1)
+    assert written.sum() == 4 * 2 * 2
+    quantised_like(pool[written], scales[written], exact[written])
+    assert not scales[~written].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kv_write_alone(device: torch.device, dtype: torch.dtype) -> None:
+    heads = torch.randn(4, 9, 24, dtype=dtype, device=device)
+    k, v = heads[:, 1:4], heads[:, 6:]
+    slots = torch.tensor([3, 8, 5, 0], device=device)
+    got, want = (torch.zeros(3, 2, 3, 4, 24, dtype=dtype, device=device) for _ in range(2))
+    rope.write_kv(k, v, got, slots)
+    ref.write_kv(k, v, want, meta_for(slots))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
