@@ -1,1 +1,1 @@
-"""Where the ranks of an instance sit, and which slice of the KV cache each of them holds."""
+"""Many ranks for one instance: where each stands, what of the model it holds, and how they talk."""

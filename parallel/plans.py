@@ -1,0 +1,143 @@
+"""What of a model each rank of a mesh holds, and which meshes are impossible. Pure.
+
+Nothing needs to divide anything, except experts: heads, matrices and the vocabulary are cut into parts whose sizes differ by
+one at most. With fewer KV heads than tp ranks, neighbouring ranks hold the same KV head and share its query heads; otherwise a
+rank holds whole KV heads with all of their query heads. So a rank's query heads are spread evenly over its KV heads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from core.errors import ConfigError
+from parallel.mesh import Mesh
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dims:
+    """Sizes of a model that may be cut."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    """1 where the cache is one latent for all heads; it is whole on every rank."""
+    vocab_size: int
+    widths: tuple[int, ...]
+    """Inner sizes of the dense, expert and shared MLPs that there are."""
+    layer_weights: tuple[int, ...]
+    """Parameters of each layer."""
+    embedding_weights: int
+    head_weights: int
+    num_experts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one rank holds; ranges are [first, end)."""
+
+    layers: Range
+    heads: Range
+    kv_heads: Range
+    vocab: Range
+    experts: Range
+
+
+def even_part(size: int, num_parts: int, index: int) -> Range:
+    """The `index`-th of parts whose sizes differ by one at most, the larger ones first."""
+    base, more = divmod(size, num_parts)
+    first = index * base + min(index, more)
+    return first, first + base + (index < more)
+
+
+def part_of(dims: Dims, mesh: Mesh, rank: int) -> Part:
+    """For a mesh that `check` has passed."""
+    place = mesh.place(rank)
+    heads, kv_heads = _heads(dims, mesh.tp, place.tp)
+    return Part(
+        stage_layers(dims, mesh.pp)[place.pp],
+        heads,
+        kv_heads,
+        even_part(dims.vocab_size, mesh.tp, place.tp),
+        even_part(dims.num_experts, mesh.ep, place.ep),
+    )
+
+
+def _heads(dims: Dims, tp: int, index: int) -> tuple[Range, Range]:
+    repeats = dims.num_heads // dims.num_kv_heads
+    if tp <= dims.num_kv_heads:
+        first, end = even_part(dims.num_kv_heads, tp, index)
+        return (first * repeats, end * repeats), (first, end)
+    for kv_head in range(dims.num_kv_heads):
+        first, end = even_part(tp, dims.num_kv_heads, kv_head)
+        if first <= index < end:
+            low, high = even_part(repeats, end - first, index - first)
+            return (kv_head * repeats + low, kv_head * repeats + high), (kv_head, kv_head + 1)
+    raise AssertionError("every rank has a KV head")
+
+
+def check(dims: Dims, mesh: Mesh, role: str) -> None:
+    """Raises ConfigError for a mesh that this model cannot fill, with the reason and the nearest one that it can."""
+    reasons: list[str] = []
+    nearest = mesh
+    if mesh.pp > dims.num_layers:
+        reasons.append(f"{dims.num_layers} layers cannot fill {mesh.pp} pipeline stages")
+        nearest = replace(nearest, pp=dims.num_layers)
+    most = min(dims.num_heads, dims.vocab_size, *dims.widths)
+    if mesh.tp > most:
+        reasons.append(
+            f"{dims.num_heads} attention heads over {dims.num_kv_heads} KV heads and matrices of {min(dims.widths)} "
+            f"can be cut into at most {most} tensor-parallel parts, not {mesh.tp}"
+        )
+        nearest = replace(nearest, tp=most)
+    if mesh.ep > 1 and not dims.num_experts:
+        reasons.append("the model has no experts to spread")
+        nearest = replace(nearest, ep=1)
+    elif dims.num_experts and dims.num_experts % mesh.ep:
+        reasons.append(f"{dims.num_experts} experts cannot be spread evenly over {mesh.ep} ranks")
+        nearest = replace(nearest, ep=_divisor(dims.num_experts, mesh.ep))
+    if reasons:
+        raise ConfigError(
+            f"{role}: {mesh} is impossible for this model: {'; '.join(reasons)}. "
+            f"Nearest possible: {role}.tp={nearest.tp}, pp={nearest.pp}, dp={nearest.dp}, ep={nearest.ep}"
+        )
+
+
+def _divisor(number: int, wanted: int) -> int:
+    """The divisor nearest to `wanted`; of two equally near ones the larger."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), -d))
+
+
+def stage_layers(dims: Dims, num_stages: int) -> list[Range]:
+    """Layers of each stage. The embedding weighs on the first one and the head on the last."""
+    weights = list(dims.layer_weights)
+    weights[0] += dims.embedding_weights
+    weights[-1] += dims.head_weights
+    return balanced_cuts(weights, num_stages)
+
+
+def balanced_cuts(weights: Sequence[int], num_parts: int) -> list[Range]:
+    """Contiguous parts, none empty, whose heaviest is as light as possible; among equals the more even one is preferred.
+
+    The linear partition problem, by dynamic programming over prefixes: O(parts x items^2)."""
+    total = [0]
+    for weight in weights:
+        total.append(total[-1] + weight)
+    size = len(weights)
+    best: list[tuple[int, int]] = [(0, 0)] + [(total[-1] + 1, total[-1] ** 2 + 1)] * size
+    cuts: list[list[int]] = []
+    for part in range(1, num_parts + 1):
+        row: list[tuple[int, int]] = [(total[-1] + 1, total[-1] ** 2 + 1)] * (size + 1)
+        cut = [0] * (size + 1)
+        for end in range(part, size - (num_parts - part) + 1):
+            for start in range(part - 1, end):
+                weight = total[end] - total[start]
+                cost = max(best[start][0], weight), best[start][1] + weight * weight
+                if cost < row[end]:
+                    row[end], cut[end] = cost, start
+        best, cuts = row, [*cuts, cut]
+    parts: list[Range] = []
+    end = size
+    for cut in reversed(cuts):
+        parts.append((cut[end], end))
+        end = cut[end]
+    return parts[::-1]

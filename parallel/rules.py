@@ -1,0 +1,105 @@
+"""Which part of a checkpoint's tensor a rank holds, by the tensor's name. Pure.
+
+A tensor that no rule matches, or more than one, is an error: nobody guesses how an unknown matrix may be cut. Models know
+nothing of this; they work with what they get (kernels/joins.py says where ranks meet)."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from core.errors import UnsupportedModel
+from parallel.mesh import Mesh
+from parallel.plans import Dims, Range, even_part, part_of
+
+Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "experts"]
+"""What a dimension is cut by. `width`: an MLP's inner size; `gate_up`: that of gate and up, one behind the other;
+`interleaved`: the two by turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    pattern: str
+    """A regular expression for the whole name."""
+    cuts: tuple[tuple[int, Unit], ...] = ()
+    """(dimension, unit): everything that is not named is on every rank."""
+
+
+_LAYER = r"model\.layers\.\d+\."
+_ATTENTION = _LAYER + r"self_attn\."
+_MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert)\."
+_EXPERT = _LAYER + r"(mlp|block_sparse_moe)\.experts\.\d+\."
+_EXPERTS = _LAYER + r"(mlp|block_sparse_moe)\.experts\."
+
+RULES: tuple[Rule, ...] = (
+    Rule(r"model\.embed_tokens\.weight|lm_head\.weight", ((0, "vocab"),)),
+    Rule(r"model\.norm\.weight|" + _LAYER + r"(input|post_attention|(pre|post)_feedforward)_layernorm\.weight"),
+    # Column: the outputs are cut; a bias with them.
+    Rule(_ATTENTION + r"(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", ((0, "heads"),)),
+    Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),
+    Rule(_ATTENTION + r"sinks", ((0, "heads"),)),
+    Rule(_MLP + r"(gate|up)_proj\.(weight|bias)", ((0, "width"),)),
+    Rule(_EXPERT + r"(gate_proj|up_proj|w1|w3)\.(weight|bias)", ((0, "width"),)),
+    # Row: the inputs are cut, the ranks' products are summed, and then a whole bias is added.
+    Rule(_ATTENTION + r"o_proj\.weight", ((1, "heads"),)),
+    Rule(_MLP + r"down_proj\.weight", ((1, "width"),)),
+    Rule(_EXPERT + r"(down_proj|w2)\.weight", ((1, "width"),)),
+    # Whole on every rank.
+    Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
+    Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|q_a_layernorm|kv_a_layernorm)\.weight"),
+    Rule(_MLP + r"down_proj\.bias"),
+    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias|e_score_correction_bias)"),
+    Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
+)  # fmt: skip
+
+GATE_UP_FUSED: tuple[Rule, ...] = (
+    Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (1, "gate_up"))),
+    Rule(_EXPERTS + r"down_proj", ((0, "experts"), (2, "width"))),
+)
+"""Experts in one tensor, (experts, 2 x width, hidden) and (experts, hidden, width): transformers 5."""
+
+
+class Sharding:
+    """`models.weights.Shard` of one rank: call it with a name and a full shape."""
+
+    def __init__(
+        self, dims: Dims, mesh: Mesh, rank: int, rules: Sequence[Rule] = RULES + GATE_UP_FUSED
+    ) -> None:
+        self.part = part_of(dims, mesh, rank)
+        self._dims, self._tp, self._index = dims, mesh.tp, mesh.place(rank).tp
+        self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
+
+    def __call__(self, name: str, shape: tuple[int, ...]) -> list[list[slice]]:
+        """For each dimension the runs that this rank holds. Raises UnsupportedModel."""
+        matching = [rule for pattern, rule in self._rules if pattern.fullmatch(name)]
+        if len(matching) != 1:
+            how = "no rule says" if not matching else f"{len(matching)} rules say differently"
+            raise UnsupportedModel(f"{how} how tensor {name!r} is cut over an instance's ranks")
+        cuts = dict(matching[0].cuts)
+        return [
+            [slice(*run) for run in self._runs(cuts[dim], size)] if dim in cuts else [slice(0, size)]
+            for dim, size in enumerate(shape)
+        ]
+
+    def _runs(self, unit: Unit, size: int) -> list[Range]:
+        part, dims = self.part, self._dims
+        match unit:
+            case "heads":
+                return [_scaled(part.heads, size // dims.num_heads)]
+            case "kv_heads":
+                return [_scaled(part.kv_heads, size // dims.num_kv_heads)]
+            case "vocab":
+                return [part.vocab]
+            case "experts":
+                return [part.experts]
+            case "width":
+                return [even_part(size, self._tp, self._index)]
+            case "gate_up":
+                first, end = even_part(size // 2, self._tp, self._index)
+                return [(first, end), (size // 2 + first, size // 2 + end)]
+            case "interleaved":
+                return [_scaled(even_part(size // 2, self._tp, self._index), 2)]
+
+
+def _scaled(run: Range, unit: int) -> Range:
+    return run[0] * unit, run[1] * unit

@@ -1,0 +1,42 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel.mesh import Axis, Mesh
+
+AXES: tuple[Axis, ...] = ("pp", "dp", "ep", "tp")
+meshes = st.builds(Mesh, *[st.integers(1, 4)] * 4)
+
+
+@given(meshes)
+def test_every_place_is_one_rank(mesh: Mesh) -> None:
+    places = [mesh.place(rank) for rank in range(mesh.size)]
+    assert len(set(places)) == mesh.size
+    assert [mesh.rank(place) for place in places] == list(range(mesh.size))
+
+
+@given(meshes)
+def test_groups_of_an_axis_split_the_ranks_and_differ_on_it_alone(mesh: Mesh) -> None:
+    for axis in AXES:
+        groups = list(mesh.groups(axis))
+        assert sorted(rank for group in groups for rank in group) == list(range(mesh.size))
+        for group in groups:
+            assert len(group) == getattr(mesh, axis)
+            for index, rank in enumerate(group):
+                assert mesh.group(rank, axis) == group
+                place = mesh.place(rank)
+                assert getattr(place, axis) == index
+                assert all(getattr(place, a) == getattr(mesh.place(group[0]), a) for a in AXES if a != axis)
+
+
+@given(meshes)
+def test_replicas_are_the_places_on_dp_and_ep(mesh: Mesh) -> None:
+    replicas = {(mesh.place(r).dp, mesh.place(r).ep): mesh.replica(r) for r in range(mesh.size)}
+    assert sorted(replicas.values()) == list(range(mesh.num_replicas))
+    for rank in range(mesh.size):
+        assert mesh.replica(rank) == replicas[mesh.place(rank).dp, mesh.place(rank).ep]
+
+
+def test_tensor_parallel_ranks_are_neighbours() -> None:
+    assert Mesh(pp=2, ep=2, tp=2).group(5, "tp") == (4, 5)
+    assert str(Mesh(pp=2, tp=4)) == "tp 4 x pp 2"
+    assert str(Mesh()) == "one rank"

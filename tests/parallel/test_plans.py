@@ -1,0 +1,93 @@
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.errors import ConfigError
+from parallel.mesh import Mesh
+from parallel.plans import Dims, balanced_cuts, check, even_part, part_of, stage_layers
+
+
+def dims(heads: int = 4, kv_heads: int = 2, layers: int = 4, experts: int = 0, vocab: int = 61) -> Dims:
+    return Dims(layers, heads, kv_heads, vocab, (48,), (100,) * layers, 10, 10, experts)
+
+
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_even_parts_tile_and_differ_by_one_at_most(size: int, num_parts: int) -> None:
+    parts = [even_part(size, num_parts, index) for index in range(num_parts)]
+    assert parts[0][0] == 0
+    assert parts[-1][1] == size
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
+    sizes = [end - first for first, end in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.data())
+def test_every_query_head_is_held_once_beside_its_own_kv_head(
+    kv_heads: int, repeats: int, data: st.DataObject
+) -> None:
+    model = dims(kv_heads * repeats, kv_heads)
+    mesh = Mesh(tp=data.draw(st.integers(1, kv_heads * repeats)))
+    check(model, mesh, "prefill")
+    held: list[int] = []
+    for rank in range(mesh.tp):
+        part = part_of(model, mesh, rank)
+        heads, own = range(*part.heads), range(*part.kv_heads)
+        held += heads
+        assert len(heads) % len(own) == 0
+        share = len(heads) // len(own)
+        assert [head // repeats for head in heads] == [kv for kv in own for _ in range(share)]
+    assert held == list(range(model.num_heads))
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=9), st.data())
+def test_balanced_cuts_are_the_best_of_all(weights: list[int], data: st.DataObject) -> None:
+    num_parts = data.draw(st.integers(1, len(weights)))
+    parts = balanced_cuts(weights, num_parts)
+    assert [layer for part in parts for layer in range(*part)] == list(range(len(weights)))
+    assert all(first < end for first, end in parts)
+
+    def heaviest(edges: tuple[int, ...]) -> int:
+        return max(sum(weights[a:b]) for a, b in pairwise((0, *edges, len(weights))))
+
+    best = min(heaviest(edges) for edges in combinations(range(1, len(weights)), num_parts - 1))
+    assert max(sum(weights[a:b]) for a, b in parts) == best
+
+
+def test_the_embedding_and_the_head_make_their_stages_shorter() -> None:
+    heavy = Dims(6, 4, 2, 61, (48,), (100,) * 6, 100, 300)
+    assert stage_layers(heavy, 2) == [(0, 4), (4, 6)]
+    assert stage_layers(heavy, 3) == [(0, 2), (2, 5), (5, 6)]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "reason", "nearest"),
+    [
+        (Mesh(tp=6), "4 attention heads", "tp=4, pp=1"),
+        (Mesh(pp=9, tp=2), "4 layers cannot fill 9", "tp=2, pp=4"),
+        (Mesh(ep=2), "no experts", "ep=1"),
+    ],
+)
+def test_impossible_meshes_are_refused_with_the_nearest_possible(
+    mesh: Mesh, reason: str, nearest: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as refused:
+        check(dims(), mesh, "decode")
+    assert nearest in str(refused.value)
+    assert str(refused.value).startswith("decode:")
+
+
+@given(st.integers(1, 12), st.integers(1, 14))
+def test_experts_are_spread_evenly_or_the_nearest_divisor_is_named(experts: int, ep: int) -> None:
+    model = dims(experts=experts)
+    if experts % ep == 0:
+        check(model, Mesh(ep=ep), "decode")
+        spread = [part_of(model, Mesh(ep=ep), rank).experts for rank in range(ep)]
+        assert {end - first for first, end in spread} == {experts // ep}
+        return
+    with pytest.raises(ConfigError) as refused:
+        check(model, Mesh(ep=ep), "decode")
+    named = int(str(refused.value).rpartition("ep=")[2])
+    assert experts % named == 0
+    assert all(abs(named - ep) <= abs(d - ep) for d in range(1, experts + 1) if experts % d == 0)

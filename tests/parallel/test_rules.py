@@ -1,0 +1,68 @@
+"""The rules against the names and shapes that transformers itself writes: together the ranks hold everything, once."""
+
+import random
+
+import pytest
+import torch
+
+from core.errors import UnsupportedModel
+from parallel.mesh import Mesh
+from parallel.plans import Dims
+from parallel.rules import RULES, Rule, Sharding
+from tests.models.checkpoints import FAMILIES
+
+MESHES = [Mesh(tp=tp) for tp in (1, 2, 3, 4)]
+
+
+def dims_of(config: object) -> Dims:
+    c = config
+    layers = c.num_hidden_layers  # type: ignore[attr-defined]
+    return Dims(
+        layers,
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.vocab_size,
+        (c.intermediate_size,),
+        (1,) * layers,
+        1,
+        1,
+    )  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_ranks_together_hold_every_element(family: str, mesh: Mesh) -> None:
+    import transformers
+
+    config = FAMILIES[family](random.Random(family), 1)
+    dims = dims_of(config)
+    if mesh.tp > dims.num_heads:
+        pytest.skip("fewer heads than ranks")
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    shards = [Sharding(dims, mesh, rank) for rank in range(mesh.size)]
+    for name, tensor in model.state_dict().items():
+        shape = tuple(tensor.shape)
+        seen = torch.zeros(shape, dtype=torch.int32)
+        for shard in shards:
+            cut = shard(name, shape)
+            index = torch.meshgrid(
+                *[torch.cat([torch.arange(run.start, run.stop) for run in runs]) for runs in cut],
+                indexing="ij",
+            )
+            seen[index] += 1
+        whole = "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
+        assert int(seen.min()) >= 1, name
+        if whole:
+            assert int(seen.min()) == mesh.tp, name
+        elif not ("k_proj" in name or "v_proj" in name) or mesh.tp <= dims.num_kv_heads:
+            assert int(seen.max()) == 1, f"{name} is on more than one rank"
+
+
+def test_a_tensor_without_a_rule_or_with_two_is_refused_by_name() -> None:
+    dims = Dims(1, 2, 2, 8, (4,), (1,), 1, 1)
+    with pytest.raises(UnsupportedModel, match=r"no rule .*'model\.layers\.0\.mlp\.mystery'"):
+        Sharding(dims, Mesh(), 0)("model.layers.0.mlp.mystery", (4,))
+    doubled = (*RULES, Rule(r"lm_head\..*"))
+    with pytest.raises(UnsupportedModel, match="2 rules"):
+        Sharding(dims, Mesh(), 0, doubled)("lm_head.weight", (8, 2))
