@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from core.kv import num_blocks_for
 from core.messages import InstanceStatus, LoadReport, Register, TierCounts
+from core.steps import UNKNOWN_STEPS
 
 DEFAULT_TOKENS_PER_S = 4000.0
 """Prompt tokens per second of an instance, until anything was measured anywhere."""
@@ -43,6 +44,9 @@ class Member:
         """It takes nothing new, but its KV can still be fetched."""
         self.measured_tokens_per_s = 0.0
         self.step_s = DEFAULT_STEP_S
+        self.steps = UNKNOWN_STEPS
+        self.num_decoding = 0
+        self.context_tokens = 0
         self.capacity_tokens = info.num_blocks * info.block_size
         self.free_blocks = info.num_blocks
         """Blocks that nothing uses and nothing was promised."""
@@ -112,6 +116,8 @@ class Member:
         self.tiers = report.tiers
         self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
         self.step_s = report.step_s or self.step_s
+        self.steps = report.steps
+        self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
         self._used_blocks = self.info.num_blocks - report.free_blocks
         self._waiting_tokens = report.waiting_tokens
         while self._unsettled:
@@ -134,6 +140,7 @@ class Member:
             num_running=self.num_running,
             defect=self.defect,
             tiers=self.tiers,
+            steps=self.steps,
         )
 
     def _refresh(self) -> None:

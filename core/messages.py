@@ -15,6 +15,7 @@ any       -> any         Ping, Pong
 from dataclasses import dataclass
 
 from core.kv import KVShard
+from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, Route, Slo, TokenOut
 
 
@@ -147,6 +148,11 @@ class LoadReport:
     defect: str = ""
     """What the last idle self-check of the block accounting found wrong; empty: nothing."""
     tiers: TierCounts = TierCounts()
+    num_decoding: int = 0
+    """Of those that run: how many have their prompt computed."""
+    context_tokens: int = 0
+    """Known tokens of all that run."""
+    steps: StepModels = UNKNOWN_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +192,8 @@ class InstanceStatus:
     num_running: int
     defect: str
     tiers: TierCounts = TierCounts()
+    steps: StepModels = UNKNOWN_STEPS
+    """How long its steps take, and how well that is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from core.errors import RequestError
 from core.messages import Grant, TierCounts
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
+from core.steps import StepModels
 from core.types import Request, TokenOut
 from engine.ledger import Reservation
 from engine.scheduler import StepScheduler
+from engine.stepfit import StepFits
 from engine.tiers.restoring import Restoring
 
 _SMOOTHING = 0.2
@@ -26,6 +28,10 @@ class EngineLoad:
     tokens_per_s: float
     """Prompt tokens per second of recent steps that computed prompts; 0 before the first."""
     step_s: float
+    num_decoding: int
+    context_tokens: int
+    """Known tokens of all running sequences."""
+    steps: StepModels
 
 
 @dataclass(slots=True)
@@ -46,10 +52,12 @@ class Engine:
         on_error: Callable[[BaseException], None],
         lookahead: bool = True,
         tiers: Restoring | None = None,
+        fits: StepFits | None = None,
     ) -> None:
-        """`tiers`: where prefixes that the device does not hold may be had from."""
+        """`tiers`: where prefixes that the device does not hold may be had from. `fits` learn from every step."""
         self._scheduler, self._group, self._clock = scheduler, group, clock
         self._emit, self._on_error, self._tiers = emit, on_error, tiers
+        self._fits = fits or StepFits()
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
         self._reserving: deque[_Waiter] = deque()
@@ -127,6 +135,9 @@ class Engine:
             scheduler.num_running,
             self._tokens_per_s,
             self._step_s,
+            scheduler.num_decoding,
+            scheduler.num_context_tokens,
+            self._fits.models,
         )
 
     def tier_counts(self) -> TierCounts:
@@ -187,6 +198,7 @@ class Engine:
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         if result.duration_s <= 0:
             return
+        self._fits.observe(plan, result.duration_s)
         self._step_s = _smooth(self._step_s, result.duration_s)
         prompt_tokens = sum(work.count for work in plan.work if work.count > 1)
         if prompt_tokens >= 8:

@@ -104,5 +104,8 @@ class Reporter:
             removed,
             self._defect,
             self._engine.tier_counts(),
+            load.num_decoding,
+            load.context_tokens,
+            load.steps,
         )
         self._mail.send(self.scheduler, report)

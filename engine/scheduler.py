@@ -15,7 +15,7 @@ from core.kv import num_blocks_for
 from core.messages import Grant
 from core.plan import BlockCopy, NewSeq, Push, SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
-from core.types import FinishReason, Request, TokenOut
+from core.types import Request, TokenOut
 from engine.blocks import BlockPool
 from engine.ledger import BlockLedger, Reservation, Restore
 from engine.radix import Match, RadixCache
@@ -60,6 +60,15 @@ class StepScheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences whose prompt is computed."""
+        return sum(seq.num_missing <= 1 for seq in self._running)
+
+    @property
+    def num_context_tokens(self) -> int:
+        return sum(len(seq.tokens) for seq in self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -231,19 +240,8 @@ class StepScheduler:
             self._ledger.offer(seq, item.start + item.count)
             if drawn is not None:
                 seq.tokens.append(drawn.token)
-                finish = self._finish_reason(seq, drawn.token)
-                index = seq.num_output - 1
-                out.append(
-                    TokenOut(
-                        seq.request.id,
-                        seq.request.attempt,
-                        index,
-                        drawn.token,
-                        drawn.logprob,
-                        drawn.top,
-                        finish,
-                    )
-                )
+                finish = seq.finish_reason(self._max_context_tokens)
+                out.append(seq.last_token(drawn, finish))
                 if finish is not None:
                     self._finish(seq)
             self._settle(seq)
@@ -396,11 +394,3 @@ class StepScheduler:
         if seq.announced:
             self._drop.append(seq.key)
             seq.announced = False
-
-    def _finish_reason(self, seq: Sequence, token: int) -> FinishReason | None:
-        sampling = seq.request.sampling
-        if token in sampling.stop_token_ids and seq.num_output > sampling.min_tokens:
-            return FinishReason.STOP
-        if seq.num_output >= sampling.max_tokens or len(seq.tokens) >= self._max_context_tokens:
-            return FinishReason.LENGTH
-        return None

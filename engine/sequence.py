@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from core.messages import Grant
-from core.plan import NewSeq
-from core.types import Request
+from core.plan import NewSeq, Sampled
+from core.types import FinishReason, Request, TokenOut
 
 
 class State(Enum):
@@ -70,6 +70,20 @@ class Sequence:
 
     def as_new(self) -> NewSeq:
         return NewSeq(self.key, tuple(self.tokens), self.num_prompt, self.request.sampling)
+
+    def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
+        """Why the last known token ends it; None: it goes on."""
+        sampling = self.request.sampling
+        if self.tokens[-1] in sampling.stop_token_ids and self.num_output > sampling.min_tokens:
+            return FinishReason.STOP
+        if self.num_output >= sampling.max_tokens or len(self.tokens) >= max_context_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def last_token(self, drawn: Sampled, finish: FinishReason | None) -> TokenOut:
+        """The last known token, as the client's side gets it."""
+        request, index = self.request, self.num_output - 1
+        return TokenOut(request.id, request.attempt, index, drawn.token, drawn.logprob, drawn.top, finish)
 
     def grow(self, blocks: list[int]) -> None:
         if blocks:

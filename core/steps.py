@@ -1,0 +1,39 @@
+"""How long an instance's steps take, as it has found out itself. What it says is enough to predict a step of any size. Pure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """duration = fixed_s + token_s x new tokens + context_s x sum of contexts + seq_s x sequences; no part is negative."""
+
+    fixed_s: float = 0.0
+    token_s: float = 0.0
+    context_s: float = 0.0
+    """For each token of KV that is read."""
+    seq_s: float = 0.0
+    error: float = 0.0
+    """Mean absolute error of recent predictions, each made before its step was seen, as a share of the duration."""
+    num_steps: int = 0
+    """Steps it was learned from; 0: nothing is known."""
+
+    def step_s(self, num_tokens: float, num_context_tokens: float, num_seqs: float) -> float:
+        return (
+            self.fixed_s
+            + self.token_s * num_tokens
+            + self.context_s * num_context_tokens
+            + self.seq_s * num_seqs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepModels:
+    """Two regimes, because devices have two: reading weights and KV is the limit of one, computing that of the other."""
+
+    decode: StepModel = StepModel()
+    """Steps in which every sequence computes one token; new tokens and sequences are the same number there."""
+    prompt: StepModel = StepModel()
+    """Steps with a piece of a prompt in them."""
+
+
+UNKNOWN_STEPS = StepModels()

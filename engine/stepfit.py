@@ -1,0 +1,84 @@
+"""Learns how long this instance's steps take, from the steps themselves. Pure.
+
+Recursive least squares with forgetting (Haykin, Adaptive Filter Theory, ch. 10), on relative errors: each equation is divided by
+its duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts
+the same for an average step as the raw fit."""
+
+from core.plan import StepPlan
+from core.steps import StepModel, StepModels
+
+_SCALES = (1.0, 512.0, 65_536.0, 64.0)
+"""Sizes of ordinary features, so that none drowns the others."""
+_FORGETTING = 0.995
+_PRIOR_VARIANCE = 1.0
+"""Of a coefficient, in seconds^2 per scaled feature, before anything was seen."""
+_MAX_VARIANCE = 1e4
+"""Where steps are all alike nothing is learned about the directions they do not show: forgetting stops there."""
+_SMOOTHING = 0.05
+_TRUSTED_STEPS = 20
+_OUTLIER = 0.5
+"""A step whose duration is off by more than this share was disturbed by something else, and teaches only so much."""
+
+
+class StepFit:
+    """One regime. `prior`: what a profile says, to begin with."""
+
+    def __init__(self, prior: StepModel | None = None) -> None:
+        self._theta = [0.0] * 4
+        variance = _PRIOR_VARIANCE
+        if prior is not None:
+            parts = (prior.fixed_s, prior.token_s, prior.context_s, prior.seq_s)
+            self._theta = [part * scale for part, scale in zip(parts, _SCALES, strict=True)]
+            variance = 1e-6
+        self._covariance = [[variance * (i == j) for j in range(4)] for i in range(4)]
+        self._mean = list(_SCALES)
+        self._num_steps = 0 if prior is None else prior.num_steps
+        self._error = 0.0 if prior is None else prior.error
+
+    def observe(self, num_tokens: int, num_context_tokens: int, num_seqs: int, duration_s: float) -> None:
+        """One step has taken `duration_s` (> 0)."""
+        raw = (1.0, num_tokens, num_context_tokens, num_seqs)
+        x = [value / scale / duration_s for value, scale in zip(raw, _SCALES, strict=True)]
+        theta, p = self._theta, self._covariance
+        residual = 1.0 - sum(a * b for a, b in zip(x, theta, strict=True))
+        if self._num_steps:
+            self._error += _SMOOTHING * (min(1.0, abs(residual)) - self._error)
+        if self._num_steps > _TRUSTED_STEPS:
+            residual = max(-_OUTLIER, min(_OUTLIER, residual))
+        self._num_steps += 1
+        self._mean = [m + _SMOOTHING * (value - m) for m, value in zip(self._mean, raw, strict=True)]
+        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in p]
+        forgetting = _FORGETTING if max(p[i][i] for i in range(4)) < _MAX_VARIANCE else 1.0
+        gain = 1.0 / (forgetting + sum(a * b for a, b in zip(x, px, strict=True)))
+        self._theta = [t + a * gain * residual for t, a in zip(theta, px, strict=True)]
+        self._covariance = [
+            [(p[i][j] - px[i] * px[j] * gain) / forgetting for j in range(4)] for i in range(4)
+        ]
+
+    def model(self) -> StepModel:
+        raw = [t / scale for t, scale in zip(self._theta, _SCALES, strict=True)]
+        parts = [max(0.0, part) for part in raw]
+        excess = sum((a - b) * m for a, b, m in zip(parts[1:], raw[1:], self._mean[1:], strict=True))
+        parts[0] = max(0.0, raw[0] - excess)
+        return StepModel(*parts, error=self._error, num_steps=self._num_steps)
+
+
+class StepFits:
+    """Both regimes of one instance."""
+
+    def __init__(self, prior: StepModels | None = None) -> None:
+        prior = prior or StepModels()
+        self._decode = StepFit(prior.decode if prior.decode.num_steps else None)
+        self._prompt = StepFit(prior.prompt if prior.prompt.num_steps else None)
+
+    @property
+    def models(self) -> StepModels:
+        return StepModels(self._decode.model(), self._prompt.model())
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        """`plan` has taken `duration_s`; a duration of nothing teaches nothing."""
+        if duration_s <= 0:
+            return
+        num_context = sum(work.start + work.count for work in plan.work)
+        fit = self._decode if all(work.count == 1 for work in plan.work) else self._prompt
+        fit.observe(plan.num_tokens, num_context, len(plan.work), duration_s)
