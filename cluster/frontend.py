@@ -113,9 +113,7 @@ class Frontend:
         self._flights: dict[str, _Flight] = {}
         self._asked: dict[int, asyncio.Future[Status]] = {}
         self._nonces = itertools.count()
-        self._draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._retiring = False
         self._moves: set[asyncio.Task[None]] = set()
         self._prefix = uuid.uuid4().hex[:8]
 
@@ -147,19 +145,9 @@ class Frontend:
             await self._scheduler_changed.wait()
             await self._clock.sleep(0.1)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and let the running ones finish, for at most `timeout_s`."""
-        self._draining = True
-        if not self._flights:
-            return
-        log.info("draining: %d requests are running", len(self._flights))
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            log.warning(
-                "drain deadline of %g s passed: %d requests are cut off", timeout_s, len(self._flights)
-            )
+    def retire(self) -> None:
+        """Be not ready from now on. What still comes is answered."""
+        self._retiring = True
 
     async def close(self) -> None:
         for move in self._moves:
@@ -185,7 +173,7 @@ class Frontend:
 
     async def ready(self) -> tuple[bool, str]:
         """Would a request be answered, and if not, why."""
-        if self._draining:
+        if self._retiring:
             return False, "shutting down"
         try:
             status = await self.status()
@@ -197,8 +185,6 @@ class Frontend:
         """The request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
-        if self._draining:
-            raise Overloaded("the server is shutting down", retry_after_s=1.0)
         timeline = Timeline(request, self._clock.now())
         try:
             async for token in self._generate(request, timeline):
@@ -277,15 +263,12 @@ class Frontend:
 
     def _begin(self, request: Request) -> _Flight:
         flight = self._flights[request.key] = _Flight(request, self._clock)
-        self._idle.clear()
         return flight
 
     def _end(self, flight: _Flight, finished: bool) -> None:
         request = flight.request
         flight.story.ended_s = self._clock.now()
         del self._flights[request.key]
-        if not self._flights:
-            self._idle.set()
         if flight.route is not None and not finished:
             self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
         if self._scheduler:

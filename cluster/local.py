@@ -8,6 +8,7 @@ from collections.abc import Callable
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from cluster.api.draining import drain
 from cluster.api.factory import build_app
 from cluster.api.server import HttpServer
 from cluster.frontend import Frontend
@@ -98,7 +99,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
     observe, finish = make_observers(registry, config.serve.otlp_endpoint, card.name)
     async with LocalCluster.running(config, observe) as cluster:
         app = build_app(cluster.frontend, config, card, registry)
-        server = HttpServer(app, config.serve.host, config.serve.port, shared=False)
+        server = HttpServer(app, config.serve.host, [config.serve.port], shared=False)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -108,8 +109,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        await cluster.frontend.drain(config.serve.drain_timeout_s)
-        await server.stop()
+        await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
     finish()
 
 

@@ -11,6 +11,7 @@ from core.errors import ConfigError
 from core.types import Slo
 
 ENV_PREFIX = "BATON_"
+_SECRETS = frozenset({"api_keys", "cluster_key", "keys"})
 
 
 class _Frozen(BaseModel):
@@ -100,17 +101,23 @@ class ScheduleConfig(_Frozen):
 class ServeConfig(_Frozen):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
+    num_ports: int = Field(default=1, ge=1, le=64)
+    """1: the ingresses of one host share `port`. More: each takes the first free one of so many from `port` on, so that a load
+    balancer sees every one by itself."""
     api_keys: tuple[SecretStr, ...] = ()
     """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for."""
     api_keys_file: str = ""
     """More of them, one a line, in a file that the ingress can read; `#` begins a comment."""
     request_timeout_s: float = Field(default=600.0, gt=0)
+    drain_notice_s: float = Field(default=3.0, ge=0)
+    """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
-    """How long running requests may go on after SIGTERM."""
+    """How long running requests may go on after that."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     """A longer body is refused with 413."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
     otlp_endpoint: str = ""
     """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
 
@@ -142,10 +149,11 @@ class ClusterConfig(_Frozen):
     serve: ServeConfig = ServeConfig()
     prefill_instances: int = Field(default=1, ge=0)
     decode_instances: int = Field(default=1, ge=1)
+    ingress_instances: int = Field(default=1, ge=1)
     cpus_per_instance: float = Field(default=0.25, gt=0)
     """What an instance asks of Ray; it does not bound its threads."""
     cluster_key: SecretStr | None = None
-    """Shared secret of the cluster's processes; None: a fresh one for each start."""
+    """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
     slo_classes: Mapping[str, Slo] = {
         "interactive": Slo("interactive", 0.45, 0.04, 2),
         "chat": Slo("chat", 1.0, 0.05, 1),
@@ -161,13 +169,15 @@ def load(
     env: Mapping[str, str],
     overrides: Mapping[str, Any] | None = None,
 ) -> ClusterConfig:
-    """The configuration from a YAML file's content, then `BATON_SECTION__FIELD` variables, then `overrides` (dotted keys).
+    """The configuration from a YAML file's content, then `BATON_SECTION__FIELD` (or `BATON_FIELD`) variables, then `overrides`
+    (dotted keys). Other variables that begin with BATON_ mean nothing here.
 
     Raises ConfigError, in one line, naming the key."""
     values: dict[str, Any] = deepcopy(dict(content or {}))
     for name, text in env.items():
-        if name.startswith(ENV_PREFIX) and "__" in name:
-            _put(values, name.removeprefix(ENV_PREFIX).lower().split("__"), _parse(text))
+        keys = name.removeprefix(ENV_PREFIX).lower().split("__")
+        if name.startswith(ENV_PREFIX) and (len(keys) > 1 or keys[0] in ClusterConfig.model_fields):
+            _put(values, keys, text if keys == ["cluster_key"] else _parse(text))
     for dotted, value in (overrides or {}).items():
         _put(values, dotted.split("."), value)
     try:
@@ -175,7 +185,8 @@ def load(
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"configuration key {where!r}: {first['msg']} (got {first['input']!r})") from None
+        got = "" if _SECRETS.intersection(first["loc"]) else f" (got {first['input']!r})"
+        raise ConfigError(f"configuration key {where!r}: {first['msg']}{got}") from None
 
 
 def _consistent(config: ClusterConfig) -> ClusterConfig:
@@ -187,6 +198,8 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         )
     if engine.disk_cache_bytes and not engine.disk_cache_path:
         raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
+    if config.serve.num_ports > 1 and not 0 < config.serve.port <= 65536 - config.serve.num_ports:
+        raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")
     if (engine.host_cache_bytes or engine.disk_cache_bytes) and not engine.prefix_cache:
         raise ConfigError(
             "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"

@@ -6,6 +6,7 @@ import typer
 
 from baton.cli.bench import bench
 from baton.cli.chat import chat
+from baton.cli.deploy import deploy
 from baton.cli.doctor import doctor
 from baton.cli.serve import serve
 from baton.cli.simulate import simulate
@@ -22,6 +23,7 @@ app.command()(chat)
 app.command()(bench)
 app.command()(simulate)
 app.command()(doctor)
+app.command()(deploy)
 
 
 def main() -> None:

@@ -65,7 +65,6 @@ def serve(
 ) -> None:
     """Serve a model behind an OpenAI endpoint. Ctrl-C or SIGTERM finishes running requests, then stops everything."""
     check_own_tree()
-    configure_logging(log_level)
     given: dict[str, Any] = {
         "model.path": model,
         "model.name": name,
@@ -75,6 +74,7 @@ def serve(
         "decode_instances": decode,
         "serve.host": host,
         "serve.port": port,
+        "serve.log_level": log_level,
         "transfer.transport": transport,
         "transfer.kv_replicas": kv_replicas,
     }
@@ -83,15 +83,14 @@ def serve(
         overrides["serve.api_keys"] = api_key
     overrides |= dict(_key_value(text) for text in set_ or [])
     settings = load(read_yaml(config), os.environ, overrides)
+    configure_logging(settings.serve.log_level)
     check_port(settings.serve.host, settings.serve.port)
     card = read_model_card(settings)
     _announce_start(settings, card, local)
     if local:
         serve_local(settings, card, lambda: _announce_ready(settings, card))
     else:
-        serve_cluster(
-            settings, card, ray_address, log_level, lambda: _announce_ready(settings, card), console.print
-        )
+        serve_cluster(settings, ray_address, lambda: _announce_ready(settings, card), console.print)
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -103,6 +102,7 @@ _DEFAULTS: dict[str, Any] = {
     "decode_instances": 1,
     "serve.host": "127.0.0.1",
     "serve.port": 8000,
+    "serve.log_level": "warning",
     "transfer.transport": "auto",
     "transfer.kv_replicas": 0,
 }

@@ -2,36 +2,51 @@
 
 import asyncio
 import contextlib
+import errno
+import math
 import socket
+from collections.abc import Sequence
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _KEEP_ALIVE_S = 75
-_STOP_S = 5
+_STOP_S = 5.0
 
 
 class HttpServer:
-    """Serves `app` from `start` to `stop`. With `shared`, several processes of this host may listen on one port."""
+    """Serves `app` from `start` to `stop`, on the first of `ports` that is free.
 
-    def __init__(self, app: FastAPI, host: str, port: int, *, shared: bool) -> None:
+    With `shared`, several processes of this host may listen on one port."""
+
+    def __init__(self, app: FastAPI, host: str, ports: Sequence[int], *, shared: bool) -> None:
+        self._closing = _Closing(app)
         config = uvicorn.Config(
-            app,
+            self._closing,
             log_level="warning",
             lifespan="off",
             access_log=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_STOP_S,
         )
-        self._server = _Server(config)
-        self._listener = _listen(host, port, shared)
+        self._config, self._server = config, _Server(config)
+        self._listener = _first_free(host, ports, shared)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     def start(self) -> "asyncio.Task[None]":
         self._task = asyncio.create_task(self._server.serve([self._listener]))
         return self._task
 
-    async def stop(self) -> None:
-        """Accept nothing more and close what is idle; answers that are being written get a few seconds."""
+    def retire(self) -> None:
+        """From now on every answer is the last one on its connection, so that clients come back to somebody else."""
+        self._closing.on = True
+
+    async def stop(self, timeout_s: float = _STOP_S) -> None:
+        """Accept nothing more and close what is idle; answers that are being written get `timeout_s`."""
+        self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         await self._task
 
@@ -40,6 +55,32 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self):
         yield
+
+
+class _Closing:
+    """Adds `Connection: close` to the answer of every request that comes once it is `on`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.on = app, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, closing if self.on else send)
+
+
+def _first_free(host: str, ports: Sequence[int], shared: bool) -> socket.socket:
+    """Raises OSError when none is."""
+    for port in ports[:-1]:
+        try:
+            return _listen(host, port, shared)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _listen(host, ports[-1], shared)
 
 
 def _listen(host: str, port: int, shared: bool) -> socket.socket:

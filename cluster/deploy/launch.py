@@ -2,7 +2,6 @@
 
 import logging
 import os
-import secrets
 import signal
 import threading
 import time
@@ -14,7 +13,7 @@ import ray
 from ray import serve
 
 from cluster.deploy.app import build_application
-from cluster.model_card import ModelCard
+from cluster.deploy.keys import cluster_key
 from core.config import ClusterConfig
 from core.errors import ConfigError
 
@@ -24,9 +23,7 @@ _READY_TIMEOUT_S = 300.0
 
 def serve_cluster(
     config: ClusterConfig,
-    card: ModelCard,
     ray_address: str,
-    log_level: str,
     on_ready: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
@@ -41,7 +38,7 @@ def serve_cluster(
         say("  starting the pools ...")
 
     try:
-        cluster = Cluster.start(config, card, ray_address, log_level, ray_is_up)
+        cluster = Cluster.start(config, ray_address, ray_is_up)
     except KeyboardInterrupt:
         say("  stopped before it was ready")
         return
@@ -52,7 +49,7 @@ def serve_cluster(
             on_ready()
             stop.wait()
         say("  stopping: running requests finish first")
-        cluster.drain(config.serve.drain_timeout_s)
+        cluster.drain()
     finally:
         cluster.stop()
 
@@ -67,21 +64,16 @@ class Cluster:
     def start(
         cls,
         config: ClusterConfig,
-        card: ModelCard,
         ray_address: str = "local",
-        log_level: str = "warning",
         on_ray: Callable[[], None] = lambda: None,
     ) -> "Cluster":
         """Returns when the application is deployed; it answers once `wait_ready` says so. Raises ConfigError."""
-        key = (
-            config.cluster_key.get_secret_value().encode() if config.cluster_key else secrets.token_bytes(32)
-        )
         owns_ray = ray_address == "local"
         _init_ray(config, ray_address)
         try:
             on_ray()
             serve.start(proxy_location="Disabled")
-            application = build_application(config, card, key, log_level, one_host=owns_ray)
+            application = build_application(config, cluster_key(config), one_host=owns_ray)
             handle = serve.run(application, name=_APP, route_prefix=None)
         except BaseException:
             _stop(owns_ray)
@@ -110,9 +102,10 @@ class Cluster:
                 return False
         raise ConfigError(f"the cluster was not ready after {timeout_s:g} s; /ready said: {last}")
 
-    def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and wait for the running ones, for at most `timeout_s`."""
-        self._handle.drain.remote(timeout_s).result(timeout_s=timeout_s + 10)
+    def drain(self) -> None:
+        """Every ingress stops to take requests and finishes the running ones, within the configuration's deadlines."""
+        longest_s = self._config.serve.drain_notice_s + self._config.serve.drain_timeout_s
+        self._handle.broadcast("drain").results(timeout_s=longest_s + 10)
 
     def stop(self) -> None:
         _stop(self._owns_ray)
@@ -135,7 +128,9 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
-        num_cpus=max(2, int(num_instances * config.cpus_per_instance + 1.5)),
+        num_cpus=max(
+            2, int(num_instances * config.cpus_per_instance + 0.1 * (1 + 2 * config.ingress_instances) + 1)
+        ),
         num_gpus=0,
         include_dashboard=False,
         namespace=_APP,

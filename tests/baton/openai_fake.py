@@ -62,7 +62,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        server = HttpServer(fake.app(), "127.0.0.1", 0, shared=False)
+        server = HttpServer(fake.app(), "127.0.0.1", [0], shared=False)
         fake.url = f"http://127.0.0.1:{server._listener.getsockname()[1]}"
         loops.append(asyncio.get_running_loop())
         server.start()

@@ -48,7 +48,7 @@ def slow_server(first_s: float, gap_s: float, tokens: int) -> FastAPI:
 
 
 async def run(app: FastAPI, jobs: list[Job], concurrency: int = 0) -> list[Record]:
-    server = HttpServer(app, "127.0.0.1", 0, shared=False)
+    server = HttpServer(app, "127.0.0.1", [0], shared=False)
     port = server._listener.getsockname()[1]
     server.start()
     client = Client(f"http://127.0.0.1:{port}", "m", "", False, 30, {})

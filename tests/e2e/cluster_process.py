@@ -40,6 +40,8 @@ class ServeProcess:
             str(self.port),
             "--log-level",
             "info",
+            "--set",
+            "serve.drain_notice_s=0",
             *args,
         ]
         with log.open("wb") as out:

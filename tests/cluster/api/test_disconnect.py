@@ -19,7 +19,7 @@ async def serving(
     generator: FakeGenerator, settings: ApiSettings = SETTINGS
 ) -> AsyncIterator[tuple[Api, int]]:
     api = Api(generator, settings)
-    server = HttpServer(api.app, "127.0.0.1", 0, shared=False)
+    server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
     yield api, server._listener.getsockname()[1]
     await server.stop()

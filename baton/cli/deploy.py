@@ -1,0 +1,32 @@
+"""`baton deploy`: check a Serve file strictly, send it to a running Ray cluster, and follow it until it serves."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from baton.cli.serve import read_yaml
+from cluster.deploy.rest import ServeRest
+from cluster.deploy.serve_file import check_serve_file
+
+console = Console(stderr=True, highlight=False)
+DASHBOARD = "http://127.0.0.1:8265"
+
+
+def deploy(
+    file: Annotated[Path, typer.Argument(help="Serve's YAML with Baton in it (examples/serve/baton.yaml).")],
+    address: Annotated[
+        str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="The Ray cluster's dashboard.")
+    ] = DASHBOARD,
+    timeout_s: Annotated[float, typer.Option(min=1, help="How long to wait until everything runs.")] = 600.0,
+) -> None:
+    """Deploy, or upgrade what runs: replicas are replaced a few at a time, and each finishes or moves what it has first."""
+    schema, configs = check_serve_file(read_yaml(file))
+    rest = ServeRest(address)
+    rest.deploy(schema)
+    rest.wait_running(list(configs), timeout_s, lambda line: console.print(f"  {line}"))
+    for name, config in configs.items():
+        console.print(
+            f"[green]{name} runs.[/] OpenAI endpoint: port {config.serve.port} of the nodes with an ingress"
+        )

@@ -1,0 +1,79 @@
+"""Serve's REST interface, as far as Baton uses it: send what shall run, and follow it until it does."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import requests
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+from ray.exceptions import AuthenticationError
+from ray.serve.schema import ServeDeploySchema
+
+from core.errors import ConfigError
+
+_POLL_S = 0.5
+_FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+
+
+class ServeRest:
+    """The Serve of the Ray cluster whose dashboard is at `address`. Raises ConfigError where nobody answers there."""
+
+    def __init__(self, address: str) -> None:
+        try:
+            self._client = ServeSubmissionClient(address)
+        except AuthenticationError:
+            raise ConfigError(
+                f"the Ray cluster at {address} asks for its token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN (or _PATH)"
+            ) from None
+        except (ConnectionError, RuntimeError, ValueError, requests.RequestException) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"no Ray dashboard at {address}: {reason}") from None
+
+    def deploy(self, schema: ServeDeploySchema) -> None:
+        """Returns once Serve has accepted it. Raises ConfigError with Serve's own words where it does not."""
+        try:
+            self._client.deploy_applications(schema.model_dump(mode="json", exclude_unset=True))
+        except RuntimeError as error:
+            raise ConfigError(f"Serve refuses it: {' '.join(str(error).split())}") from None
+
+    def applications(self) -> dict[str, Any]:
+        """What runs, by application name, as in Serve's ApplicationDetails."""
+        return self._client.get_serve_details()["applications"]
+
+    def wait_running(self, names: list[str], timeout_s: float, say: Callable[[str], None]) -> None:
+        """Until each of `names` runs as it was sent last; `say` hears of every change. Raises ConfigError."""
+        deadline, said = time.monotonic() + timeout_s, ""
+        while time.monotonic() < deadline:
+            found = {name: app for name, app in self.applications().items() if name in names}
+            if (summary := summarize(found)) != said:
+                said = summary
+                say(summary)
+            for name, app in found.items():
+                if app["status"] in _FAILED:
+                    raise ConfigError(f"{name}: {app['status']}: {_cause(app)}")
+            if len(found) == len(names) and all(app["status"] == "RUNNING" for app in found.values()):
+                return
+            time.sleep(_POLL_S)
+        raise ConfigError(f"not running after {timeout_s:g} s: {said}")
+
+
+def summarize(applications: Mapping[str, Any]) -> str:
+    """One line: each deployment with its running and wanted replicas."""
+    parts = [
+        f"{name} {_num_running(deployment)}/{deployment['target_num_replicas']}"
+        for app in applications.values()
+        for name, deployment in app["deployments"].items()
+    ]
+    return ", ".join(parts) or "building"
+
+
+def _num_running(deployment: Mapping[str, Any]) -> int:
+    return sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+
+
+def _cause(app: Mapping[str, Any]) -> str:
+    """The last line of what Serve says is the exception; before it is a traceback."""
+    messages = [app["message"], *(deployment["message"] for deployment in app["deployments"].values())]
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    ours = [line for line in lines if "core.errors." in line]
+    return (ours or lines or ["no reason given"])[-1]

@@ -1,0 +1,36 @@
+"""The deployment of the one global scheduler. It holds no state that it could not learn again from the instances' reports."""
+
+import asyncio
+import contextlib
+
+from ray import serve
+
+from cluster.deploy.logs import configure_logging
+from cluster.deploy.pools import mail_host
+from cluster.routing import GlobalScheduler
+from cluster.scheduler_node import SchedulerNode
+from core.clock import WallClock
+from core.config import ClusterConfig
+from net.mail import TcpMail
+
+
+@serve.deployment
+class Scheduler:
+    async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
+        configure_logging(config.serve.log_level)
+        self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
+        self._node = SchedulerNode(self._mail, WallClock(), GlobalScheduler(config.schedule))
+        self._running = asyncio.create_task(self._node.run())
+
+    async def endpoint(self) -> str:
+        return self._mail.address
+
+    async def check_health(self) -> None:
+        if self._running.done():
+            self._running.result()
+            raise RuntimeError("the scheduler has stopped")
+
+    async def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self._running.cancel()
+            await self._mail.close()

@@ -1,0 +1,59 @@
+"""Serve's YAML with Baton in it, read strictly: a misspelt key is refused here, while Serve itself would ignore it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import (
+    DeploymentSchema,
+    RayActorOptionsSchema,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+)
+
+from core.config import ClusterConfig, load
+from core.errors import ConfigError
+
+BUILDER = "cluster.deploy.app:build"
+_DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")
+
+
+def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dict[str, ClusterConfig]]:
+    """What Serve takes, and the configuration of each of Baton's applications by name. Raises ConfigError, naming the key."""
+    _check_keys(content, ServeDeploySchema, "")
+    for i, application in enumerate(content.get("applications", ())):
+        where = f"applications.{i}"
+        _check_keys(application, ServeApplicationSchema, where)
+        for j, deployment in enumerate(application.get("deployments", ())):
+            here = f"{where}.deployments.{j}"
+            _check_keys(deployment, DeploymentSchema, here)
+            _check_keys(
+                deployment.get("ray_actor_options", {}), RayActorOptionsSchema, f"{here}.ray_actor_options"
+            )
+    try:
+        schema = ServeDeploySchema.model_validate(dict(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
+    for application in schema.applications:
+        for name in (deployment.name for deployment in application.deployments):
+            if application.import_path == BUILDER and name not in _DEPLOYMENTS:
+                raise ConfigError(
+                    f"{application.name}: there is no deployment {name!r}, only {', '.join(_DEPLOYMENTS)}"
+                )
+    configs = {app.name: load(app.args, {}) for app in schema.applications if app.import_path == BUILDER}
+    if not configs:
+        raise ConfigError(f"no application has import_path: {BUILDER}")
+    if schema.proxy_location != "Disabled":
+        raise ConfigError(
+            "set proxy_location: Disabled; Serve's proxy would take the port that Baton listens on"
+        )
+    return schema, configs
+
+
+def _check_keys(given: Any, model: type[BaseModel], where: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{where or 'the file'} must hold keys and values")
+    for key in given:
+        if key not in model.model_fields:
+            raise ConfigError(f"unknown key {f'{where}.{key}'.lstrip('.')!r}")
