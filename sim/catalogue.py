@@ -1,6 +1,7 @@
 """GPUs and models by name, and the roofline step cost of one on the other. Pure.
 
-Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token, all weights read once a step.
+Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token and those of causal attention,
+all weights and the batch's KV read once a step.
 Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth."""
 
 from dataclasses import dataclass
@@ -25,8 +26,14 @@ class Gpu:
 class Model:
     num_weights: float
     num_layers: int
+    num_heads: int
     num_kv_heads: int
     head_dim: int
+
+    @property
+    def pair_flop(self) -> int:
+        """Of attention between one query and one key position: scores and values, all layers and heads."""
+        return 4 * self.num_layers * self.num_heads * self.head_dim
 
     @property
     def kv_token_bytes(self) -> int:
@@ -40,7 +47,7 @@ GPUS = {
     "L40S": Gpu(362e12, 48e9, 864e9, 50e9),
     "B200": Gpu(2250e12, 180e9, 7700e9, 100e9),
 }
-MODELS = {"llama-3.1-8b": Model(8.03e9, 32, 8, 128), "llama-3.1-70b": Model(70.6e9, 80, 8, 128)}
+MODELS = {"llama-3.1-8b": Model(8.03e9, 32, 32, 8, 128), "llama-3.1-70b": Model(70.6e9, 80, 64, 8, 128)}
 
 
 def step_cost(gpu: Gpu, model: Model) -> StepCost:
@@ -51,6 +58,7 @@ def step_cost(gpu: Gpu, model: Model) -> StepCost:
         gpu.flop_per_s * FLOP_EFFICIENCY / (2 * model.num_weights),
         model.num_weights * _BYTES_PER_VALUE / bandwidth,
         model.kv_token_bytes / bandwidth,
+        model.pair_flop / (gpu.flop_per_s * FLOP_EFFICIENCY),
     )
 
 

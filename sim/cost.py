@@ -1,27 +1,68 @@
-"""How long one engine step takes on a modelled device: a fixed part, and the larger of compute and memory time. Pure."""
+"""How long one engine step takes on a modelled device, and a transfer on a modelled link. Pure.
+
+A step is four numbers: tokens computed, context (known tokens, summed over its sequences), pairs (query x key positions that
+attention visits) and sequences. Two models behind one seam: a roofline from a GPU's data sheet, and a linear one fitted to
+measured steps (`sim.profile`)."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from core.plan import StepPlan
 
 
+class StepModel(Protocol):
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float: ...
+
+
+def duration_s(model: StepModel, plan: StepPlan) -> float:
+    context = sum(work.start + work.count for work in plan.work)
+    pairs = sum(chunk_pairs(work.start, work.count) for work in plan.work)
+    return model.step_s(plan.num_tokens, context, pairs, len(plan.work))
+
+
+def chunk_pairs(start: int, count: int) -> float:
+    """Query-key pairs of `count` tokens that follow `start` others, causal."""
+    return count * (start + (count + 1) / 2)
+
+
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """A roofline: `duration_s` = overhead + max(tokens / compute rate, (weights + KV read) / bandwidth)."""
+    """A roofline: overhead + max(compute, memory), compute = tokens and attention pairs, memory = weights and KV read."""
 
     overhead_s: float = 0.002
     tokens_per_s: float = 20_000.0
-    """Prompt tokens per second when compute is the limit."""
+    """Prompt tokens per second when compute is the limit, attention aside."""
     weights_read_s: float = 0.004
     """Time to read all weights once."""
     kv_token_read_s: float = 2e-8
     """Time to read one token's KV."""
+    pair_s: float = 0.0
+    """Time of attention between one query and one key, over all layers."""
 
-    def duration_s(self, plan: StepPlan) -> float:
-        context = sum(work.start + work.count for work in plan.work)
-        compute_s = plan.num_tokens / self.tokens_per_s
-        memory_s = self.weights_read_s + context * self.kv_token_read_s
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
+        compute_s = num_tokens / self.tokens_per_s + num_pairs * self.pair_s
+        memory_s = self.weights_read_s + context_tokens * self.kv_token_read_s
         return self.overhead_s + max(compute_s, memory_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """Every term adds up, as on a device that does one thing at a time (a CPU)."""
+
+    overhead_s: float
+    token_s: float
+    context_token_s: float
+    pair_s: float
+    seq_s: float
+
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
+        return (
+            self.overhead_s
+            + num_tokens * self.token_s
+            + context_tokens * self.context_token_s
+            + num_pairs * self.pair_s
+            + num_seqs * self.seq_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +72,5 @@ class LinkCost:
     latency_s: float = 5e-6
     bytes_per_s: float = 50e9
 
-    def duration_s(self, num_bytes: int) -> float:
+    def duration_s(self, num_bytes: float) -> float:
         return self.latency_s + num_bytes / self.bytes_per_s

@@ -5,7 +5,7 @@ import hashlib
 
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
 from core.ports import Clock, LayerSink
-from sim.cost import StepCost
+from sim.cost import StepModel, duration_s
 
 
 def modelled_token(seed: int, position: int, vocab_size: int) -> int:
@@ -18,7 +18,7 @@ class ModelledGroup:
     """core.ports.WorkerGroup. Layers finish evenly over a step, and the sink hears of each, as from a real rank."""
 
     def __init__(
-        self, clock: Clock, cost: StepCost, num_layers: int, vocab_size: int, sink: LayerSink | None
+        self, clock: Clock, cost: StepModel, num_layers: int, vocab_size: int, sink: LayerSink | None
     ) -> None:
         self._clock, self._cost, self._num_layers, self._vocab_size = clock, cost, num_layers, vocab_size
         self._sink = sink
@@ -31,23 +31,23 @@ class ModelledGroup:
                 self._seqs.pop(key, None)
             for seq in plan.new:
                 self._seqs[seq.key] = seq
-            duration_s = self._cost.duration_s(plan)
-            await self._run_layers(plan, duration_s)
+            step_s = duration_s(self._cost, plan)
+            await self._run_layers(plan, step_s)
             sampled = tuple(
                 self._sample(work.key, work.start + work.count) for work in plan.work if work.samples
             )
-            return StepResult(plan.step, sampled, duration_s)
+            return StepResult(plan.step, sampled, step_s)
 
     async def close(self) -> None:
         self._seqs.clear()
 
-    async def _run_layers(self, plan: StepPlan, duration_s: float) -> None:
+    async def _run_layers(self, plan: StepPlan, step_s: float) -> None:
         if self._sink is None or not any(work.push for work in plan.work):
-            await self._clock.sleep(duration_s)
+            await self._clock.sleep(step_s)
             return
         self._sink.step_started(plan)
         for layer in range(self._num_layers):
-            await self._clock.sleep(duration_s / self._num_layers)
+            await self._clock.sleep(step_s / self._num_layers)
             self._sink.layer_done(layer)
 
     def _sample(self, key: str, position: int) -> Sampled:

@@ -17,21 +17,21 @@ from core.config import ClusterConfig, load
 from core.errors import Overloaded, ReplicaLost, RequestError
 from core.kv import KVLayout, KVShard
 from core.ports import LayerSink, Mail
-from core.types import Request, SamplingParams
+from core.types import Request, SamplingParams, Slo
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver
 from net.loopback import LoopbackNetwork
-from sim.cost import LinkCost, StepCost
+from sim.cost import LinkCost, StepCost, StepModel
+from sim.link import Link, ModelledSender
 from sim.loop import LoopClock
 from sim.modelled import ModelledGroup
 
 VOCAB_SIZE = 32_000
-_SETTLE_S = 0.5
+SETTLE_S = 0.5
 """Time for all instances to register before the first arrival."""
-
-
-_STAGGER_S = 0.03
+HOST = "simulated"
+STAGGER_S = 0.03
 """Between two instances' starts, so that they register in the same order under any clock."""
 
 
@@ -43,12 +43,11 @@ class SimConfig:
     num_layers: int = 4
     num_kv_heads: int = 2
     head_dim: int = 16
-    step_overhead_s: float = 0.002
-    tokens_per_s: float = 20_000.0
-    weights_read_s: float = 0.004
-    kv_token_read_s: float = 2e-8
+    step: StepModel = field(default_factory=StepCost)
     link: LinkCost = field(default_factory=LinkCost)
     message_latency_s: float = 0.0002
+    slo: Slo = field(default_factory=Slo)
+    """Of every request."""
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted keys of ClusterConfig."""
 
@@ -108,7 +107,7 @@ class _Cluster:
         self.instances: list[Instance] = []
         self._settings: ClusterConfig = load(None, {}, config.overrides)
         self._network = LoopbackNetwork(config.message_latency_s)
-        self._fabric = LoopbackFabric(self._delay)
+        self._fabric = LoopbackFabric()
         layout = KVLayout(
             config.num_layers,
             config.num_kv_heads,
@@ -129,14 +128,14 @@ class _Cluster:
         prefills: list[Role] = ["prefill"] * self._config.num_prefill
         for role in (*decodes, *prefills):
             self._add_instance(role)
-            await self.clock.sleep(_STAGGER_S)
+            await self.clock.sleep(STAGGER_S)
         schedule, size = self._settings.schedule, self._settings.engine.block_size
         self._frontend = Frontend(
             self._network.join("frontend"), self.clock, schedule, size, self._resolve, 3600.0
         )
         self._stack.push_async_callback(self._frontend.close)
         self._spawn(self._frontend.run())
-        await self.clock.sleep(_SETTLE_S)
+        await self.clock.sleep(SETTLE_S)
 
     async def serve(
         self, number: int, arrival: Arrival, start_s: float
@@ -144,7 +143,12 @@ class _Cluster:
         await self.clock.sleep(start_s + arrival.at_s - self.clock.now())
         sampling = SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens)
         request = Request(
-            f"r{number}", arrival.prompt, sampling, self._frontend.address, arrival_s=self.clock.now()
+            f"r{number}",
+            arrival.prompt,
+            sampling,
+            self._frontend.address,
+            self._config.slo,
+            arrival_s=self.clock.now(),
         )
         tokens: list[int] = []
         times: list[float] = []
@@ -173,26 +177,20 @@ class _Cluster:
 
     def _parts(self, mail: Mail) -> Parts:
         config = self._config
-        cost = StepCost(
-            config.step_overhead_s, config.tokens_per_s, config.weights_read_s, config.kv_token_read_s
-        )
 
         def receivers(inbox: Inbox) -> list[Receiver]:
             return [LoopbackReceiver(self._fabric, mail.address, None, inbox.may_write, inbox.arrived)]
 
         def senders() -> list[Sender]:
-            return [LoopbackSender(self._fabric, None)]
+            return [ModelledSender(self._fabric, Link(self.clock, config.link))]
 
         def group(sink: LayerSink | None) -> ModelledGroup:
-            return ModelledGroup(self.clock, cost, config.num_layers, VOCAB_SIZE, sink)
+            return ModelledGroup(self.clock, config.step, config.num_layers, VOCAB_SIZE, sink)
 
-        return Parts(self._shard, config.num_blocks, 1 << 20, receivers, senders, group, "simulated")
+        return Parts(self._shard, config.num_blocks, 1 << 20, receivers, senders, group, HOST)
 
     async def _resolve(self) -> str:
         return self._scheduler
-
-    async def _delay(self, num_bytes: int) -> None:
-        await self.clock.sleep(self._config.link.duration_s(num_bytes))
 
     def _spawn(self, work: Any) -> None:
         self._stack.push_async_callback(_cancel, asyncio.create_task(work))

@@ -1,7 +1,6 @@
-"""`baton simulate`: a trace through the production scheduler and workers on modelled GPUs, under virtual time."""
+"""`baton simulate`: a trace through the production scheduler on modelled GPUs, under virtual time."""
 
 import json
-import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +10,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from baton.bench.measure import percentiles
-from baton.bench.traces import read_trace
-from core.config import load
-from core.errors import ConfigError
-from sim.catalogue import GPUS, MODELS, link_cost, num_blocks, step_cost
+from baton.bench.traces import TraceRow, read_trace
+from core.types import Slo
+from sim.catalogue import GPUS, MODELS
+from sim.catalogued import Fleet, coarse_config, full_config
+from sim.coarse.workload import Load, jobs, natural_block_tokens
+from sim.coarse.world import simulate as run_coarse
 from sim.loop import run_virtual
-from sim.run import Arrival, Outcome, SimConfig
-from sim.run import simulate as run
+from sim.report import Served, figures, served_coarsely, served_in_full
+from sim.run import simulate as run_full
 from sim.workload import arrivals
 
 
@@ -32,67 +32,63 @@ def simulate(
     copies: Annotated[int, typer.Option(min=1, help="Superposed copies, each with prefixes of its own.")] = 1,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Target for the first token.")] = 2000.0,
     tpot_ms: Annotated[float, typer.Option(min=0, help="Target for the mean gap after it.")] = 100.0,
+    coarse: Annotated[
+        bool,
+        typer.Option(
+            "--coarse", help="Two orders quicker: production scheduler and blocks, modelled workers."
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and tokens.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Serve a trace on a modelled cluster and report latencies and SLO attainment."""
-    work = arrivals(read_trace(trace, seed), seconds, copies, seed)
-    config = _config(gpu, model, prefill, decode)
+    fleet = Fleet(gpu, model, prefill, decode)
+    slo = Slo("simulated", ttft_ms / 1e3, tpot_ms / 1e3)
+    rows = read_trace(trace, seed)
     began = time.perf_counter()
+    serve = _serve_coarsely if coarse else _serve_in_full
+    served, more = serve(rows, fleet, slo, (seconds, copies, seed))
+    wall_s = time.perf_counter() - began
+    result = figures(served, slo) | more | {"wall_s": wall_s, "requests_per_wall_s": len(served) / wall_s}
+    _print(result)
+    if output is not None:
+        output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _serve_in_full(
+    rows: list[TraceRow], fleet: Fleet, slo: Slo, size: tuple[float, int, int]
+) -> tuple[list[Served], dict[str, Any]]:
+    seconds, copies, seed = size
+    work = arrivals(rows, seconds, copies, seed)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("requests", total=len(work))
-        outcome = run_virtual(run(config, work, finished=lambda: bar.advance(task)))
-    figures = _figures(work, outcome, ttft_ms, tpot_ms) | {"wall_s": time.perf_counter() - began}
-    _print(figures)
-    if output is not None:
-        output.write_text(json.dumps(figures, indent=2) + "\n")
+        outcome = run_virtual(run_full(full_config(fleet, slo), work, finished=lambda: bar.advance(task)))
+    return served_in_full(work, outcome), {}
 
 
-def _config(gpu: str, model: str, prefill: int, decode: int) -> SimConfig:
-    if gpu not in GPUS or model not in MODELS:
-        raise ConfigError(
-            f"unknown GPU or model: {gpu}, {model}; known: {', '.join(GPUS)}; {', '.join(MODELS)}"
+def _serve_coarsely(
+    rows: list[TraceRow], fleet: Fleet, slo: Slo, size: tuple[float, int, int]
+) -> tuple[list[Served], dict[str, Any]]:
+    seconds, copies, seed = size
+    block_tokens = natural_block_tokens(rows)
+    work = jobs(Load(rows, seconds, copies, seed=seed), slo, block_tokens)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("arrivals", total=len(work))
+        outcome = run_coarse(
+            coarse_config(fleet, block_tokens), work, advanced=lambda count: bar.update(task, completed=count)
         )
-    device, shape = GPUS[gpu], MODELS[model]
-    cost = step_cost(device, shape)
-    return SimConfig(
-        num_prefill=prefill,
-        num_decode=decode,
-        num_blocks=num_blocks(device, shape, load(None, {}, {}).engine.block_size),
-        num_layers=shape.num_layers,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        step_overhead_s=cost.overhead_s,
-        tokens_per_s=cost.tokens_per_s,
-        weights_read_s=cost.weights_read_s,
-        kv_token_read_s=cost.kv_token_read_s,
-        link=link_cost(device),
-    )
-
-
-def _figures(work: list[Arrival], outcome: Outcome, ttft_ms: float, tpot_ms: float) -> dict[str, Any]:
-    """Every offered request counts: one without an end missed its targets."""
-    ttft = [first * 1e3 for first in outcome.first_token_s]
-    tpot = [
-        (last - first) * 1e3 / max(1, len(tokens) - 1) if math.isfinite(last) else math.inf
-        for first, last, tokens in zip(
-            outcome.first_token_s, outcome.last_token_s, outcome.tokens, strict=True
-        )
-    ]
-    good = sum(a <= ttft_ms and b <= tpot_ms for a, b in zip(ttft, tpot, strict=True))
-    return {
-        "num_offered": len(work),
-        "num_finished": sum(map(math.isfinite, ttft)),
-        "ttft_ms": percentiles([value for value in ttft if math.isfinite(value)]),
-        "tpot_ms": percentiles([value for value in tpot if math.isfinite(value)]),
-        "attainment": good / len(work),
-        "output_tokens": sum(map(len, outcome.tokens)),
+    more = {
+        "num_events": outcome.num_events,
+        "num_steps": outcome.num_steps,
+        "busy_share": outcome.busy_share,
+        "block_tokens": block_tokens,
     }
+    return served_coarsely(outcome), more
 
 
-def _print(figures: dict[str, Any]) -> None:
+def _print(result: dict[str, Any]) -> None:
     table = Table("figure", "value")
-    for name, value in figures.items():
+    for name, value in result.items():
         text = (
             ", ".join(f"{k} {v:.1f}" for k, v in value.items()) if isinstance(value, dict) else f"{value:.4g}"
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from sim.cost import StepCost
 from sim.loop import run_virtual
 from sim.run import Arrival, Outcome, SimConfig, simulate
 
@@ -9,8 +10,7 @@ from sim.run import Arrival, Outcome, SimConfig, simulate
 CONFIG = SimConfig(
     num_prefill=2,
     num_decode=2,
-    step_overhead_s=0.03,
-    tokens_per_s=2000.0,
+    step=StepCost(overhead_s=0.03, tokens_per_s=2000.0),
     num_blocks=400,
     overrides={"schedule.local_threshold_tokens": 8, "schedule.report_interval_s": 0.02},
 )

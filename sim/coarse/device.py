@@ -1,0 +1,437 @@
+"""One instance of the coarse simulation: composes steps as `engine.scheduler` does, and takes equal decode steps in one stretch.
+
+Production: block pool, prefix tree and ledger (a block of the simulation is one token to them), the worker policy. Modelled: the
+order in which a step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the
+hand-over (layers go out while the next compute; one link out of each instance, first come, first served). Left out: generation
+at prefill while a slow link catches up, lower cache tiers, replicas, failures.
+
+Invariant: `_context` is the sum of known tokens over `_decoding` after `_steps` decode steps."""
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from core.kv import num_blocks_for
+from core.messages import LoadReport, Register
+from core.ports import SchedulerPolicy
+from engine.blocks import BlockPool
+from engine.ledger import BlockLedger
+from engine.radix import RadixCache
+from engine.sequence import Sequence
+from sim.coarse.sequence import Job, Rate, Stay
+from sim.coarse.stretch import Stretch
+from sim.cost import LinkCost, StepModel, chunk_pairs
+
+_FINE_BLOCK_TOKENS = 16
+"""A production block: a prompt lacking no more is computed where it is decoded, and each running sequence keeps one free."""
+_MAX_STRETCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    step: StepModel
+    link: LinkCost
+    num_layers: int
+    message_s: float
+    lookahead: bool = True
+
+
+class Surroundings(Protocol):
+    """What a device asks of the world."""
+
+    def at(self, time_s: float, call: Callable[..., None], *args: object) -> None: ...
+    def device(self, address: str) -> "Device": ...
+    def new_block_id(self) -> int: ...
+    def tokens(self, job: Job, now: float, num_tokens: int) -> None:
+        """The job has so many output tokens, the last of them at `now`."""
+        ...
+
+    def changed(self, device: "Device", now: float) -> None:
+        """The load is another one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    stay: Stay
+    start: int
+    count: int
+
+
+class Device:
+    def __init__(
+        self, info: Register, config: DeviceConfig, policy: SchedulerPolicy[Sequence], world: Surroundings
+    ) -> None:
+        self.info, self._config, self._policy, self._world = info, config, policy, world
+        self._pool = BlockPool(info.num_blocks)
+        self._cache = RadixCache(self._pool, 1)
+        self._ledger = BlockLedger(self._pool, self._cache, 1)
+        self._waiting: list[Stay] = []
+        self._reserving: deque[tuple[Stay, str]] = deque()
+        self._prompts: list[Stay] = []
+        self._joining: list[Stay] = []
+        self._decoding: dict[int, Stay] = {}
+        self._holding: dict[int, Stay] = {}
+        """Those that have blocks."""
+        self._grow: list[tuple[int, int, Stay]] = []
+        self._finish: list[tuple[int, int, Stay]] = []
+        self._context = 0
+        self._steps = 0
+        self._chunks: list[_Chunk] = []
+        self._stretch: Stretch | None = None
+        self._timer = 0
+        self._rate = Rate()
+        self._num_measured = 0
+        """Steps of the running stretch that `_rate` has seen."""
+        self._reported: tuple[float, ...] = ()
+        self._reported_step_s = 0.0
+        self._link_free_s = 0.0
+        self._arrivals = itertools.count()
+        self._reports = itertools.count(1)
+        self.num_steps = 0
+        self.busy_s = 0.0
+
+    # Facts in -------------------------------------------------------------------------------------------------------
+
+    def submit(self, now: float, job: Job, prefill: str) -> None:
+        """Decode `job` here, after computing its prompt here too, or (`prefill`) once that instance has sent its KV."""
+        stay = self._stay(job, now)
+        if prefill:
+            self._reserving.append((stay, prefill))
+            self._serve_reservations(now)
+        else:
+            self._waiting.append(stay)
+        self._wake(now)
+
+    def start_prefill(self, now: float, holder: Stay) -> None:
+        """Compute the prompt of `holder`, a stay on another instance, from its first missing token on."""
+        stay = self._stay(holder.job, now)
+        stay.holder, stay.num_pushed = holder, holder.num_computed
+        self._waiting.append(stay)
+        self._wake(now)
+
+    def committed(self, now: float, stay: Stay) -> None:
+        """The KV of the prompt of `stay` is here, and the first token is drawn."""
+        stay.num_computed, stay.num_known, stay.ready_s = stay.num_known, stay.num_known + 1, now
+        self._offer(stay)
+        if stay.num_output >= stay.job.max_tokens:
+            self._strip(stay)
+            self._serve_reservations(now)
+        else:
+            self._joining.append(stay)
+        self._wake(now)
+
+    def delivered(self, now: float, stay: Stay) -> None:
+        """All KV of a computed prompt has left: its blocks are free for others."""
+        self._strip(stay)
+        self._serve_reservations(now)
+        self._wake(now)
+
+    @property
+    def is_busy(self) -> bool:
+        return self._stretch is not None
+
+    def report(self, now: float) -> LoadReport | None:
+        """None when it would say the same as the last one, but for a change of the step time by less than 2 %."""
+        self._measure(now)
+        waiting = sum(s.num_missing for s in self._prompts) + sum(s.num_known for s in self._waiting)
+        num_waiting = len(self._waiting) + len(self._reserving)
+        load = (self._ledger.num_available, waiting, num_waiting, self._num_running, self._rate.tokens_per_s)
+        step_s = self._rate.step_s
+        added, removed = self._cache.drain_events()
+        same = load == self._reported and abs(step_s - self._reported_step_s) < 0.02 * step_s
+        if same and not added and not removed:
+            return None
+        self._reported, self._reported_step_s = load, step_s
+        return LoadReport(self.info.address, next(self._reports), *load, step_s, added, removed)
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
+        self._ledger.check_integrity([stay.blocks for stay in self._holding.values()])
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def _wake(self, now: float) -> None:
+        """Something new is here: begin a step, or end the running stretch where the next plan would know of it."""
+        self._world.changed(self, now)
+        stretch = self._stretch
+        if stretch is None:
+            self._begin(now, now)
+            return
+        known = stretch.num_done(now) + (2 if self._config.lookahead else 1)
+        if known < stretch.num_steps:
+            stretch.num_steps = known
+            self._set_timer()
+
+    def _begin(self, now: float, planned_s: float) -> None:
+        """The next step or stretch, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
+        if not self._decoding and not self._prompts:
+            planned_s = now
+        self._join(planned_s)
+        self._grow_decoding(now)
+        self._chunks = self._compose(now, planned_s)
+        self._num_measured = 0
+        batch = len(self._decoding)
+        if not batch and not self._chunks:
+            self._stretch = None
+            return
+        if self._chunks:
+            count = sum(chunk.count for chunk in self._chunks)
+            context = self._context + sum(chunk.start + chunk.count for chunk in self._chunks)
+            pairs = self._context + sum(chunk_pairs(chunk.start, chunk.count) for chunk in self._chunks)
+            step_s = self._config.step.step_s(batch + count, context, pairs, batch + len(self._chunks))
+            self._stretch = Stretch(now, 1, step_s)
+        else:
+            self._stretch = self._decode_stretch(now, batch)
+            if any(stay.ready_s > planned_s for stay in (*self._waiting, *self._joining)):
+                self._stretch.num_steps = 1
+        self._set_timer()
+
+    def _decode_stretch(self, now: float, batch: int) -> Stretch:
+        """Until a sequence ends or needs another block."""
+        num_steps = min(
+            min(self._next_step(self._finish), self._next_step(self._grow)) - self._steps, _MAX_STRETCH
+        )
+        step, last = self._config.step, self._context + batch * (num_steps - 1)
+        first_s = step.step_s(batch, self._context, self._context, batch)
+        if num_steps == 1:
+            return Stretch(now, 1, first_s)
+        slope_s = (step.step_s(batch, last, last, batch) - first_s) / (num_steps - 1)
+        return Stretch(now, num_steps, first_s, slope_s)
+
+    def _next_step(self, heap: list[tuple[int, int, Stay]]) -> int:
+        """Of those that still decode; others are dropped from the heap."""
+        while heap:
+            step, number, stay = heap[0]
+            current = stay.finish_step if heap is self._finish else stay.grow_step
+            if self._decoding.get(number) is stay and current == step:
+                return step
+            heapq.heappop(heap)
+        return self._steps + _MAX_STRETCH
+
+    def _set_timer(self) -> None:
+        """At the end of the stretch, which may have become another."""
+        assert self._stretch is not None
+        self._timer += 1
+        self._world.at(self._stretch.end_s, self._end, self._timer)
+
+    def _end(self, now: float, timer: int) -> None:
+        stretch = self._stretch
+        if timer != self._timer or stretch is None:
+            return
+        batch = len(self._decoding)
+        self._steps += stretch.num_steps
+        self._context += batch * stretch.num_steps
+        self.num_steps += stretch.num_steps
+        self.busy_s += now - stretch.began_s
+        self._measure(now)
+        self._finish_decoding(now)
+        self._finish_chunks(now, stretch)
+        self._serve_reservations(now)
+        self._world.changed(self, now)
+        self._begin(now, stretch.last_began_s if self._config.lookahead else now)
+
+    def _measure(self, now: float) -> None:
+        """Let the moving averages know of the steps that are over."""
+        stretch = self._stretch
+        num_done = stretch.num_done(now) if stretch is not None else 0
+        if stretch is None or num_done <= self._num_measured:
+            return
+        prompt_tokens = sum(chunk.count for chunk in self._chunks)
+        step_s = stretch.first_s + (num_done - 1) * stretch.slope_s
+        self._rate.observe(step_s, prompt_tokens, num_done - self._num_measured)
+        self._num_measured = num_done
+
+    def _finish_decoding(self, now: float) -> None:
+        while (step := self._next_step(self._finish)) <= self._steps:
+            stay = heapq.heappop(self._finish)[2]
+            assert step == self._steps, "a stretch went over the end of a sequence"
+            self._leave_batch(stay)
+            self._keep_output(stay)
+            self._strip(stay)
+            self._world.tokens(stay.job, now, stay.num_output)
+
+    def _finish_chunks(self, now: float, stretch: Stretch) -> None:
+        for chunk in self._chunks:
+            stay = chunk.stay
+            self._offer(stay)
+            sent_s = self._push(stay, now, stretch) if stay.holder is not None else now
+            if stay.num_missing:
+                continue
+            self._prompts.remove(stay)
+            if stay.holder is None:
+                stay.num_known += 1
+                self._world.tokens(stay.job, now, stay.num_output)
+                self._enter_batch(stay, now)
+            else:
+                self._world.tokens(stay.job, now, stay.num_output + 1)
+                holder = self._world.device(stay.holder.address)
+                self._world.at(sent_s, self.delivered, stay)
+                self._world.at(sent_s + self._config.message_s, holder.committed, stay.holder)
+        self._chunks = []
+
+    def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
+        """Prompts in the room that the decoding sequences leave in the step."""
+        budget = self.info.max_batch_tokens - len(self._decoding)
+        chunks: list[_Chunk] = []
+        for stay in self._prompts:
+            budget -= self._take_chunk(stay, budget, chunks)
+        if not self._waiting or budget <= 0:
+            return chunks
+        known = [stay for stay in self._waiting if stay.ready_s <= planned_s]
+        for stay in cast(list[Stay], self._policy.order(cast(list[Sequence], known), now)):
+            if budget <= 0 or self._num_running >= self.info.max_num_seqs:
+                break
+            if not self._admit(stay, stay.num_known):
+                break
+            self._waiting.remove(stay)
+            self._prompts.append(stay)
+            budget -= self._take_chunk(stay, budget, chunks)
+        return chunks
+
+    @property
+    def _num_running(self) -> int:
+        return len(self._decoding) + len(self._prompts) + len(self._joining)
+
+    def _take_chunk(self, stay: Stay, budget: int, chunks: list[_Chunk]) -> int:
+        count = self._policy.chunk(cast(Sequence, stay), budget) if budget > 0 else 0
+        if count > 0:
+            chunks.append(_Chunk(stay, stay.num_computed, count))
+            stay.num_computed += count
+        return max(0, count)
+
+    # The decode batch -----------------------------------------------------------------------------------------------
+
+    def _join(self, planned_s: float) -> None:
+        late = [stay for stay in self._joining if stay.ready_s > planned_s]
+        for stay in self._joining:
+            if stay.ready_s <= planned_s:
+                self._insert(stay)
+        self._joining = late
+
+    def _enter_batch(self, stay: Stay, now: float) -> None:
+        """Its prompt was computed here: the next step is planned already, and has it."""
+        if stay.num_output >= stay.job.max_tokens:
+            self._keep_output(stay)
+            self._strip(stay)
+        else:
+            stay.ready_s = now
+            self._insert(stay)
+
+    def _insert(self, stay: Stay) -> None:
+        self._decoding[stay.arrival] = stay
+        self._context += stay.num_known
+        stay.joined_step = self._steps
+        stay.finish_step = self._steps + stay.job.max_tokens - stay.num_output
+        heapq.heappush(self._finish, (stay.finish_step, stay.arrival, stay))
+        self._note_growth(stay)
+
+    def _note_growth(self, stay: Stay) -> None:
+        """Step i of its decoding here writes token `num_known + i`."""
+        room = len(stay.blocks.block_ids) * self.info.block_size - stay.num_known
+        stay.grow_step = stay.joined_step + room + 1
+        if stay.grow_step < stay.finish_step:
+            heapq.heappush(self._grow, (stay.grow_step, stay.arrival, stay))
+
+    def _leave_batch(self, stay: Stay) -> None:
+        del self._decoding[stay.arrival]
+        self._count_tokens(stay)
+        self._context -= stay.num_known
+
+    def _count_tokens(self, stay: Stay) -> None:
+        stay.num_known += self._steps - stay.joined_step
+        stay.num_computed = stay.num_known - 1
+        stay.joined_step = self._steps
+
+    def _grow_decoding(self, now: float) -> None:
+        while self._next_step(self._grow) <= self._steps:
+            stay = heapq.heappop(self._grow)[2]
+            if self._make_room(stay, now):
+                self._ledger.grow(stay.blocks, 1)
+                self._note_growth(stay)
+
+    def _make_room(self, stay: Stay, now: float) -> bool:
+        """One block, from a victim when none is left; False when the victim is `stay` itself."""
+        while self._ledger.num_available < 1:
+            for other in self._decoding.values():
+                self._count_tokens(other)
+            running = [*self._decoding.values(), *(s for s in self._prompts if s.holder is None)]
+            victim = cast(Stay, self._policy.victim(cast(list[Sequence], running)))
+            self._preempt(victim, now)
+            if victim is stay:
+                return False
+        return True
+
+    def _preempt(self, stay: Stay, now: float) -> None:
+        if stay.arrival in self._decoding:
+            self._leave_batch(stay)
+        else:
+            self._prompts.remove(stay)
+        self._name_blocks(stay)
+        self._strip(stay)
+        stay.num_computed, stay.ready_s = 0, now
+        self._waiting.append(stay)
+
+    # Blocks ---------------------------------------------------------------------------------------------------------
+
+    def _stay(self, job: Job, now: float) -> Stay:
+        blocks = Sequence(job.request, list(job.ids), len(job.ids), 0)
+        return Stay(job, self.info.address, next(self._arrivals), job.num_prompt, now, blocks)
+
+    def _admit(self, stay: Stay, num_tokens: int) -> bool:
+        """Blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
+        size = self.info.block_size
+        match = self._cache.match(stay.blocks.tokens, stay.request.salt, partial=False)
+        headroom = num_blocks_for(self._num_running * _FINE_BLOCK_TOKENS, size)
+        if not self._ledger.admit(stay.blocks, match, num_blocks_for(num_tokens, size), headroom):
+            return False
+        stay.num_computed = len(match.blocks) * size
+        self._holding[stay.arrival] = stay
+        return True
+
+    def _strip(self, stay: Stay) -> None:
+        self._ledger.strip(stay.blocks)
+        del self._holding[stay.arrival]
+
+    def _serve_reservations(self, now: float) -> None:
+        while self._reserving:
+            stay, prefill = self._reserving[0]
+            if not self._admit(stay, stay.num_known + 1):
+                return
+            self._reserving.popleft()
+            if stay.num_missing <= _FINE_BLOCK_TOKENS:
+                self._prompts.append(stay)
+            else:
+                source = self._world.device(prefill)
+                self._world.at(now + self._config.message_s, source.start_prefill, stay)
+
+    def _offer(self, stay: Stay) -> None:
+        """The prefix cache may keep the full blocks of what is computed of the prompt."""
+        num_full = min(stay.num_computed, stay.job.num_prompt) // self.info.block_size
+        self._ledger.offer(stay.blocks, num_full)
+
+    def _keep_output(self, stay: Stay) -> None:
+        """What was generated stays in the cache too, under names that no prompt of a trace has."""
+        self._name_blocks(stay)
+        self._ledger.offer(stay.blocks, (stay.num_known - 1) // self.info.block_size)
+
+    def _name_blocks(self, stay: Stay) -> None:
+        names = stay.blocks.tokens
+        for _ in range(num_blocks_for(stay.num_known, self.info.block_size) - len(names)):
+            names.append(self._world.new_block_id())
+
+    # Hand-over ------------------------------------------------------------------------------------------------------
+
+    def _push(self, stay: Stay, now: float, stretch: Stretch) -> float:
+        """When the KV computed in the step that ends now, and any before it, will be with the holder."""
+        num_tokens = max(0, stay.num_computed - stay.num_pushed)
+        stay.num_pushed = max(stay.num_pushed, stay.num_computed)
+        link, layers = self._config.link, self._config.num_layers
+        num_bytes = num_tokens * self.info.kv_token_bytes
+        first_layer_s = stretch.began_s + (now - stretch.began_s) / layers
+        sent_s = max(self._link_free_s, first_layer_s) + link.duration_s(num_bytes)
+        self._link_free_s = max(sent_s, now + link.duration_s(num_bytes / layers))
+        return self._link_free_s

@@ -1,0 +1,36 @@
+"""Many steps of one batch at once: equal but for the context that grows by as much in each. Pure.
+
+Invariant: step j (from 0) takes `first_s + j * slope_s`, so `elapsed_s` and its inverse have closed forms."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Stretch:
+    began_s: float
+    num_steps: int
+    first_s: float
+    slope_s: float = 0.0
+
+    @property
+    def end_s(self) -> float:
+        return self.began_s + self.elapsed_s(self.num_steps)
+
+    @property
+    def last_began_s(self) -> float:
+        return self.began_s + self.elapsed_s(self.num_steps - 1)
+
+    def elapsed_s(self, num_steps: int) -> float:
+        return num_steps * self.first_s + self.slope_s * num_steps * (num_steps - 1) / 2
+
+    def num_done(self, now: float) -> int:
+        """Whole steps that are over at `now`."""
+        elapsed_s = max(0.0, now - self.began_s)
+        half = self.slope_s / 2
+        linear = self.first_s - half
+        if half < 1e-15:
+            done = elapsed_s / self.first_s
+        else:
+            done = (math.sqrt(linear * linear + 4 * half * elapsed_s) - linear) / (2 * half)
+        return min(int(done + 1e-9), self.num_steps)

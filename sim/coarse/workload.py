@@ -1,0 +1,85 @@
+"""Jobs for the coarse simulation from trace rows: block ids that are equal where the trace says that prompts are.
+
+The load is scaled by superposing copies, shifted in time and with prefixes of their own; a fraction is a copy of which each
+request is kept with that probability."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.kv import block_hashes, num_blocks_for
+from core.types import Request, SamplingParams, Slo
+from sim.coarse.sequence import Job
+from sim.workload import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`copies` of the trace's seconds [start_s, start_s + duration_s)."""
+
+    rows: Sequence[Row]
+    duration_s: float
+    copies: float = 1.0
+    start_s: float = 0.0
+    seed: int = 0
+
+
+def jobs(load: Load, slo: Slo, block_tokens: int) -> list[Job]:
+    """In order of arrival. Rows without tokens to compute or to generate get one of each."""
+    names = _Names(block_tokens)
+    rng = random.Random(load.seed)
+    timed: list[tuple[float, Row, tuple[int, ...]]] = []
+    end_s = load.start_s + load.duration_s
+    chosen = [row for row in load.rows if load.start_s <= row.arrival_s < end_s]
+    num_copies = -int(-load.copies // 1)
+    for copy in range(num_copies):
+        share = min(1.0, load.copies - copy)
+        shift_s = rng.random() * load.duration_s if copy or load.seed else 0.0
+        for row in chosen:
+            if share >= 1.0 or rng.random() < share:
+                at_s = (row.arrival_s - load.start_s + shift_s) % load.duration_s
+                timed.append((at_s, row, names.of(copy, row)))
+    timed.sort(key=lambda item: item[0])
+    return [_job(number, at_s, row, ids, slo, block_tokens) for number, (at_s, row, ids) in enumerate(timed)]
+
+
+def _job(number: int, at_s: float, row: Row, ids: tuple[int, ...], slo: Slo, block_tokens: int) -> Job:
+    num_prompt = max(1, row.input_tokens)
+    sampling = SamplingParams(max_tokens=max(1, row.output_tokens))
+    request = Request(f"r{number}", (), sampling, "", slo, arrival_s=at_s)
+    return Job(request, ids, block_hashes(ids[: num_prompt // block_tokens], 1), num_prompt)
+
+
+class _Names:
+    """Numbers for blocks: shared ones by what of the trace they cover, in one copy of it; the rest of a prompt has its own."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._known: dict[tuple[int, tuple[int, ...], int], int] = {}
+        self._count = 0
+
+    def of(self, copy: int, row: Row) -> tuple[int, ...]:
+        size, unit = self._block_tokens, row.prefix_block_tokens
+        num_prompt = max(1, row.input_tokens)
+        num_named = min(len(row.prefix_ids) * unit, num_prompt) // size if unit else 0
+        ids = [
+            self._shared(copy, row.prefix_ids[i * size // unit : -(-(i + 1) * size // unit)], i * size % unit)
+            for i in range(num_named)
+        ]
+        return (*ids, *(self._new() for _ in range(num_blocks_for(num_prompt, size) - num_named)))
+
+    def _shared(self, copy: int, covered: tuple[int, ...], offset: int) -> int:
+        """The block that covers these ids of the trace, from `offset` tokens into the first."""
+        key = (copy, covered, offset)
+        if key not in self._known:
+            self._known[key] = self._new()
+        return self._known[key]
+
+    def _new(self) -> int:
+        self._count += 1
+        return self._count
+
+
+def natural_block_tokens(rows: Sequence[Row]) -> int:
+    """The trace's own block size where it has one that is large enough to pay."""
+    return max(64, max((row.prefix_block_tokens for row in rows), default=0))

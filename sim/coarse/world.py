@@ -1,0 +1,229 @@
+"""The coarse simulation's events: arrivals, messages with their latency, the devices' steps and reports, in order of time.
+
+The scheduler is the production one (or a baseline behind the same two methods) and gets what it gets in production: Register,
+Arrived, LoadReport, Finished, Tick."""
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cluster.events import Arrived, Event, Send, Tick
+from cluster.routing import GlobalScheduler
+from core.config import ScheduleConfig
+from core.messages import Finished, Place, Placed, Register, Rejected
+from core.ports import SchedulerPolicy
+from decode.policy import HeadroomPolicy
+from engine.sequence import Sequence as EngineSequence
+from prefill.policy import DeadlinePolicy
+from sim.coarse.device import Device, DeviceConfig
+from sim.coarse.sequence import Job
+from sim.cost import LinkCost, StepCost, StepModel
+from sim.run import HOST, SETTLE_S, STAGGER_S
+
+_TICK_S = 0.1
+_FRONTEND = "frontend"
+_FIRST_OUTPUT_BLOCK = 1 << 31
+
+
+class Scheduler(Protocol):
+    """What the simulation asks of a scheduler; cluster.routing.GlobalScheduler is one."""
+
+    @property
+    def num_queued(self) -> int: ...
+    def on(self, event: Event, now: float) -> list[Send]: ...
+
+
+Log = Callable[[str], None]
+MakeScheduler = Callable[[ScheduleConfig, Log], Scheduler]
+
+
+def production(config: ScheduleConfig, log: Log) -> Scheduler:
+    return GlobalScheduler(config, log=log)
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseConfig:
+    num_prefill: int = 1
+    num_decode: int = 1
+    num_both: int = 0
+    """Instances that register for either role."""
+    block_tokens: int = 64
+    num_blocks: int = 4096
+    kv_token_bytes: int = 131_072
+    num_layers: int = 32
+    max_batch_tokens: int = 512
+    max_num_seqs: int = 64
+    step: StepModel = field(default_factory=StepCost)
+    link: LinkCost = field(default_factory=LinkCost)
+    message_s: float = 0.0002
+    lookahead: bool = True
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    @property
+    def num_instances(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_both
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseOutcome:
+    jobs: tuple[Job, ...]
+    decisions: tuple[str, ...]
+    num_events: int
+    num_steps: int
+    busy_share: float
+    """Of all instances' time until the last token."""
+
+
+def simulate(
+    config: CoarseConfig,
+    jobs: Sequence[Job],
+    make_scheduler: MakeScheduler = production,
+    advanced: Callable[[int], None] = lambda _: None,
+    until_s: float = float("inf"),
+) -> CoarseOutcome:
+    """Serve `jobs` (which are changed) until all have ended, or `until_s`.
+    `advanced` hears how many arrivals there were, now and then.
+
+    Raises Bug when an instance's block accounting is off at the end."""
+    world = _World(config, make_scheduler)
+    world.run(jobs, advanced, until_s)
+    for device in world.devices.values():
+        device.check_integrity()
+    busy_s = sum(device.busy_s for device in world.devices.values())
+    return CoarseOutcome(
+        tuple(jobs),
+        tuple(world.decisions),
+        world.num_events,
+        sum(device.num_steps for device in world.devices.values()),
+        busy_s / max(1e-9, world.now * config.num_instances),
+    )
+
+
+class _World:
+    """sim.coarse.device.Surroundings."""
+
+    def __init__(self, config: CoarseConfig, make_scheduler: MakeScheduler) -> None:
+        self._config = config
+        self.now = 0.0
+        self.num_events = 0
+        self.decisions: list[str] = []
+        self.devices: dict[str, Device] = {}
+        self._scheduler = make_scheduler(config.schedule, self.decisions.append)
+        self._jobs: dict[str, Job] = {}
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._num_pushed = 0
+        self._num_ids = _FIRST_OUTPUT_BLOCK
+        self._reporting: set[str] = set()
+        self._phase_s: dict[str, float] = {}
+        self._ticking = False
+        self._add_devices()
+
+    def run(self, jobs: Sequence[Job], advanced: Callable[[int], None], until_s: float) -> None:
+        for number, job in enumerate(jobs):
+            self._pass(min(job.request.arrival_s, until_s))
+            if job.request.arrival_s > until_s:
+                return
+            self._arrive(job)
+            if number % 64 == 0:
+                advanced(number)
+        self._pass(until_s)
+
+    def _pass(self, until_s: float) -> None:
+        """Let everything happen that is due."""
+        heap = self._heap
+        while heap and heap[0][0] <= until_s:
+            self.now, _, call, args = heapq.heappop(heap)
+            self.num_events += 1
+            call(self.now, *args)
+
+    # Surroundings ---------------------------------------------------------------------------------------------------
+
+    def at(self, time_s: float, call: Callable[..., None], *args: object) -> None:
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (time_s, self._num_pushed, call, args))
+
+    def device(self, address: str) -> Device:
+        return self.devices[address]
+
+    def new_block_id(self) -> int:
+        self._num_ids += 1
+        return self._num_ids
+
+    def tokens(self, job: Job, now: float, num_tokens: int) -> None:
+        seen_s = now + self._config.message_s
+        job.first_s = min(job.first_s, seen_s)
+        if num_tokens >= job.max_tokens and job.num_output < num_tokens:
+            job.last_s = seen_s
+            self.at(seen_s + self._config.message_s, self._feed, Finished(job.request.id, 0))
+        job.num_output = max(job.num_output, num_tokens)
+
+    def changed(self, device: Device, now: float) -> None:
+        """Reports go out at multiples of the interval, if there is something to say."""
+        address = device.info.address
+        if address not in self._reporting:
+            self._reporting.add(address)
+            interval_s, phase_s = self._config.schedule.report_interval_s, self._phase_s[address]
+            number = int((now - phase_s) / interval_s + 1e-6) + 1
+            self.at(phase_s + number * interval_s, self._report, device)
+
+    # The parts between ----------------------------------------------------------------------------------------------
+
+    def _add_devices(self) -> None:
+        config = self._config
+        roles = [(False, True)] * config.num_decode + [(True, False)] * config.num_prefill
+        device_config = DeviceConfig(
+            config.step, config.link, config.num_layers, config.message_s, config.lookahead
+        )
+        for number, (prefills, decodes) in enumerate([*roles, *[(True, True)] * config.num_both], 1):
+            address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"
+            info = Register(
+                address,
+                address,
+                prefills,
+                decodes,
+                HOST,
+                config.block_tokens,
+                config.num_blocks,
+                config.max_batch_tokens,
+                config.max_num_seqs,
+                config.kv_token_bytes,
+                sends=True,
+            )
+            policy: SchedulerPolicy[EngineSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
+            self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
+            self.devices[address] = Device(info, device_config, policy, self)
+            self._feed(0.0, info)
+
+    def _report(self, now: float, device: Device) -> None:
+        self._reporting.discard(device.info.address)
+        if device.is_busy:
+            self.changed(device, now)
+        if (report := device.report(now)) is not None:
+            self.at(now + self._config.message_s, self._feed, report)
+
+    def _arrive(self, job: Job) -> None:
+        self.now = now = max(self.now, job.request.arrival_s)
+        self._jobs[job.request.id] = job
+        request = job.request
+        place = Place(request.id, 0, job.num_prompt, job.max_tokens, job.hashes, request.slo)
+        self.at(now + self._config.message_s, self._feed, Arrived(_FRONTEND, place))
+
+    def _feed(self, now: float, event: Event) -> None:
+        for action in self._scheduler.on(event, now):
+            match action.message:
+                case Placed(request_id, _, route):
+                    job = self._jobs.pop(request_id)
+                    submitted_s = now + 2 * self._config.message_s
+                    self.at(submitted_s, self.devices[route.decode].submit, job, route.prefill)
+                case Rejected(request_id, _, reason):
+                    self._jobs.pop(request_id).rejected = reason
+                case _:
+                    pass  # nothing is lost here, and nobody keeps replicas
+        if self._scheduler.num_queued and not self._ticking:
+            self._ticking = True
+            self.at(now + _TICK_S, self._tick)
+
+    def _tick(self, now: float) -> None:
+        self._ticking = False
+        self._feed(now, Tick())

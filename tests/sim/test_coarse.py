@@ -1,0 +1,152 @@
+"""The coarse simulation does what the full one does, within a stated bound, and keeps its own books."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.config import load
+from core.types import Slo
+from sim.coarse.sequence import Job
+from sim.coarse.stretch import Stretch
+from sim.coarse.workload import Load, jobs
+from sim.coarse.world import CoarseConfig, CoarseOutcome
+from sim.coarse.world import simulate as coarse
+from sim.cost import StepCost
+from sim.loop import run_virtual
+from sim.run import Outcome, SimConfig
+from sim.run import simulate as full
+from sim.workload import arrivals
+from tests.sim.random_rows import BLOCK, random_rows
+
+STEP = StepCost(0.004, 8000.0, 0.006, 2e-7, 2e-9)
+LAYERS, HEADS, DIM = 4, 8, 128
+FOREVER_S = 1e9
+
+
+def both(
+    seed: int, rate: float, prefill: int, decode: int, blocks: int = 4000
+) -> tuple[Outcome, CoarseOutcome]:
+    rows = random_rows(seed, 60, rate)
+    in_full = SimConfig(prefill, decode, blocks, LAYERS, HEADS, DIM, STEP)
+    schedule = load(None, {}, {}).schedule
+    token_bytes = 2 * LAYERS * HEADS * DIM * 2
+    coarsely = CoarseConfig(
+        prefill, decode, 0, BLOCK, blocks, token_bytes, LAYERS, step=STEP, schedule=schedule
+    )
+    return (
+        run_virtual(full(in_full, arrivals(rows, FOREVER_S))),
+        coarse(coarsely, jobs(Load(rows, FOREVER_S), Slo(), BLOCK)),
+    )
+
+
+def placed(decisions: Sequence[str]) -> list[str]:
+    return [line.replace("loopback:", "") for line in decisions if line.startswith("place")]
+
+
+def waited(job: Job) -> tuple[float, float]:
+    return job.first_s - job.request.arrival_s, job.last_s - job.request.arrival_s
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_same_decisions_and_times_where_one_choice_does_not_upset_the_next(seed: int) -> None:
+    outcome, quick = both(seed, 8.0, 1, 1)
+    assert [job.num_output for job in quick.jobs] == [len(tokens) for tokens in outcome.tokens]
+    there, here = placed(outcome.decisions), placed(quick.decisions)
+    assert sum(a == b for a, b in zip(there, here, strict=True)) >= 56
+    first, last = zip(*map(waited, quick.jobs), strict=True)
+    off = sorted(abs(a - b) for a, b in zip(first, outcome.first_token_s, strict=True))
+    assert off[len(off) * 3 // 4] < 0.001, (
+        "three quarters of the first tokens to the millisecond; a step takes 10 to 70"
+    )
+    assert statistics.mean(first) == pytest.approx(statistics.mean(outcome.first_token_s), rel=0.03)
+    assert statistics.mean(last) == pytest.approx(statistics.mean(outcome.last_token_s), rel=0.01)
+
+
+@pytest.mark.parametrize(("prefill", "decode", "blocks"), [(2, 2, 4000), (2, 2, 400), (0, 3, 4000)])
+def test_the_same_latencies_in_the_mean_where_decisions_part_ways(
+    prefill: int, decode: int, blocks: int
+) -> None:
+    """Ties between instances are decided by the last millisecond's report, so single requests differ."""
+    there: list[float] = []
+    here: list[float] = []
+    first_there: list[float] = []
+    first_here: list[float] = []
+    for seed in range(3):
+        outcome, quick = both(seed, 20.0, prefill, decode, blocks)
+        first, last = zip(*map(waited, quick.jobs), strict=True)
+        there += outcome.last_token_s
+        here += last
+        first_there += outcome.first_token_s
+        first_here += first
+    assert statistics.mean(here) == pytest.approx(statistics.mean(there), rel=0.02)
+    assert statistics.mean(first_here) == pytest.approx(statistics.mean(first_there), rel=0.08)
+
+
+def test_same_seed_same_outcome() -> None:
+    first, second = (both(3, 20.0, 1, 2)[1] for _ in range(2))
+    assert first.decisions == second.decisions
+    assert list(map(waited, first.jobs)) == list(map(waited, second.jobs))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    blocks=st.integers(60, 300),
+    prefill=st.integers(0, 2),
+    both_roles=st.integers(0, 2),
+    lookahead=st.booleans(),
+)
+def test_every_job_ends_and_the_ledger_balances(
+    seed: int, blocks: int, prefill: int, both_roles: int, lookahead: bool
+) -> None:
+    """`simulate` checks pools and prefix trees by the production ledger; few blocks make it preempt."""
+    config = CoarseConfig(prefill, 2, both_roles, 64, blocks // 4, 131_072, LAYERS, 512, 64, STEP)
+    work = jobs(Load(random_rows(seed, 40, 30.0), FOREVER_S), Slo(), 64)
+    outcome = coarse(replace(config, lookahead=lookahead), work)
+    for job in outcome.jobs:
+        if job.rejected:
+            assert math.isinf(job.last_s)
+        else:
+            assert job.num_output == job.max_tokens
+            assert job.request.arrival_s < job.first_s <= job.last_s
+
+
+@given(
+    first=st.floats(1e-4, 1),
+    slope=st.floats(0, 1e-2),
+    count=st.integers(1, 500),
+    into=st.floats(0.001, 0.999),
+)
+def test_a_stretch_knows_its_steps(first: float, slope: float, count: int, into: float) -> None:
+    stretch = Stretch(5.0, count, first, slope)
+    for done in (0, count // 2, count - 1):
+        inside = stretch.elapsed_s(done) + into * (first + done * slope)
+        assert stretch.num_done(5.0 + inside) == done
+    assert stretch.num_done(stretch.end_s) == count
+
+
+def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
+    rows = random_rows(5, 30, 10.0)
+    for size in (16, 32, 64, 8):
+        work = jobs(Load(rows, FOREVER_S), Slo(), size)
+        for a, row_a in zip(work, rows, strict=True):
+            for b, row_b in zip(work, rows, strict=True):
+                same = sum(x == y for x, y in zip(row_a.prefix_ids, row_b.prefix_ids, strict=False)) * BLOCK
+                if a is not b:
+                    shared = next(
+                        (i for i, (x, y) in enumerate(zip(a.ids, b.ids, strict=False)) if x != y),
+                        min(len(a.ids), len(b.ids)),
+                    )
+                    assert shared == min(same, row_a.input_tokens, row_b.input_tokens) // size
+
+
+def test_a_share_of_a_copy_is_that_share_of_the_load() -> None:
+    rows = random_rows(6, 400, 10.0)
+    work = jobs(Load(rows, 40.0, 2.5, seed=1), Slo(), 64)
+    assert len(work) == pytest.approx(2.5 * sum(row.arrival_s < 40 for row in rows), rel=0.03)
+    assert [job.request.arrival_s for job in work] == sorted(job.request.arrival_s for job in work)
