@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.routing import Routing
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
@@ -50,6 +52,18 @@ class AttentionMeta:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """The experts that a rank holds, S slots of them, each whole or with a part of its inner dimension I."""
+
+    gate_up: Tensor
+    """(S, 2I, hidden): gates, then ups."""
+    down: Tensor
+    """(S, hidden, I)"""
+    gate_up_bias: Tensor | None = None
+    """(S, 2I)"""
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     """One implementation of everything, for one kind of device. Outputs have the dtype of the inputs."""
 
@@ -69,3 +83,9 @@ class Ops:
     """(q (T, H, D), kv_layer, meta, scale, window, soft_cap, sinks) -> (T, H, D). Causal. A token attends to at most the last
     `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not). `sinks`
     ((H,) float32 or None): one more score for each head in the softmax, to which no value belongs."""
+    route: Callable[[Tensor, Tensor | None, Routing], tuple[Tensor, Tensor]]
+    """(logits (T, E) float32, choice_bias (E,) float32 or None, routing) -> experts (T, K) int64, weights (T, K) float32.
+    The bias takes part in the choice only."""
+    experts: Callable[[Tensor, Tensor, Tensor, ExpertWeights, Callable[[Tensor], Tensor]], Tensor]
+    """(x (N, hidden), slots (N, K) int64, weights (N, K) float32, held, activate) -> (N, hidden): each row's weighted sum over
+    its slots of down(activate(gate_up(x))); slot -1 is no expert and adds nothing. `activate` is (M, 2I) -> (M, I)."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.moe import experts, route
 from kernels.ops import AttentionMeta, Ops
 from kernels.paged import PagedAttention
 
@@ -44,4 +45,14 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> Non
 
 def reference_ops() -> Ops:
     """For one model on one thread: attention keeps scratch memory between calls."""
-    return Ops(rms_norm, rope, silu_mul, gelu_tanh_mul, F.linear, write_kv, PagedAttention())
+    return Ops(
+        rms_norm=rms_norm,
+        rope=rope,
+        silu_mul=silu_mul,
+        gelu_tanh_mul=gelu_tanh_mul,
+        linear=F.linear,
+        write_kv=write_kv,
+        paged_attention=PagedAttention(),
+        route=route,
+        experts=experts,
+    )

@@ -9,26 +9,30 @@ from kernels.joins import Joins
 from kernels.ops import Ops
 from models.attention import Attention, AttentionLayer, Step
 from models.mlp import Mlp, activation_of
+from models.moe import Moe
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
 
 class Layer:
-    def __init__(self, spec: ModelSpec, index: int, checkpoint: Checkpoint, ops: Ops, joins: Joins) -> None:
+    def __init__(
+        self, spec: ModelSpec, index: int, checkpoint: Checkpoint, load: Tensor, ops: Ops, joins: Joins
+    ) -> None:
+        """`load` ((num_experts,) int64) counts the choices of this layer's router."""
         prefix = f"model.layers.{index}."
         self._norm, self._eps = ops.rms_norm, spec.norm_eps
         self._attention: AttentionLayer = Attention(
             spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
         )
-        self._mlp: Callable[[Tensor], Tensor] = Mlp(
-            checkpoint,
-            f"{prefix}mlp.",
-            (spec.hidden_size, spec.intermediate_size),
-            spec.mlp_bias,
-            activation_of(ops, spec.activation),
-            ops,
-            joins,
-        )
+        self._mlp: Callable[[Tensor], Tensor]
+        if spec.moe is not None and spec.moe.sparse[index]:
+            old = f"{prefix}block_sparse_moe."
+            block = old if f"{old}gate.weight" in checkpoint else f"{prefix}mlp."
+            self._mlp = Moe(spec, index, checkpoint, block, load, ops, joins)
+        else:
+            sizes = (spec.hidden_size, spec.intermediate_size)
+            activate = activation_of(ops, spec.activation)
+            self._mlp = Mlp(checkpoint, f"{prefix}mlp.", sizes, spec.mlp_bias, activate, ops, joins)
 
         def norm(name: str) -> Tensor:
             return read_norm(spec, checkpoint, f"{prefix}{name}.weight")

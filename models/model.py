@@ -35,8 +35,16 @@ class Model:
         self.layers = range(spec.num_layers) if layers is None else layers
         self.is_first, self.is_last = self.layers.start == 0, self.layers.stop == spec.num_layers
         self._read_ends(checkpoint)
-        self._layers = [Layer(spec, index, checkpoint, ops, joins) for index in self.layers]
-        checkpoint.ignore(*(f"model.layers.{i}." for i in range(spec.num_layers) if i not in self.layers))
+        num_experts = 0 if spec.moe is None else spec.moe.num_experts
+        self.expert_load = torch.zeros(len(self.layers), num_experts, dtype=torch.int64, device=device)
+        """How often each of `layers` has chosen each expert, since its reader last set it to zero."""
+        self._layers = [
+            Layer(spec, index, checkpoint, load, ops, joins)
+            for index, load in zip(self.layers, self.expert_load, strict=True)
+        ]
+        checkpoint.ignore_under(
+            *(f"model.layers.{i}." for i in range(spec.num_layers) if i not in self.layers)
+        )
         frequencies, self._rope_factor = inverse_frequencies(
             spec.rope, spec.head_dim, spec.max_context_tokens
         )

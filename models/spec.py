@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from core.errors import ConfigError, UnsupportedModel
 from core.kv import KVLayout
+from kernels.routing import Routing
 
 DTYPES = ("float32", "bfloat16")
 Activation = Literal["silu", "gelu_tanh"]
@@ -27,6 +28,25 @@ class RopeSpec:
     kind: RopeKind
     theta: float
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class MoeSpec:
+    num_experts: int
+    intermediate_size: int
+    """Of one expert."""
+    routing: Routing
+    sparse: tuple[bool, ...]
+    """Which layers have experts; the others have the model's dense block."""
+    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """What a checkpoint calls the matrices of a single expert."""
+    choice_bias: bool = False
+    """The router has e_score_correction_bias."""
+    shared_size: int = 0
+    """Inner size of what every token passes beside its experts; 0: there is none."""
+    shared_name: str = "shared_experts"
+    shared_gate: bool = False
+    """Each token decides how much of the shared part it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +74,7 @@ class ModelSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    moe: MoeSpec | None = None
     sinks: bool = False
     """Each head may attend to nothing: a learned score beside those of the tokens."""
     post_norms: bool = False

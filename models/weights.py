@@ -56,8 +56,16 @@ class Checkpoint:
         self._unused.discard(name)
         return tensor.to(self._device, dtype or self._dtype)
 
-    def ignore(self, *prefixes: str) -> None:
-        """Tensors whose names begin like this are not this model's, or not this rank's."""
+    def held(self, name: str, count: int) -> list[int]:
+        """Which of `count` things that have tensors of their own this rank holds: asked of the `Shard` as rows of one tensor
+        `name`, which need not exist."""
+        return [row for run in self._shard(name, (count,))[0] for row in range(run.start, run.stop)]
+
+    def ignore(self, *names: str) -> None:
+        """These tensors are not this model's, or not this rank's."""
+        self._unused.difference_update(names)
+
+    def ignore_under(self, *prefixes: str) -> None:
         self._unused = {name for name in self._unused if not name.startswith(prefixes)}
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from models.model import Model
 VOCAB, BLOCK = 61, 4
 CONTEXT = 128
 CPU = torch.device("cpu")
+torch.set_num_threads(1)  # two that share busy cores are many times slower than one
 
 
 def rope(rng: random.Random, kind: str) -> dict[str, Any]:
@@ -104,10 +105,48 @@ def gemma2(rng: random.Random, i: int) -> Any:
     )
 
 
-FAMILIES = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
+def mixtral(rng: random.Random, i: int) -> Any:
+    return transformers.MixtralConfig(
+        **common(rng),
+        rope_parameters=rope(rng, ROPES[i]),
+        sliding_window=(None, 9)[i % 2],
+        num_local_experts=rng.choice((3, 8)),
+        num_experts_per_tok=rng.choice((1, 2, 3)),
+    )
 
 
-def make(folder: Path, config: Any, seed: int) -> Any:
+def qwen_experts(rng: random.Random, i: int) -> dict[str, Any]:
+    return {
+        **common(rng),
+        "rope_parameters": rope(rng, ROPES[i]),
+        "num_experts": rng.choice((4, 9)),
+        "num_experts_per_tok": rng.choice((1, 4)),
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": i % 2 == 0,
+        **({}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2})[i % 3],
+    }
+
+
+def qwen2_moe(rng: random.Random, i: int) -> Any:
+    window = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2} if i % 2 else {}
+    fields = qwen_experts(rng, i)
+    fields.pop("head_dim")
+    fields["hidden_size"] = 8 * fields["num_attention_heads"] * 2
+    return transformers.Qwen2MoeConfig(**fields, **window, shared_expert_intermediate_size=20)
+
+
+def qwen3_moe(rng: random.Random, i: int) -> Any:
+    window = {"use_sliding_window": True, "sliding_window": 11} if i % 2 else {}
+    return transformers.Qwen3MoeConfig(**qwen_experts(rng, i), attention_bias=rng.random() < 0.5, **window)
+
+
+DENSE = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
+SPARSE = {"mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe}
+FAMILIES = {**DENSE, **SPARSE}
+
+
+def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
+    """The reference; its checkpoint is in `folder`, in many files where `seed` is odd."""
     torch.manual_seed(seed)
     config._attn_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
@@ -117,7 +156,7 @@ def make(folder: Path, config: Any, seed: int) -> Any:
             if "embed" in name:
                 spread = 1.0
             parameter.add_(torch.randn_like(parameter) * spread)
-    model.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB")
+    model.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB", **saving)
     return model
 
 

@@ -3,16 +3,29 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
-from kernels.joins import Joins, LocalExperts
+from kernels.joins import ONE_RANK, Joins, LocalExperts
 from models.weights import Cut
 
 T = TypeVar("T")
-ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head", "sinks", "_b_proj")
-COLUMNS = ("o_proj.weight", "down_proj.weight")
+ROWS = (
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "gate_proj",
+    "up_proj",
+    "w1",
+    "w3",
+    "embed_tokens",
+    "lm_head",
+    "sinks",
+    "_b_proj",
+)
+COLUMNS = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
 
 def tensor_parallel(rank: int, size: int) -> Callable[[str, tuple[int, ...]], Cut]:
@@ -20,9 +33,28 @@ def tensor_parallel(rank: int, size: int) -> Callable[[str, tuple[int, ...]], Cu
 
     def shard(name: str, shape: tuple[int, ...]) -> Cut:
         cut = [[slice(0, n)] for n in shape]
+        if name.endswith("experts.gate_up_proj"):
+            half, n = shape[1] // 2, shape[1] // 2 // size
+            cut[1] = [slice(at + rank * n, at + (rank + 1) * n) for at in (0, half)]
+            return cut
+        if name.endswith("experts.down_proj"):
+            cut[2] = [slice(rank * shape[2] // size, (rank + 1) * shape[2] // size)]
+            return cut
         dim = 1 if name.endswith(COLUMNS) else 0 if any(part in name for part in ROWS) else None
         if dim is not None:
             cut[dim] = [slice(rank * shape[dim] // size, (rank + 1) * shape[dim] // size)]
+        return cut
+
+    return shard
+
+
+def expert_parallel(held: list[range]) -> Callable[[str, tuple[int, ...]], Cut]:
+    """The experts of these runs, in either spelling; everything else whole."""
+
+    def shard(name: str, shape: tuple[int, ...]) -> Cut:
+        cut = [[slice(0, n)] for n in shape]
+        if name.endswith("experts") or (".experts." in name and len(shape) != 2):
+            cut[0] = [slice(run.start, run.stop) for run in held]
         return cut
 
     return shard
@@ -60,6 +92,22 @@ class Meeting:
             return sum_partial(local(x, ids, weights))
 
         return Joins(sum_partial, embed, lambda x: torch.cat(self.all(rank, x), -1), experts)
+
+    def expert_joins(self, rank: int, held: list[range]) -> Joins:
+        """Expert parallel, all tokens everywhere. An expert that several ranks hold is computed by the first."""
+        placement = self.all(rank, torch.tensor([i for run in held for i in run]))
+
+        def experts(
+            layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, local: LocalExperts
+        ) -> torch.Tensor:
+            taken = torch.cat((torch.empty(0, dtype=torch.int64), *placement[:rank]))
+            slots = torch.full_like(ids, -1)
+            for slot, expert in enumerate(placement[rank].tolist()):
+                if not (taken == expert).any():
+                    slots[ids == expert] = slot
+            return torch.stack(self.all(rank, local(x, slots, weights))).sum(0)
+
+        return replace(ONE_RANK, experts=experts)
 
     def run(self, work: Callable[[int], T]) -> list[T]:
         with ThreadPoolExecutor(self.size) as pool:

@@ -12,19 +12,19 @@ from core.errors import UnsupportedModel
 from models.registry import load_model
 from models.weights import Checkpoint
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
-from tests.models.parts import Meeting, tensor_parallel
+from tests.models.parts import Meeting, expert_parallel, tensor_parallel
 
 PROMPT = list(range(2, 40))
 STEPS = [[(0, 0, PROMPT[:20])], [(0, 20, PROMPT[20:])]]
 
 
-def divisible(family: str, folder: Path) -> Any:
+def divisible(family: str, folder: Path, **saving: Any) -> Any:
     """A model whose heads and vocabulary two ranks can share."""
     for draw in range(50):
         config = FAMILIES[family](random.Random(draw), 0)
         if config.num_key_value_heads % 2 == 0:
             config.vocab_size = VOCAB + 1
-            return make(folder, config, seed=1)
+            return make(folder, config, seed=1, **saving)
     raise AssertionError(family)
 
 
@@ -32,9 +32,19 @@ def logits(paged: Paged) -> torch.Tensor:
     return torch.cat([row for step in STEPS for row in paged.step(step)])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-def test_two_halves_equal_the_whole_and_each_reads_its_half(family: str, tmp_path: Path) -> None:
-    reference = divisible(family, tmp_path)
+@pytest.mark.parametrize(
+    ("family", "original"),
+    [
+        ("llama", True),
+        ("qwen3", True),
+        ("gemma2", True),
+        ("mixtral", True),
+        ("mixtral", False),
+        ("qwen2_moe", False),
+    ],
+)
+def test_two_halves_equal_the_whole(family: str, original: bool, tmp_path: Path) -> None:
+    reference = divisible(family, tmp_path, save_original_format=original)
     with torch.inference_mode():
         want = reference(torch.tensor([PROMPT])).logits[0]
     meeting = Meeting(2)
@@ -49,7 +59,28 @@ def test_two_halves_equal_the_whole_and_each_reads_its_half(family: str, tmp_pat
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("original", [True, False])
+def test_ranks_that_hold_some_experts_equal_the_whole(original: bool, tmp_path: Path) -> None:
+    """The experts are 0 to 8; one is held twice."""
+    config = FAMILIES["qwen3_moe"](random.Random(1), 0)
+    config.num_experts = 9
+    reference = make(tmp_path, config, seed=1, save_original_format=original)
+    with torch.inference_mode():
+        want = reference(torch.tensor([PROMPT])).logits[0]
+    meeting = Meeting(2)
+    placement = [[range(0, 3), range(7, 8)], [range(2, 7), range(8, 9)]]
+
+    def rank(i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        joins = meeting.expert_joins(i, placement[i])
+        model = load_model(tmp_path, "float32", CPU, expert_parallel(placement[i]), joins=joins)
+        return logits(Paged(model, 1, random.Random(0))), model.expert_load
+
+    for got, load in meeting.run(rank):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        assert load.sum(1).tolist() == [len(PROMPT) * config.num_experts_per_tok] * len(load)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
 def test_stages_equal_the_whole(family: str, tmp_path: Path) -> None:
     reference = divisible(family, tmp_path)
     with torch.inference_mode():

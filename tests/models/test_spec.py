@@ -29,6 +29,9 @@ CLASSES = {
     "Qwen2ForCausalLM": transformers.Qwen2Config,
     "Qwen3ForCausalLM": transformers.Qwen3Config,
     "Gemma2ForCausalLM": transformers.Gemma2Config,
+    "MixtralForCausalLM": transformers.MixtralConfig,
+    "Qwen2MoeForCausalLM": transformers.Qwen2MoeConfig,
+    "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
 }
 
 
@@ -42,7 +45,7 @@ def test_a_silent_config_means_what_transformers_takes_it_to_mean(architecture: 
     spec = spec_of(tmp_path, architecture)
     theirs = CLASSES[architecture](**SIZES)
     assert spec.num_kv_heads == theirs.num_key_value_heads
-    assert spec.head_dim == getattr(theirs, "head_dim", 2)
+    assert spec.head_dim == (getattr(theirs, "head_dim", None) or 2)
     assert spec.tied == theirs.tie_word_embeddings
     assert spec.rope.theta == theirs.rope_parameters["rope_theta"]
     window = getattr(theirs, "sliding_window", None) or 0
@@ -104,7 +107,7 @@ def test_generation_config(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None}, "architecture"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
         ({"hidden_act": "relu"}, "'relu'"),
@@ -121,6 +124,10 @@ def test_generation_config(tmp_path: Path) -> None:
         ),
         ({"num_key_value_heads": 5}, "num_attention_heads 32 is no multiple of num_key_value_heads 5"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
+        (
+            {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
+            "num_experts_per_tok 9 is more than the 8 experts",
+        ),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"rms_norm_eps": "small"}, "wrong kind.*'small'"),

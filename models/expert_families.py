@@ -1,0 +1,83 @@
+"""Families whose feed-forward blocks are mixtures of experts."""
+
+from dataclasses import replace
+from typing import Any
+
+from kernels.routing import Routing
+from models.config_fields import Config, common, count, windows
+from models.spec import ModelSpec, MoeSpec
+
+_QWEN: dict[str, Any] = {"decoder_sparse_step": 1, "norm_topk_prob": False, "sliding_window": 4096}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": {
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "rope_theta": 1e6,
+    },
+    "Qwen2MoeForCausalLM": {
+        **_QWEN,
+        "num_key_value_heads": 16,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "max_window_layers": 28,
+        "qkv_bias": True,
+    },
+    "Qwen3MoeForCausalLM": {
+        **_QWEN,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    },
+}
+"""As in `dense_families`."""
+
+
+def mixtral(config: Config) -> ModelSpec:
+    spec = replace(common(config), windows=windows(config, lambda _: bool(config.get("sliding_window"))))
+    moe = MoeSpec(
+        num_experts=count(config, "num_local_experts"),
+        intermediate_size=spec.intermediate_size,
+        routing=Routing(count(config, "num_experts_per_tok")),
+        sparse=(True,) * spec.num_layers,
+        projections=("w1", "w3", "w2"),
+    )
+    return replace(spec, moe=moe)
+
+
+def qwen2_moe(config: Config) -> ModelSpec:
+    def slides(layer: int) -> bool:
+        return layer % 2 == 0 and layer < int(config["max_window_layers"])
+
+    moe = replace(
+        _qwen_experts(config),
+        shared_size=count(config, "shared_expert_intermediate_size"),
+        shared_name="shared_expert",
+        shared_gate=True,
+    )
+    spec = replace(common(config), qkv_bias=bool(config["qkv_bias"]), moe=moe)
+    return replace(spec, windows=windows(config, slides)) if config.get("use_sliding_window") else spec
+
+
+def qwen3_moe(config: Config) -> ModelSpec:
+    bias = bool(config.get("attention_bias", False))
+    spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm=True, moe=_qwen_experts(config))
+    window = int(config["sliding_window"] or 0) if config.get("use_sliding_window") else 0
+    return replace(spec, windows=(window,) * spec.num_layers)
+
+
+def _qwen_experts(config: Config) -> MoeSpec:
+    # transformers 5 writes as num_local_experts what older files call num_experts
+    num_experts = config.get("num_local_experts") or config["num_experts"]
+    step = count(config, "decoder_sparse_step")
+    dense = {int(layer) for layer in config.get("mlp_only_layers") or ()}
+    num_layers = count(config, "num_hidden_layers")
+    return MoeSpec(
+        num_experts=count({"num_experts": num_experts}, "num_experts"),
+        intermediate_size=count(config, "moe_intermediate_size"),
+        routing=Routing(count(config, "num_experts_per_tok"), renormalise=bool(config["norm_topk_prob"])),
+        sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers)),
+    )

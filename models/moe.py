@@ -1,0 +1,66 @@
+"""The feed-forward block in which a router sends every token to some of many experts, and perhaps through shared ones."""
+
+import torch
+from torch import Tensor
+
+from kernels.joins import Joins
+from kernels.ops import Ops
+from models.experts import read_experts
+from models.mlp import Mlp, activation_of
+from models.spec import ModelSpec
+from models.weights import Checkpoint
+
+
+class Moe:
+    """Everything under `prefix`. Adds each token's choices to `load` ((num_experts,) int64)."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: int,
+        checkpoint: Checkpoint,
+        prefix: str,
+        load: Tensor,
+        ops: Ops,
+        joins: Joins,
+    ) -> None:
+        moe, hidden = spec.moe, spec.hidden_size
+        assert moe is not None
+        self._ops, self._joins, self._index, self._load = ops, joins, index, load
+        self._routing, self._activate = moe.routing, activation_of(ops, spec.activation)
+        self._router = checkpoint.take(f"{prefix}gate.weight", (moe.num_experts, hidden), torch.float32)
+        self._choice_bias = None
+        if moe.choice_bias:
+            name = f"{prefix}gate.e_score_correction_bias"
+            self._choice_bias = checkpoint.take(name, (moe.num_experts,), torch.float32)
+        self._held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
+        self._shared = self._shared_gate = None
+        if moe.shared_size:
+            self._shared = Mlp(
+                checkpoint,
+                f"{prefix}{moe.shared_name}.",
+                (hidden, moe.shared_size),
+                False,
+                self._activate,
+                ops,
+                joins,
+            )
+        if moe.shared_gate:
+            self._shared_gate = checkpoint.take(f"{prefix}{moe.shared_name}_gate.weight", (1, hidden))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
+        logits = self._ops.linear(x.float(), self._router, None)
+        experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
+        chosen = experts.flatten()
+        self._load.index_add_(0, chosen, torch.ones_like(chosen))
+        out = self._joins.experts(self._index, x, experts, weights, self._local)
+        if self._shared is None:
+            return out
+        shared = self._shared(x)
+        if self._shared_gate is not None:
+            shared = torch.sigmoid(self._ops.linear(x, self._shared_gate, None)) * shared
+        return out + shared
+
+    def _local(self, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+        return self._ops.experts(x, slots, weights, self._held, self._activate)
