@@ -158,10 +158,10 @@ class Prefill:
         for start in range(0, num_tokens, CHUNK_TOKENS):
             count = min(CHUNK_TOKENS, num_tokens - start)
             work = SeqWork("r#0", start, count, blocks, False, Push(grant.id, start, count))
-            self._pusher.step_started(StepPlan(0, (), (), (work,), ()))
+            layer_done = self._pusher.step_started(StepPlan(0, (), (), (work,), ()))
             for layer in range(LAYOUT.num_layers):
                 time.sleep(layer_s * KV_READY)
-                self._pusher.layer_done(layer)
+                layer_done(0, layer)
                 time.sleep(layer_s * (1 - KV_READY))
         return started, time.monotonic()
 

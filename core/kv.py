@@ -11,6 +11,7 @@ from dataclasses import dataclass
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
 SCALE_BYTES = 4
 """One float32."""
+PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,33 @@ class KVShard:
         return (
             (row * self.num_heads + local_head) * self.layout.block_size + slot
         ) * self.layout.vector_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankPool:
+    """The pool of one rank, in the memory of its instance: `base_bytes` into it."""
+
+    shard: KVShard
+    num_blocks: int
+    base_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shard.pool_bytes(self.num_blocks)
+
+    def blocks_at(self, start: int, end: int) -> range:
+        """As `KVShard.blocks_at`, of bytes of the instance's memory."""
+        return self.shard.blocks_at(self.num_blocks, start - self.base_bytes, end - self.base_bytes)
+
+
+def lay_out(shards: Sequence[KVShard], num_blocks: int) -> tuple[RankPool, ...]:
+    """The pools of an instance's ranks, one behind the other, each from a page's beginning."""
+    pools: list[RankPool] = []
+    base = 0
+    for shard in shards:
+        pools.append(RankPool(shard, num_blocks, base))
+        base += -(-pools[-1].num_bytes // PAGE_BYTES) * PAGE_BYTES
+    return tuple(pools)
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:

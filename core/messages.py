@@ -274,6 +274,8 @@ class RegionKey:
     """`kvtransfer.wire.KVContent`, packed: what the holder understands and holds; empty from releases before there was one."""
     rank: int = 0
     """Which of the holder's ranks this is; several may hold the same shard."""
+    base_bytes: int = 0
+    """Where this rank's pool begins in the memory that the endpoint names."""
 
 
 @dataclass(frozen=True, slots=True)

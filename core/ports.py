@@ -31,11 +31,14 @@ class Mail(Protocol):
     async def close(self) -> None: ...
 
 
-class LayerSink(Protocol):
-    """Told by the rank, on its compute thread, that the KV of one layer is in the pool for all work of the running step."""
+LayerDone = Callable[[int, int], None]
+"""(rank, layer): the rank has the layer's KV of all work of the step in its pool. Layers are the model's, in their order."""
 
-    def step_started(self, plan: StepPlan) -> None: ...
-    def layer_done(self, layer: int) -> None: ...
+
+class LayerSink(Protocol):
+    """Told of a step's layers as they are computed, on a rank's compute thread or on the event loop's."""
+
+    def step_started(self, plan: StepPlan) -> LayerDone: ...
 
 
 class WorkerGroup(Protocol):

@@ -38,8 +38,8 @@ class Runner:
     def _layer_hook(self, plan: StepPlan):
         if self._sink is None or not any(item.push for item in plan.work):
             return None
-        self._sink.step_started(plan)
-        return self._sink.layer_done
+        layer_done = self._sink.step_started(plan)
+        return lambda layer: layer_done(0, layer)
 
     def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
         chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]

@@ -27,14 +27,17 @@ class Side:
     num_blocks: int
     block_ids: Sequence[int]
     first_token: int = 0
+    base_bytes: int = 0
+    """Where the pool begins in its memory."""
 
     @property
     def layer_vectors(self) -> int:
         return self.num_blocks * self.shard.block_vectors
 
     @property
-    def data_bytes(self) -> int:
-        return self.shard.data_bytes(self.num_blocks)
+    def scales_bytes(self) -> int:
+        """Where the scales begin in the memory, if there are any."""
+        return self.base_bytes + self.shard.data_bytes(self.num_blocks)
 
     def place(self, token: int) -> tuple[int, int]:
         """The block and slot of a token."""
@@ -84,9 +87,12 @@ def at_layer(runs: Sequence[VectorRun], source: Side, destination: Side, layer: 
 def as_bytes(runs: Sequence[VectorRun], source: Side, destination: Side) -> list[CopyRun]:
     """Data, and scales where there are any, between two sides that store vectors alike."""
     size, scale = source.shard.layout.vector_bytes, source.shard.layout.scale_bytes
-    copies = [CopyRun(run.source * size, run.destination * size, run.count * size) for run in runs]
+    down, up = source.base_bytes, destination.base_bytes
+    copies = [
+        CopyRun(down + run.source * size, up + run.destination * size, run.count * size) for run in runs
+    ]
     if scale:
-        down, up = source.data_bytes, destination.data_bytes
+        down, up = source.scales_bytes, destination.scales_bytes
         copies += [
             CopyRun(down + run.source * scale, up + run.destination * scale, run.count * scale)
             for run in runs

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from core.kv import KVShard
+from core.kv import KVShard, RankPool
 from core.messages import Commit, Grant, RegionKey
 from kvtransfer.grants import GrantLedger
 from kvtransfer.transport.base import Receiver
@@ -29,10 +29,12 @@ class Inbox:
         on_complete: Callable[[Commit], None],
         on_corrupted: Callable[[str], None],
         model: str = "",
+        pools: Sequence[RankPool] = (),
     ) -> None:
-        """`model`: the weights' revision."""
-        self._content = pack(content_of(shard, model))
-        self._shard, self._num_blocks = shard, num_blocks
+        """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`."""
+        self._shard = shard
+        self._pools = tuple(pools) or (RankPool(shard, num_blocks),)
+        self._contents = [pack(content_of(pool.shard, model, pool.base_bytes)) for pool in self._pools]
         self._holder, self._incarnation = holder, incarnation
         self._on_complete, self.corrupted = on_complete, on_corrupted
         self._ledger = GrantLedger()
@@ -84,14 +86,24 @@ class Inbox:
         return grant
 
     def regions(self) -> tuple[RegionKey, ...]:
-        regions = (receiver.region(self._shard, self._num_blocks) for receiver in self._receivers)
-        return tuple(replace(region, content=self._content) for region in regions)
+        return tuple(
+            replace(
+                receiver.region(pool.shard, pool.num_blocks),
+                content=content,
+                rank=rank,
+                base_bytes=pool.base_bytes,
+            )
+            for receiver in self._receivers
+            for rank, (pool, content) in enumerate(zip(self._pools, self._contents, strict=True))
+        )
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
-        """Do the pool's bytes [start, end) lie in blocks of this live grant?"""
+        """Do the memory's bytes [start, end) lie in blocks of this live grant, in one rank's pool?"""
         granted = self._blocks.get(grant_id)
-        blocks = self._shard.blocks_at(self._num_blocks, start, end)
-        return granted is not None and bool(blocks) and all(block in granted for block in blocks)
+        if granted is None:
+            return False
+        blocks = next((found for pool in self._pools if (found := pool.blocks_at(start, end))), range(0))
+        return bool(blocks) and all(block in granted for block in blocks)
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
         """So many more bytes are in the pool. Unknown grants are none of ours any more."""

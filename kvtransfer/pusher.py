@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from core.errors import ReplicaLost, TransferError
-from core.kv import KVShard
+from core.kv import KVShard, RankPool
 from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
-from core.plan import StepPlan
-from core.ports import Mail
+from core.plan import SeqWork, StepPlan
+from core.ports import LayerDone, Mail
 from core.types import TokenOut
 from kvtransfer.copies import (
     CopyRun,
@@ -48,7 +48,7 @@ _LONG_WRITE_BYTES = 8 << 20
 
 
 class Pusher:
-    """core.ports.LayerSink of a prefill rank. All methods but the sink's are for the event loop's thread."""
+    """core.ports.LayerSink of an instance's ranks. All methods but the sink's are for the event loop's thread."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class Pusher:
         senders: Sequence[Sender],
         staging: Staging | None = None,
         model: str = "",
-        ranks: Sequence[KVShard] = (),
-        rank: int = 0,
+        pools: Sequence[RankPool] = (),
         now: Callable[[], float] | None = None,
     ) -> None:
         """`staging` is where KV is converted for holders that store it otherwise; without it they are refused.
 
-        `ranks` are the shards of all ranks of this instance, this one's at `rank`: those that hold the same share the work.
+        `pools`: those of the instance's ranks, in the memory that the senders read; none: one rank with all of `shard`.
+        Ranks that hold the same share the work.
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
-        self._ranks, self._rank = ranks or (shard,), rank
-        self._shard, self._num_blocks, self._model = shard, num_blocks, model
+        self._pools = tuple(pools) or (RankPool(shard, num_blocks),)
+        self._shard, self._model = shard, model
         self._mail, self._senders, self._staging = mail, senders, staging
         self._routes = Routes(senders)
         self._agreed: dict[str, set[RegionKey]] = {}
@@ -77,7 +77,6 @@ class Pusher:
         self._pushes: dict[str, Push] = {}
         self._queue: LinkQueue[Write | Word] = LinkQueue(_MAX_HOLDERS)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._chunks: list[Chunk] = []
         self._queued_bytes = 0
         self._pace: dict[str, float] = {}
         """Seconds a byte of recent writes to each holder."""
@@ -104,9 +103,10 @@ class Pusher:
         check_grant(grant)
         self._agree(grant)
         ways = self._routes.choose(grant.holder, grant.regions)
-        duty = duties(self._ranks, [region.shard for _, region in ways])[self._rank]
-        targets = [ways[number] for number in duty]
-        self._pushes[grant.id] = Push(grant, targets, urgency, on_delivered, on_quiet, on_failed, self._now())
+        duty = duties([pool.shard for pool in self._pools], [region.shard for _, region in ways])
+        self._pushes[grant.id] = Push(
+            grant, ways, urgency, on_delivered, on_quiet, on_failed, self._now(), duty
+        )
 
     def remaining_s(self, grant_id: str) -> float:
         """How long the writes that are queued for this grant will take: by the last ones to its holder, and no less than the
@@ -165,49 +165,64 @@ class Pusher:
 
     # The compute thread's side --------------------------------------------------------------------------------------
 
-    def step_started(self, plan: StepPlan) -> None:
+    def step_started(self, plan: StepPlan) -> LayerDone:
         """Plan the copies of every pushed work once; layers only shift them."""
-        self._chunks = []
+        chunks: list[Chunk] = []
         for work in plan.work:
             push = self._pushes.get(work.push.grant_id) if work.push else None
             if push is None or work.push is None or push.stopped:
                 continue
             if push.started_s is None:
                 push.started_s = self._now()
-            source = Side(self._shard, self._num_blocks, work.block_ids)
-            plans: list[TargetPlan] = []
-            for sender, region in push.targets:
-                side = Side(region.shard, region.num_blocks, push.grant.block_ids, push.grant.first_token)
-                runs = plan_vectors(source, side, work.push.start, work.push.count)
-                plans.append(TargetPlan(sender, region, side, runs))
-            layout = self._shard.layout
-            num_vectors = sum(run.count for plan in plans for run in plan.runs)
-            size = num_vectors * (layout.vector_bytes + layout.scale_bytes)
-            self._chunks.append(Chunk(push, work.push.start, work.push.count, source, plans, size))
+            start, count = work.push.start, work.push.count
+            plans = [
+                [self._plan(pool, push, push.targets[number], work, start, count) for number in duty]
+                for pool, duty in zip(self._pools, push.duties, strict=True)
+            ]
+            num_layers = sum(pool.shard.num_layers for pool in self._pools)
+            chunks.append(Chunk(push, start, count, plans, num_layers))
+        return lambda rank, layer: self._layer_done(chunks, rank, layer)
 
-    def layer_done(self, layer: int) -> None:
-        chunks = self._chunks
-        if threading.current_thread() is self._loop_thread:  # modelled ranks run on the loop itself
-            self._queue_layer(chunks, layer)
+    def _plan(
+        self,
+        pool: RankPool,
+        push: Push,
+        target: tuple[Sender, RegionKey],
+        work: SeqWork,
+        start: int,
+        count: int,
+    ) -> TargetPlan:
+        sender, region = target
+        grant = push.grant
+        source = Side(pool.shard, pool.num_blocks, work.block_ids, base_bytes=pool.base_bytes)
+        side = Side(region.shard, region.num_blocks, grant.block_ids, grant.first_token, region.base_bytes)
+        return TargetPlan(sender, region, source, side, plan_vectors(source, side, start, count))
+
+    def _layer_done(self, chunks: list[Chunk], rank: int, layer: int) -> None:
+        if (
+            threading.current_thread() is self._loop_thread
+        ):  # modelled ranks, and those in processes of their own
+            self._queue_layer(chunks, rank, layer)
             return
-        size = sum(chunk.layer_bytes for chunk in chunks)
+        size = sum(chunk.layer_bytes(rank) for chunk in chunks)
         with self._room:
             if not self._room.wait_for(lambda: self._queued_bytes < _MAX_QUEUED_BYTES, _MAX_WAIT_S):
                 raise TransferError(
                     f"KV writes did not get on for {_MAX_WAIT_S:g} s: {self._queued_bytes >> 20} MiB are queued"
                 )
             self._queued_bytes += size
-        self._loop.call_soon_threadsafe(self._queue_layer, chunks, layer)
+        self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer)
 
     # Writing --------------------------------------------------------------------------------------------------------
 
-    def _queue_layer(self, chunks: list[Chunk], layer: int) -> None:
+    def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int) -> None:
         for chunk in chunks:
+            write = Write(chunk, rank, layer)
             if not chunk.push.closing:
-                chunk.push.queued_bytes += chunk.layer_bytes
-                self._put(Write(chunk, layer))
+                chunk.push.queued_bytes += write.num_bytes
+                self._put(write)
             else:
-                self._forget_queued(chunk.layer_bytes)
+                self._forget_queued(write.num_bytes)
 
     def _put(self, item: Write | Word) -> None:
         push = item.chunk.push if isinstance(item, Write) else item.push
@@ -250,7 +265,7 @@ class Pusher:
             if not push.stopped:
                 started_s = push.writing_since_s = self._now()
                 await self._write_layers(push, items)
-                size = sum(item.chunk.layer_bytes for item in items)
+                size = sum(item.num_bytes for item in items)
                 self._note_pace(push.grant.holder, (self._now() - started_s) / max(1, size))
         except (ReplicaLost, TransferError) as error:
             push.on_failed(push.grant.id, str(error))
@@ -258,7 +273,7 @@ class Pusher:
             log.exception("grant %s: writing KV failed", push.grant.id)
             push.on_failed(push.grant.id, f"{type(error).__name__}: {error}")
         finally:
-            done_bytes = sum(item.chunk.layer_bytes for item in items)
+            done_bytes = sum(item.num_bytes for item in items)
             push.queued_bytes -= done_bytes
             push.writing_since_s = None
             self._forget_queued(done_bytes)
@@ -273,36 +288,44 @@ class Pusher:
             self._room.notify_all()
 
     async def _write_layers(self, push: Push, items: list[Write]) -> None:
-        for index, (sender, region) in enumerate(push.targets):
+        """What goes to the same rank of the holder leaves as one write."""
+        for sender, region in push.targets:
             copies: list[CopyRun] = []
             for item in items:
-                plan = item.chunk.plans[index]
-                runs = at_layer(plan.runs, item.chunk.source, plan.side, item.layer)
-                if not runs:
-                    continue
-                if same_storage(self._shard, region.shard):
-                    direct = as_bytes(runs, item.chunk.source, plan.side)
-                    num_bytes = sum(copy.num_bytes for copy in direct)
-                    copies += direct
-                else:
-                    num_bytes = await self._convert(push, item.chunk.source, plan, runs)
-                push.num_bytes += num_bytes
-                item.chunk.vouched_bytes += num_bytes if sender.vouches else 0
+                for plan in item.chunk.plans[item.rank]:
+                    if plan.region is region:
+                        copies += await self._layer_copies(push, item, plan)
             if copies:
                 await sender.write(push.grant.id, region, copies)
         if push.written_s is None:
             push.written_s = self._now()
         for item in items:
-            if item.layer == self._shard.layers[1] - 1 and not push.stopped:
+            item.chunk.num_left -= 1
+            if not item.chunk.num_left and not push.stopped:
                 self._chunk_done(item.chunk)
 
-    async def _convert(self, push: Push, source: Side, plan: TargetPlan, runs: list[VectorRun]) -> int:
+    async def _layer_copies(self, push: Push, item: Write, plan: TargetPlan) -> list[CopyRun]:
+        """What is to be written as it is stored; what must be converted has been written on return."""
+        runs = at_layer(plan.runs, plan.source, plan.side, item.layer)
+        if not runs:
+            return []
+        direct: list[CopyRun] = []
+        if same_storage(self._shard, plan.region.shard):
+            direct = as_bytes(runs, plan.source, plan.side)
+            num_bytes = sum(copy.num_bytes for copy in direct)
+        else:
+            num_bytes = await self._convert(push, plan, runs)
+        push.num_bytes += num_bytes
+        item.chunk.vouched_bytes += num_bytes if plan.sender.vouches else 0
+        return direct
+
+    async def _convert(self, push: Push, plan: TargetPlan, runs: list[VectorRun]) -> int:
         assert self._staging is not None, "refused in `open`"
 
         async def send(copies: list[CopyRun]) -> None:
             await plan.sender.write(push.grant.id, plan.region, copies)
 
-        return await self._staging.push(runs, source, plan.side, send)
+        return await self._staging.push(runs, plan.source, plan.side, send)
 
     def _chunk_done(self, chunk: Chunk) -> None:
         push = chunk.push
@@ -345,7 +368,7 @@ def _take_writes(items: deque[Write | Word]) -> list[Write]:
     taken: list[Write] = []
     num_bytes = 0
     while items and isinstance(item := items[0], Write):
-        num_bytes += item.chunk.layer_bytes
+        num_bytes += item.num_bytes
         if taken and num_bytes > _LONG_WRITE_BYTES:
             break
         taken.append(item)

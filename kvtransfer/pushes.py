@@ -21,6 +21,8 @@ class Push:
     on_quiet: Callable[[str], None]
     on_failed: Callable[[str, str], None]
     opened_s: float
+    duties: list[list[int]]
+    """For each rank of the writer the targets that it writes to."""
     started_s: float | None = None
     """The first step with its prompt."""
     written_s: float | None = None
@@ -47,12 +49,18 @@ class Push:
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """What of a chunk goes to one of the holder's ranks, for the first layer."""
+    """What of a chunk goes from one of our ranks to one of the holder's, for the first layer."""
 
     sender: Sender
     region: RegionKey
+    source: Side
     side: Side
     runs: list[VectorRun]
+
+    @property
+    def layer_bytes(self) -> int:
+        layout = self.source.shard.layout
+        return sum(run.count for run in self.runs) * (layout.vector_bytes + layout.scale_bytes)
 
 
 @dataclass(slots=True, eq=False)
@@ -62,16 +70,25 @@ class Chunk:
     push: Push
     first_token: int
     num_tokens: int
-    source: Side
-    plans: list[TargetPlan]
-    layer_bytes: int
+    plans: list[list[TargetPlan]]
+    """Of each of our ranks."""
+    num_left: int
+    """Layers that are still to be written, over all ranks."""
     vouched_bytes: int = 0
+
+    def layer_bytes(self, rank: int) -> int:
+        return sum(plan.layer_bytes for plan in self.plans[rank])
 
 
 @dataclass(slots=True, eq=False)
 class Write:
     chunk: Chunk
+    rank: int
     layer: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.chunk.layer_bytes(self.rank)
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from core.kv import SCALE_BYTES, KVLayout
+from core.kv import SCALE_BYTES
 from kvtransfer.convert import Bytes, convert
 from kvtransfer.copies import CopyRun, Side, VectorRun
 
@@ -47,25 +47,28 @@ class Staging:
         """On a thread. Data of all runs first, then their scales."""
         ours, theirs = source.shard.layout, destination.shard.layout
         total = sum(run.count for run in runs)
-        gathered = np.concatenate([self._vectors(ours, run.source, run.count) for run in runs])
+        gathered = np.concatenate([self._vectors(source, run) for run in runs])
         scales = None
         if ours.scale_bytes:
-            scales = np.concatenate([self._scales(source.data_bytes, run.source, run.count) for run in runs])
+            scales = np.concatenate([self._scales(source, run) for run in runs])
             scales = scales.view(np.float32)
         data, new_scales = convert(ours, gathered, scales, theirs)
         self._memory[slot : slot + data.nbytes] = data
-        copies = _spread(runs, slot, 0, theirs.vector_bytes)
+        copies = _spread(runs, slot, destination.base_bytes, theirs.vector_bytes)
         if new_scales is not None:
             at = slot + total * theirs.vector_bytes
             self._memory[at : at + new_scales.nbytes] = new_scales.view(np.uint8)
-            copies += _spread(runs, at, destination.data_bytes, theirs.scale_bytes)
+            copies += _spread(runs, at, destination.scales_bytes, theirs.scale_bytes)
         return copies
 
-    def _vectors(self, layout: KVLayout, first: int, count: int) -> Bytes:
-        return self._memory[first * layout.vector_bytes : (first + count) * layout.vector_bytes]
+    def _vectors(self, source: Side, run: VectorRun) -> Bytes:
+        return self._items(source.base_bytes, run, source.shard.layout.vector_bytes)
 
-    def _scales(self, base: int, first: int, count: int) -> Bytes:
-        return self._memory[base + first * SCALE_BYTES : base + (first + count) * SCALE_BYTES]
+    def _scales(self, source: Side, run: VectorRun) -> Bytes:
+        return self._items(source.scales_bytes, run, SCALE_BYTES)
+
+    def _items(self, base: int, run: VectorRun, item_bytes: int) -> Bytes:
+        return self._memory[base + run.source * item_bytes : base + (run.source + run.count) * item_bytes]
 
 
 def _spread(runs: Sequence[VectorRun], staged: int, base: int, item_bytes: int) -> list[CopyRun]:

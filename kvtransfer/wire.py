@@ -19,8 +19,8 @@ POOL_FORMAT = "baton-kv-1"
 """How a pool's bytes are laid out (`core/kv.py`); another layout gets another name. Travels as `RegionKey.name`."""
 SPEAKS = (1, 1)
 """The lowest and the highest version of the rules in this file that this release can follow."""
-KNOWN_REQUIREMENTS = frozenset[str]()
-"""What a peer may demand that this release understands."""
+KNOWN_REQUIREMENTS = frozenset({"base"})
+"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does."""
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -57,7 +57,7 @@ def software() -> str:
 _SOFTWARE = software()
 
 
-def content_of(shard: KVShard, model: str = "") -> KVContent:
+def content_of(shard: KVShard, model: str = "", base_bytes: int = 0) -> KVContent:
     """What a rank's pool holds, in this release's words."""
     layout = shard.layout
     return KVContent(
@@ -71,6 +71,7 @@ def content_of(shard: KVShard, model: str = "") -> KVContent:
         layout.dtype,
         layout.scales,
         software=_SOFTWARE,
+        requires=("base",) if base_bytes else (),
     )
 
 

@@ -45,10 +45,10 @@ class ModelledGroup:
         if self._sink is None or not any(work.push for work in plan.work):
             await self._clock.sleep(step_s)
             return
-        self._sink.step_started(plan)
+        layer_done = self._sink.step_started(plan)
         for layer in range(self._num_layers):
             await self._clock.sleep(step_s / self._num_layers)
-            self._sink.layer_done(layer)
+            layer_done(0, layer)
 
     def _sample(self, key: str, position: int) -> Sampled:
         return Sampled(key, modelled_token(self._seqs[key].sampling.seed, position, self._vocab_size))

@@ -68,16 +68,15 @@ class WitnessRank:
         for copy in plan.copies:
             self._pool[:, copy.dst, : copy.num_tokens] = self._pool[:, copy.src, : copy.num_tokens]
         pushes = self._sink is not None and any(work.push for work in plan.work)
-        if pushes:
-            self._sink.step_started(plan)
+        layer_done = self._sink.step_started(plan) if pushes else None
         contents = [self._computed(work) for work in plan.work]
         for layer in range(LAYOUT.num_layers):
             time.sleep(self._layer_s)
             for work, content in zip(plan.work, contents, strict=True):
                 blocks, slots = self._places(work, work.start, work.start + work.count)
                 self._pool[layer, blocks, slots] = content[:, layer]
-            if pushes:
-                self._sink.layer_done(layer)
+            if layer_done is not None:
+                layer_done(0, layer)
         sampled = tuple(self._sample(work) for work in plan.work if work.samples)
         return StepResult(plan.step, sampled, time.perf_counter() - started)
 

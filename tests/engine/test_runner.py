@@ -10,6 +10,7 @@ from core.config import EngineConfig
 from core.kv import KVShard
 from core.messages import Grant
 from core.plan import StepPlan
+from core.ports import LayerDone
 from core.types import Request, SamplingParams
 from engine.kvpool import KVPool
 from engine.policy import FifoPolicy
@@ -24,11 +25,9 @@ class Sink:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    def step_started(self, plan: StepPlan) -> None:
+    def step_started(self, plan: StepPlan) -> LayerDone:
         self.heard.append(plan.step)
-
-    def layer_done(self, layer: int) -> None:
-        self.heard.append(f"layer {layer}")
+        return lambda rank, layer: self.heard.append(f"layer {layer}")
 
 
 class Instance:

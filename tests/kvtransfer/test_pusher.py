@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from core.errors import TransferError
-from core.kv import KVLayout, KVShard, num_blocks_for
+from core.kv import KVLayout, KVShard, lay_out, num_blocks_for
 from core.messages import ChunkDone, Commit, Grant, Message, PrefillFailed, RegionKey
 from core.plan import Push, SeqWork, StepPlan
 from core.types import TokenOut
@@ -99,9 +100,9 @@ async def test_a_sequence_arrives_in_the_holders_storage_and_nothing_else_change
     pusher = Pusher(ours, BLOCKS, mail, [LoopbackSender(fabric, source)], staging)
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):
-        pusher.step_started(works(grant, ours_blocks, start, count))
+        done = pusher.step_started(works(grant, ours_blocks, start, count))
         for layer in range(LAYERS):
-            pusher.layer_done(layer)
+            done(0, layer)
     pusher.finish(grant.id, [FIRST])
     await until(lambda: any(isinstance(message, Commit) for message in mail.sent))
     commit = next(message for message in mail.sent if isinstance(message, Commit))
@@ -174,14 +175,14 @@ async def test_the_request_that_is_due_first_overtakes_at_the_next_layer() -> No
     late, soon = grant_of("late", shard(), 1), grant_of("soon", shard(), 2)
     for grant, due_s in ((late, 9.0), (soon, 1.0)):
         pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why), (0.0, due_s))
-    pusher.step_started(works(late, (1,), 0, 4))
-    pusher.layer_done(0)
+    done = pusher.step_started(works(late, (1,), 0, 4))
+    done(0, 0)
     await until(lambda: len(gate.order) == 1)  # on its way
-    pusher.layer_done(1)
-    pusher.layer_done(2)
-    pusher.step_started(works(soon, (2,), 0, 4))
+    done(0, 1)
+    done(0, 2)
+    done = pusher.step_started(works(soon, (2,), 0, 4))
     for layer in range(LAYERS):
-        pusher.layer_done(layer)
+        done(0, layer)
     for _ in range(3):
         gate.open.release()
     await until(lambda: len(gate.order) == 3)
@@ -211,10 +212,10 @@ async def test_a_grant_that_is_stopped_sends_nothing_more_and_says_why() -> None
     pusher = Pusher(shard(), BLOCKS, mail, [gate])
     quiet: list[str] = []
     pusher.open(grant_of("g", shard(), 1), lambda _: None, quiet.append, lambda *_: None)
-    pusher.step_started(works(grant_of("g", shard(), 1), (1,), 0, 4))
-    pusher.layer_done(0)
+    done = pusher.step_started(works(grant_of("g", shard(), 1), (1,), 0, 4))
+    done(0, 0)
     await until(lambda: len(gate.order) == 1)
-    pusher.layer_done(1)
+    done(0, 1)
     pusher.stop("g", reason="enough")
     await asyncio.sleep(0.01)
     assert not quiet, "a write is still reading the blocks"
@@ -230,26 +231,29 @@ async def test_ranks_that_hold_the_same_share_the_holders_ranks() -> None:
     regions = tuple(
         RegionKey("gate", f"h:{rank}", "baton-kv-1", "", latent, BLOCKS, rank=rank) for rank in range(4)
     )
-    written: list[str] = []
-    for rank in range(2):
-        gate = Gate()
-        gate.open = asyncio.Semaphore(100)
-        write = gate.write
+    pools = lay_out((latent, latent), BLOCKS)
+    written: list[tuple[str, int]] = []
+    gate, mail = Gate(), FakeMail()
 
-        async def record(grant_id: str, region: RegionKey, runs: Sequence[CopyRun], write=write) -> None:
-            written.append(region.endpoint)
-            assert sum(run.num_bytes for run in runs) == LAYERS * 4 * DIM * 2
-            await write(grant_id, region, runs)
+    async def record(grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
+        for run in runs:
+            reader = [rank for rank, pool in enumerate(pools) if pool.blocks_at(run.source, run.source + 1)]
+            written.append((region.endpoint, *reader))
+            assert run.num_bytes == 4 * DIM * 2
 
-        gate.write = record  # type: ignore[method-assign]
-        mail = FakeMail()
-        pusher = Pusher(latent, BLOCKS, mail, [gate], ranks=(latent, latent), rank=rank)
-        grant = Grant("g", "g", 0, "decode", "d1", regions, (1,), 0, 4, 60)
-        pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
-        pusher.step_started(works(grant, (1,), 0, 4))
-        for layer in range(LAYERS):
-            pusher.layer_done(layer)
-        pusher.finish("g", [FIRST])
-        await until(lambda mail=mail: any(isinstance(message, Commit) for message in mail.sent))
-        await pusher.close()
-    assert sorted(written) == ["h:0", "h:1", "h:2", "h:3"]
+    gate.write = record  # type: ignore[method-assign]
+    pusher = Pusher(latent, BLOCKS, mail, [gate], pools=pools)
+    grant = Grant("g", "g", 0, "decode", "d1", regions, (1,), 0, 4, 60)
+    pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
+    done = pusher.step_started(works(grant, (1,), 0, 4))
+    for layer in range(LAYERS):
+        done(0, layer)
+    await until(lambda: len(written) == 2 * LAYERS)
+    assert not mail.sent, "the other rank is not done"
+    for layer in range(LAYERS):
+        done(1, layer)
+    pusher.finish("g", [FIRST])
+    await until(lambda: any(isinstance(message, Commit) for message in mail.sent))
+    assert sum(isinstance(message, ChunkDone) for message in mail.sent) == 1
+    assert Counter(written) == {(f"h:{rank}", rank % 2): LAYERS for rank in range(4)}
+    await pusher.close()

@@ -1,0 +1,96 @@
+"""Every rank of the writer to every rank of the holder, whatever the two meshes: through the real pusher, inbox and grants."""
+
+import asyncio
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from core.kv import KVLayout, KVShard, RankPool, lay_out, num_blocks_for
+from core.messages import Commit
+from kvtransfer.inbox import Inbox
+from kvtransfer.pusher import Pusher
+from kvtransfer.staging import Staging
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from tests.kvtransfer.test_pusher import BLOCKS, DIM, FIRST, HEADS, LAYERS, FakeMail, until, works
+
+STAGES = [[(0, 3)], [(0, 1), (1, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]]
+RANKS = [[(0, 2)], [(0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2), (1, 2)]]
+"""The last two hold copies, as more ranks than KV heads do."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_mesh_writes_into_any_other(data: st.DataObject) -> None:
+    asyncio.run(_any_mesh(data))
+
+
+async def _any_mesh(data: st.DataObject) -> None:
+    dtypes = data.draw(st.sampled_from([("float32", "float32"), ("float32", "bfloat16")]))
+    sides = [
+        lay_out(
+            [
+                KVShard(KVLayout(LAYERS, HEADS, DIM, size, dtype), layers, heads)
+                for layers in data.draw(st.sampled_from(STAGES))
+                for heads in data.draw(st.sampled_from(RANKS))
+            ],
+            BLOCKS,
+        )
+        for dtype, size in zip(dtypes, data.draw(st.permutations((2, 4))), strict=True)
+    ]
+    ours, theirs = sides
+    rng, num_tokens = random.Random(data.draw(st.integers(0, 99))), 11
+    end = ours[-1].base_bytes + ours[-1].num_bytes
+    source = memoryview(bytearray(end + 400))
+    target = memoryview(bytearray(theirs[-1].base_bytes + theirs[-1].num_bytes))
+    blocks = [
+        rng.sample(range(BLOCKS), num_blocks_for(num_tokens, s[0].shard.layout.block_size)) for s in sides
+    ]
+    kv = torch.randint(
+        1, 200, (LAYERS, 2, HEADS, num_tokens, DIM), generator=torch.Generator().manual_seed(1)
+    )
+    for pool in ours:
+        view, size = vectors(pool, source), pool.shard.layout.block_size
+        for token in range(num_tokens):
+            (first, last), (low, high) = pool.shard.layers, pool.shard.heads
+            view[:, blocks[0][token // size], :, :, token % size] = kv[first:last, :, low:high, token]
+    fabric, completed = LoopbackFabric(), list[Commit]()
+    whole = KVShard.whole(theirs[0].shard.layout)
+    inbox = Inbox(whole, BLOCKS, "decode", "d1", completed.append, lambda _: None, pools=theirs)
+    receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, inbox.arrived)
+    inbox.attach([receiver])
+    grant = inbox.open("r#0", 0, "prefill", blocks[1], 0, num_tokens, 60)
+    mail, sender = FakeMail(), LoopbackSender(fabric, source)
+    pusher = Pusher(
+        KVShard.whole(ours[0].shard.layout), BLOCKS, mail, [sender], Staging(source, end), pools=ours
+    )
+    pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
+    for start, count in ((0, 5), (5, 6)):
+        done = pusher.step_started(works(grant, blocks[0], start, count))
+        for rank, pool in enumerate(ours):
+            for layer in range(*pool.shard.layers):
+                done(rank, layer)
+    pusher.finish(grant.id, [FIRST])
+    await until(lambda: any(isinstance(message, Commit) for message in mail.sent))
+    inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
+    assert len(completed) == 1
+    assert receiver.num_refused == 0
+    for pool in theirs:
+        view, size = vectors(pool, target), pool.shard.layout.block_size
+        (first, last), (low, high) = pool.shard.layers, pool.shard.heads
+        for token in range(num_tokens):
+            place = view[:, blocks[1][token // size], :, :, token % size]
+            assert torch.equal(place, kv[first:last, :, low:high, token].to(place.dtype))
+            place.zero_()
+        assert not view.any(), "nothing else is touched"
+    await pusher.close()
+
+
+def vectors(pool: RankPool, memory: memoryview) -> torch.Tensor:
+    """(layer, block, K|V, head, slot, dim) of one rank; small whole numbers are exact in both dtypes, so that bits compare."""
+    shard = pool.shard
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=pool.num_bytes, offset=pool.base_bytes)
+    shape = (shard.num_layers, BLOCKS, 2, shard.num_heads, shard.layout.block_size, DIM)
+    return raw.view(getattr(torch, shard.layout.dtype)).view(shape)

@@ -1,0 +1,90 @@
+"""Cut over real processes, a model says what transformers says: float32 logits to 1e-4, for every family and mesh."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.dims import dims_of
+from engine.ranks.build import load_part
+from kernels.ops import AttentionMeta
+from models.families import read_spec
+from parallel.mesh import Mesh
+from parallel.plans import check
+from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, make
+from tests.parallel.world import World
+
+MESHES = [Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(pp=3), Mesh(tp=2, pp=2)]
+HEADS = {"llama": (5, 1), "mistral": (6, 2), "qwen2": (8, 2), "qwen3": (6, 3), "gemma2": (6, 2)}
+"""Query and KV heads that do not divide evenly: some ranks have more, and some share a KV head."""
+LENGTHS = (19, 9)
+Part = tuple[int, int, list[int]]
+"""(sequence, first position, tokens)"""
+
+
+def meta_of(parts: list[Part]) -> tuple[torch.Tensor, AttentionMeta]:
+    """Positions, and where each sequence's KV lies: sequence s has every second block from s on."""
+    spans = [np.arange(start, start + len(tokens)) for _, start, tokens in parts]
+    tables = [np.arange(seq, 2 * -(-(start + len(t)) // BLOCK) + seq, 2) for seq, start, t in parts]
+    slots = [table[span // BLOCK] * BLOCK + span % BLOCK for table, span in zip(tables, spans, strict=True)]
+    counts = [len(tokens) for _, _, tokens in parts]
+    contexts = [start + len(tokens) for _, start, tokens in parts]
+    meta = AttentionMeta.build(counts, contexts, tables, np.concatenate(slots), CPU)
+    return torch.from_numpy(np.concatenate(spans)), meta
+
+
+@torch.inference_mode()
+def part_logits(rank: int, store: Any, mesh: Mesh, folder: Path, steps: list[list[Part]]) -> list[Any]:
+    """The logits of each step; nothing but on the last stage."""
+    part = load_part(folder, "float32", CPU, mesh, rank, store)
+    heads, layers = part.shard.num_heads, part.shard.num_layers
+    kv = [torch.full((64, 2, heads, BLOCK, part.shard.layout.head_dim), torch.nan) for _ in range(layers)]
+    found: list[Any] = []
+    pp = part.comms.pp
+    for step in steps:
+        positions, meta = meta_of(step)
+        if pp.rank == 0:
+            x = torch.tensor([token for _, _, tokens in step for token in tokens])
+        else:
+            x = pp.recv((len(positions), part.model.spec.hidden_size), torch.float32, pp.rank - 1)
+        x = part.model.forward(x, positions, kv, meta)
+        if pp.rank < pp.size - 1:
+            pp.send(x, pp.rank + 1)
+        else:
+            found.append(part.model.logits(x).numpy())
+    part.comms.close()
+    return found
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, world: World) -> None:
+    rng = random.Random(family)
+    config = FAMILIES[family](rng, 0)
+    config.num_attention_heads, config.num_key_value_heads = HEADS[family]
+    config.hidden_size = 16 * config.num_attention_heads
+    config.num_hidden_layers = 3
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
+    reference = make(tmp_path, config, seed=1)
+    texts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
+    steps: list[list[Part]] = [
+        [(0, 0, texts[0][:7]), (1, 0, texts[1][:8])],
+        [(1, 8, texts[1][8:]), (0, 7, texts[0][7:18])],
+        [(0, 18, texts[0][18:])],
+    ]
+    want: list[Any] = []
+    for step in steps:
+        rows = [
+            reference(torch.tensor([texts[seq]])).logits[0, start : start + len(t)] for seq, start, t in step
+        ]
+        want.append(torch.cat(rows).detach().numpy())
+    for mesh in MESHES:
+        check(dims_of(read_spec(tmp_path)), mesh, "test")
+        answers = world.run(mesh.size, part_logits, mesh, tmp_path, steps)
+        for rank, found in enumerate(answers):
+            assert bool(found) == (mesh.place(rank).pp == mesh.pp - 1)
+            for ours, theirs in zip(found, want, strict=bool(found)):
+                np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0, err_msg=f"{mesh} rank {rank}")
