@@ -3,9 +3,12 @@
 Invariant: a request is in the queue, or it has been answered, or it was withdrawn."""
 
 from collections.abc import Callable
+from math import inf
 
+from cluster.drain_rate import DrainRate
 from cluster.events import Send
-from cluster.waiting import DrainRate, Waiter, WaitingQueue
+from cluster.fairness import ServiceCounters
+from cluster.waiting import Waiter, WaitingQueue
 from core.config import ScheduleConfig
 from core.messages import Place, Rejected
 
@@ -14,16 +17,17 @@ NO_DECODE_WAIT_S = 5.0
 
 
 class Admission:
-    def __init__(self, config: ScheduleConfig, log: Callable[[str], None]) -> None:
+    def __init__(self, config: ScheduleConfig, counters: ServiceCounters, log: Callable[[str], None]) -> None:
         self._config, self._log = config, log
-        self.queue = WaitingQueue()
+        self.queue = WaitingQueue(counters)
         self._drain = DrainRate()
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
 
     def enter(self, key: str, frontend: str, place: Place, now: float) -> Waiter:
         self._num_arrived += 1
-        waiter = Waiter(key, frontend, place, now, self._num_arrived)
+        start_by_s = inf if place.attempt else now + place.slo.ttft_s
+        waiter = Waiter(key, frontend, place, now, self._num_arrived, start_by_s)
         self.queue.add(waiter)
         return waiter
 
@@ -48,7 +52,7 @@ class Admission:
         if len(self.queue) > self._config.max_queued_requests:
             last = self.queue.last_refusable()
             return [] if last is None else [self._refuse(last, f"{len(self.queue)} requests wait", now)]
-        wait_s = self._drain.wait_s(self.queue.position(waiter), now)
+        wait_s = self._drain.wait_s(self.queue.num_ahead(waiter), now)
         if waiter.place.attempt == 0 and wait_s > self._config.max_queue_wait_s:
             return [self._refuse(waiter, f"it would wait about {wait_s:.0f} s for a place", now)]
         return []

@@ -272,7 +272,8 @@ class Frontend:
         if flight.route is not None and not finished:
             self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
         if self._scheduler:
-            self._mail.send(self._scheduler, Finished(request.id, request.attempt))
+            num_output = len(flight.known) - len(request.emitted)
+            self._mail.send(self._scheduler, Finished(request.id, request.attempt, num_output, finished))
 
     def _leave(self, address: str) -> None:
         """An instance will end: move what it generates for us."""
@@ -318,6 +319,8 @@ class Frontend:
             exclude=exclude,
             source=source,
             prefer=prefer,
+            tenant=request.tenant,
+            weight=request.weight,
         )
 
     def _on_message(self, sender: str, message: Message) -> None:

@@ -11,15 +11,19 @@ claim at a time. Prompt room is asked before a prompt is counted, so a long prom
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cluster.fairness import ServiceCounters
 from cluster.fleet import Member, Promise
+from cluster.lengths import OutputLengths
 from cluster.roster import Roster
 from cluster.scoring import Ask, Choice, PlacementPolicy
 from cluster.waiting import Waiter, WaitingQueue
-from core.messages import NeedPrefill, Place
+from core.messages import Finished, NeedPrefill, Place
 from core.types import Route
 
 GROWTH_TOKENS = 256
-"""Room that is kept for a sequence's output, if it may be as long; longer outputs rely on others ending before."""
+"""Room that is kept for a sequence's output while nothing is known of how long outputs are."""
+GROWTH_SHARE = 0.75
+"""Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
 PATIENCE_S = 1.0
 
 
@@ -30,6 +34,8 @@ class Placement:
     frontend: str
     place: Place
     route: Route
+    charged_tokens: float
+    """Output that its tenant has been charged for."""
 
 
 class Placer:
@@ -38,10 +44,12 @@ class Placer:
         roster: Roster,
         policy: PlacementPolicy,
         local_threshold_tokens: int,
+        counters: ServiceCounters,
         log: Callable[[str], None],
     ) -> None:
         self._roster, self._policy, self._log = roster, policy, log
-        self._threshold = local_threshold_tokens
+        self._threshold, self._counters = local_threshold_tokens, counters
+        self._lengths = OutputLengths()
         self._placements: dict[str, Placement] = {}
         self._claim: tuple[str, str] | None = None
         """(key of a waiter, address of the decode instance that is kept for it)"""
@@ -65,7 +73,7 @@ class Placer:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since_s = None
-        ask = Ask(place.num_tokens, _growth(place), hits)
+        ask = Ask(place.num_tokens, self._growth(place), hits)
         choice = self._policy.choose(ask, decodes, self._sources(place, hits), now)
         if choice is None:
             return None
@@ -91,7 +99,7 @@ class Placer:
             if (old := self._roster.get(placement.route.prefill)) is not None:
                 old.release(key)
             place = placement.place
-            ask = Ask(place.num_tokens, _growth(place), self._roster.hits(place), need.num_tokens)
+            ask = Ask(place.num_tokens, self._growth(place), self._roster.hits(place), need.num_tokens)
             prefills = [m for m in self._roster.prefills(place, ()) if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
@@ -101,12 +109,20 @@ class Placer:
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
         return prefill
 
-    def finish(self, key: str) -> None:
-        """Give back what was promised for it. Nothing happens where nothing was."""
+    def finish(self, key: str, ended: Finished | None = None) -> None:
+        """Give back what was promised for it; learn from how it has ended, if it has. Nothing happens where nothing was."""
         if (placement := self._placements.pop(key, None)) is not None:
+            if ended is not None:
+                self._learn(placement, ended)
             for address in (placement.route.decode, placement.route.prefill):
                 if (member := self._roster.get(address)) is not None:
                     member.release(key)
+
+    def _learn(self, placement: Placement, ended: Finished) -> None:
+        place, num_output = placement.place, ended.num_output_tokens
+        self._counters.charge(place, num_output - placement.charged_tokens)
+        if ended.complete and num_output:
+            self._lengths.observe(place.tenant, place.slo.name, num_output)
 
     def at(self, address: str) -> list[str]:
         """Keys of those that a lost instance decoded or a lost frontend asked for."""
@@ -131,7 +147,7 @@ class Placer:
             return False
         if member.num_seqs >= member.info.max_num_seqs:
             return False
-        return _blocks_needed(member, waiter.place, num_cached) <= member.free_blocks
+        return self._blocks_needed(member, waiter.place, num_cached) <= member.free_blocks
 
     def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
         if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
@@ -149,22 +165,27 @@ class Placer:
 
     def _bind(self, waiter: Waiter, ask: Ask, choice: Choice, now: float) -> Route:
         place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
-        num_blocks = _blocks_needed(decode, place, ask.cached_blocks.get(decode.address, 0))
+        num_blocks = self._blocks_needed(decode, place, ask.cached_blocks.get(decode.address, 0))
         compute_tokens = ask.uncached(decode) if prefill is None else 0
         decode.promise(key, Promise(now, 1, num_blocks, compute_tokens, place.block_hashes))
         if prefill is not None:
             prefill.promise(key, Promise(now, 0, 0, ask.uncached(prefill), ()))
         route = Route(decode.address, "" if prefill is None else prefill.address)
-        self._placements[key] = Placement(waiter.frontend, place, route)
+        expected = self._lengths.mean(place.tenant, place.slo.name)
+        charged = min(place.max_new_tokens, GROWTH_TOKENS if expected is None else expected)
+        if place.attempt == 0:
+            self._counters.charge_prompt(place)
+        self._counters.charge(place, charged)
+        self._placements[key] = Placement(waiter.frontend, place, route, charged)
         if self._claim is not None and self._claim[0] == key:
             self._claim = None
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
 
+    def _growth(self, place: Place) -> int:
+        """Output tokens that room is kept for."""
+        usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
+        return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)
 
-def _growth(place: Place) -> int:
-    return min(place.max_new_tokens, GROWTH_TOKENS)
-
-
-def _blocks_needed(member: Member, place: Place, num_cached: int) -> int:
-    return member.blocks_needed(place.num_tokens + _growth(place), place.block_hashes, num_cached)
+    def _blocks_needed(self, member: Member, place: Place, num_cached: int) -> int:
+        return member.blocks_needed(place.num_tokens + self._growth(place), place.block_hashes, num_cached)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from cluster.admission import Admission
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.fairness import ServiceCounters
 from cluster.fleet import Member
 from cluster.placing import Placer
 from cluster.roster import Roster
@@ -39,8 +40,9 @@ class GlobalScheduler:
         self._policy = policy or CostPolicy(config.local_threshold_tokens)
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster()
-        self._admission = Admission(config, log)
-        self._placer = Placer(self._roster, self._policy, config.local_threshold_tokens, log)
+        counters = ServiceCounters()
+        self._admission = Admission(config, counters, log)
+        self._placer = Placer(self._roster, self._policy, config.local_threshold_tokens, counters, log)
 
     @property
     def num_queued(self) -> int:
@@ -68,8 +70,8 @@ class GlobalScheduler:
         match event:
             case Arrived(frontend, place):
                 return self._on_arrived(frontend, place, now)
-            case Finished(request_id, attempt):
-                self._finish(_key(request_id, attempt))
+            case Finished():
+                self._finish(_key(event.request_id, event.attempt), event)
             case Register():
                 self._on_register(event)
                 return self._roster.pair() + self._place_waiting(now)
@@ -108,23 +110,24 @@ class GlobalScheduler:
         actions: list[Send] = []
         queue, num_passed = self._admission.queue, 0
         self._placer.check_claim(queue)
-        while num_passed < min(len(queue), _MAX_PASSED) and self._roster.any_headroom():
-            waiter = queue[num_passed]
+        for waiter in queue.in_order(now) if len(queue) else ():
+            if num_passed >= _MAX_PASSED or not self._roster.any_headroom():
+                break
             blocked = changed is not None and self._placer.is_blocked(waiter, changed)
             route = None if blocked else self._placer.try_to_place(waiter, now)
             if route is None:
                 num_passed += 1
             else:
-                queue.remove(waiter)
+                queue.served(waiter, now)
                 place = waiter.place
                 actions.append(Send(waiter.frontend, Placed(place.request_id, place.attempt, route)))
         self._admission.left(len(actions), now)
         return actions
 
-    def _finish(self, key: str) -> None:
+    def _finish(self, key: str, ended: Finished | None = None) -> None:
         if (waiter := self._admission.queue.get(key)) is not None:
             self._admission.queue.remove(waiter)
-        self._placer.finish(key)
+        self._placer.finish(key, ended)
 
     # Instances ------------------------------------------------------------------------------------------------------
     def _on_register(self, info: Register) -> None:

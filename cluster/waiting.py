@@ -1,22 +1,24 @@
-"""Requests that wait for a place: their order, and how fast they leave. Pure.
+"""Requests that wait for a place, and the order in which they are tried. Pure.
 
-Order: a priority level is worth AGING_S of waiting, so a request waits at most AGING_S per level of difference for
-those that come after it. A request that goes on after a lost instance ranks one level higher: its client is mid-stream."""
+- Among tenants of one level, the one that has had the least service by its weight goes first (`cluster.fairness`).
+- A level is a class's priority; a tenant that has not been served for AGING_S ranks one level higher for each time that long, so
+  nobody starves. A request that goes on after a lost instance ranks one level higher: its client is mid-stream.
+- Within a tenant, by deadline: a level is worth AGING_S of it, so a request waits at most AGING_S for each level of difference
+  for those that come after it.
+- A request that can no longer begin in time is tried after all that still can: serving it first would make others late as well.
+
+Invariant: every waiter is in exactly one list of its tenant."""
 
 from bisect import insort
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import ceil
+from heapq import heappop, heappush
+from math import inf
 
+from cluster.fairness import ServiceCounters, prompt_charge
 from core.messages import Place
 
 AGING_S = 10.0
-_MIN_MEASURED_S = 3.0
-_WINDOW_S = 30.0
-_REMEMBER_S = 60.0
-_UNKNOWN_RETRY_S = 5.0
-_MAX_RETRY_S = 60.0
 
 
 @dataclass(slots=True, eq=False)
@@ -28,96 +30,145 @@ class Waiter:
     place: Place
     arrived_s: float
     number: int
+    start_by_s: float = inf
+    """Begun later, it misses its time to the first token."""
     blocked_since_s: float | None = None
     """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
     rank: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        level = self.place.slo.priority + (1 if self.place.attempt else 0)
-        self.rank = (self.arrived_s / AGING_S - level, self.number)
+        slack_s = min(self.place.slo.ttft_s, AGING_S)
+        self.rank = ((self.arrived_s + slack_s) / AGING_S - self.level, self.number)
+
+    @property
+    def level(self) -> int:
+        return self.place.slo.priority + (1 if self.place.attempt else 0)
 
 
 class WaitingQueue:
-    """Waiters in order of rank, and by key."""
-
-    def __init__(self) -> None:
-        self._ordered: list[Waiter] = []
+    def __init__(self, counters: ServiceCounters | None = None) -> None:
+        self._counters = counters or ServiceCounters()
         self._by_key: dict[str, Waiter] = {}
+        self._tenants: dict[str, _Line] = {}
+        """Of those with somebody waiting."""
 
     def __len__(self) -> int:
-        return len(self._ordered)
+        return len(self._by_key)
 
     def __iter__(self) -> Iterator[Waiter]:
-        return iter(self._ordered)
-
-    def __getitem__(self, position: int) -> Waiter:
-        return self._ordered[position]
+        """In no particular order."""
+        return iter(list(self._by_key.values()))
 
     def get(self, key: str) -> Waiter | None:
         return self._by_key.get(key)
 
-    def position(self, waiter: Waiter) -> int:
-        return self._ordered.index(waiter)
-
     def add(self, waiter: Waiter) -> None:
-        insort(self._ordered, waiter, key=lambda w: w.rank)
+        place = waiter.place
+        line = self._tenants.get(place.tenant)
+        if line is None:
+            self._counters.lift(place.tenant, self._tenants)
+            line = self._tenants[place.tenant] = _Line(waiter.arrived_s)
+        insort(line.timely, waiter, key=_rank)
         self._by_key[waiter.key] = waiter
 
     def remove(self, waiter: Waiter) -> None:
-        self._ordered.remove(waiter)
+        """It is answered, or withdrawn."""
         del self._by_key[waiter.key]
+        line = self._tenants[waiter.place.tenant]
+        (line.timely if waiter in line.timely else line.late).remove(waiter)
+        if not line.timely and not line.late:
+            del self._tenants[waiter.place.tenant]
+
+    def served(self, waiter: Waiter, now: float) -> None:
+        """It is removed, because it was placed."""
+        if (line := self._tenants.get(waiter.place.tenant)) is not None:
+            line.served_s = now
+        self.remove(waiter)
+
+    def in_order(self, now: float) -> Iterator[Waiter]:
+        """All, as they should be tried now; what is yielded may be removed meanwhile.
+
+        The order among tenants takes what is yielded as served, so that no tenant's line hides the others'."""
+        lines = [(tenant, line.split(now)) for tenant, line in self._tenants.items()]
+        if len(lines) == 1:
+            yield from lines[0][1]
+            return
+        heap: list[tuple[bool, float, float, int, int, str, list[Waiter]]] = []
+        for tenant, waiters in lines:
+            self._push(heap, tenant, waiters, 0, self._counters.of(tenant), now)
+        while heap:
+            _, _, counter, _, index, tenant, waiters = heappop(heap)
+            waiter = waiters[index]
+            yield waiter
+            counter += prompt_charge(waiter.place)
+            self._push(heap, tenant, waiters, index + 1, counter, now)
+
+    def num_ahead(self, waiter: Waiter) -> int:
+        """About how many are served before it: its own line's, and as many of each other tenant's by weight."""
+        tenant = waiter.place.tenant
+        own = self._tenants[tenant].position(waiter)
+        others = sum(min(len(line), own + 1) for name, line in self._tenants.items() if name != tenant)
+        return own + others
 
     def last_refusable(self) -> Waiter | None:
-        """The one to refuse when there are too many: the last that no client has had tokens from."""
-        return next((w for w in reversed(self._ordered) if w.place.attempt == 0), None)
+        """The one to refuse when too many wait: the last of the tenant that would be served last, if it has had no token."""
+        best: tuple[float, Waiter] | None = None
+        for tenant, line in self._tenants.items():
+            last = line.last_refusable()
+            if last is None:
+                continue
+            end = self._counters.of(tenant) + sum(prompt_charge(w.place) for w in line)
+            if best is None or (-last.level, end) > (-best[1].level, best[0]):
+                best = (end, last)
+        return None if best is None else best[1]
 
-
-class DrainRate:
-    """How many requests per second leave the queue for an instance, measured only while some wait.
-
-    (While nothing waits, requests leave as fast as they come, which says nothing about capacity.)"""
-
-    def __init__(self) -> None:
-        self._waiting_since_s: float | None = None
-        self._left: deque[float] = deque()
-        self._last: tuple[float, float] | None = None
-        """(rate of the last time that requests waited, when that was)"""
-
-    def observe(self, num_waiting: int, num_left: int, now: float) -> None:
-        """After each event: how many wait now and how many were just placed."""
-        if self._waiting_since_s is None:
-            self._waiting_since_s = now if num_waiting else None
+    def _push(
+        self,
+        heap: list[tuple[bool, float, float, int, int, str, list[Waiter]]],
+        tenant: str,
+        waiters: list[Waiter],
+        index: int,
+        counter: float,
+        now: float,
+    ) -> None:
+        if index >= len(waiters):
             return
-        self._left.extend([now] * num_left)
-        while self._left and self._left[0] < now - _WINDOW_S:
-            self._left.popleft()
-        if not num_waiting:
-            if (rate := self._measured_per_s(now)) is not None:
-                self._last = (rate, now)
-            self._waiting_since_s = None
-            self._left.clear()
+        head = waiters[index]
+        starved_s = now - max(head.arrived_s, self._tenants[tenant].served_s)
+        level = head.level + starved_s // AGING_S
+        heappush(heap, (now > head.start_by_s, -level, counter, head.number, index, tenant, waiters))
 
-    def per_s(self, now: float) -> float | None:
-        """None when nothing recent is known."""
-        if (rate := self._measured_per_s(now)) is not None:
-            return rate
-        return self._last[0] if self._last is not None and now - self._last[1] < _REMEMBER_S else None
 
-    def wait_s(self, num_ahead: int, now: float) -> float:
-        """How long a request with `num_ahead` before it will wait; 0 when nothing is known."""
-        rate = self.per_s(now)
-        return num_ahead / rate if rate else 0.0
+class _Line:
+    """One tenant's waiters."""
 
-    def retry_after_s(self, num_waiting: int, max_waiting: int, max_wait_s: float, now: float) -> float:
-        """When to come back: once the queue is half as long as the longest that is accepted. Whole seconds, 1 to 60."""
-        rate = self.per_s(now)
-        if not rate:
-            return _UNKNOWN_RETRY_S
-        longest = min(max_waiting, rate * max_wait_s)
-        return min(max(1.0, float(ceil((num_waiting - longest / 2) / rate))), _MAX_RETRY_S)
+    def __init__(self, served_s: float) -> None:
+        self.served_s = served_s
+        """When one of them was last placed, or the line began."""
+        self.timely: list[Waiter] = []
+        self.late: list[Waiter] = []
 
-    def _measured_per_s(self, now: float) -> float | None:
-        if self._waiting_since_s is None or not self._left:
-            return None
-        elapsed_s = min(now - self._waiting_since_s, _WINDOW_S)
-        return len(self._left) / elapsed_s if elapsed_s >= _MIN_MEASURED_S else None
+    def __len__(self) -> int:
+        return len(self.timely) + len(self.late)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        yield from self.timely
+        yield from self.late
+
+    def split(self, now: float) -> list[Waiter]:
+        """All in order, after those that have become late were moved."""
+        while self.timely and now > self.timely[0].start_by_s:
+            insort(self.late, self.timely.pop(0), key=_rank)
+        return self.timely + self.late
+
+    def position(self, waiter: Waiter) -> int:
+        return next(index for index, other in enumerate(self) if other is waiter)
+
+    def last_refusable(self) -> Waiter | None:
+        """Whoever is last by rank."""
+        found = [w for w in self if w.place.attempt == 0]
+        return max(found, key=_rank, default=None)
+
+
+def _rank(waiter: Waiter) -> tuple[float, int]:
+    return waiter.rank

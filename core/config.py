@@ -135,6 +135,8 @@ class TenantConfig(_Frozen):
     """Prompt and output together."""
     max_concurrent: int = Field(default=0, ge=0)
     """Sequences at once: each choice of a request is one."""
+    weight: float = Field(default=1.0, gt=0)
+    """Its share of the service while other tenants wait as well, beside theirs."""
 
 
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
@@ -204,6 +206,9 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         raise ConfigError(
             "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
         )
+    for name, slo in config.slo_classes.items():
+        if slo.weight <= 0:
+            raise ConfigError(f"slo_classes.{name}.weight must be greater than 0")
     for name, tenant in config.tenants.items():
         if unknown := [one for one in tenant.slo_classes if one not in config.slo_classes]:
             raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")

@@ -37,6 +37,9 @@ class Place:
     """An instance that has the KV of these tokens and should send it, in place of a prefill instance."""
     prefer: str = ""
     """The decode instance to take if it has room."""
+    tenant: str = ""
+    weight: float = 1.0
+    """The tenant's share of the service, beside others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class Finished:
 
     request_id: str
     attempt: int
+    num_output_tokens: int = 0
+    """What this attempt has generated."""
+    complete: bool = False
+    """The request has come to its own end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ class Slo:
     tpot_s: float = 0.1
     priority: int = 0
     """Higher is served first among requests that wait."""
+    weight: float = 1.0
+    """Service of twice the weight is charged to its tenant at half the price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Request:
     emitted: tuple[TokenId, ...] = ()
     tenant: str = ""
     """Whose request it is, from the configuration's `tenants`; empty: nobody's in particular."""
+    weight: float = 1.0
+    """Its tenant's share of the service while others wait as well, beside theirs."""
 
     @property
     def key(self) -> str:

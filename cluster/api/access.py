@@ -27,6 +27,7 @@ class TenantRules:
     keys: tuple[SecretStr, ...] = ()
     slo_classes: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def read_rules(config: ClusterConfig) -> Rules:
     for name, tenant in config.tenants.items():
         limits = Limits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
         keys = _keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
-        tenants[name] = TenantRules(keys, tenant.slo_classes, limits)
+        tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight)
     holders: dict[str, str] = {}
     for name, tenant in tenants.items():
         for key in tenant.keys:

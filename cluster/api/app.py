@@ -240,6 +240,7 @@ class _Api:
                     salt=tenant.salt(body.cache_salt),
                     arrival_s=http.state.arrival_s,
                     tenant=tenant.name,
+                    weight=tenant.rules.weight,
                 )
                 text = TextStream(
                     self._tokenizer,

@@ -48,6 +48,8 @@ def ask(
     *,
     attempt: int = 0,
     priority: int = 0,
+    ttft_s: float = 2.0,
+    tenant: str = "",
     prefix: int = 0,
     exclude: tuple[str, ...] = (),
     frontend: str = "f",
@@ -55,7 +57,8 @@ def ask(
     """Requests with the same non-zero `prefix` share all full blocks of their prompts."""
     first = prefix * 1_000_000 or (1000 + zlib.crc32(request_id.encode())) * 1_000_000
     hashes = tuple(range(first, first + num_tokens // BLOCK))
-    place = Place(request_id, attempt, num_tokens, max_new_tokens, hashes, Slo(priority=priority), exclude)
+    slo = Slo(ttft_s=ttft_s, priority=priority)
+    place = Place(request_id, attempt, num_tokens, max_new_tokens, hashes, slo, exclude, tenant=tenant)
     return Arrived(frontend, place)
 
 

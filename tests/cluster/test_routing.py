@@ -219,8 +219,8 @@ def test_higher_priority_goes_first_then_arrival() -> None:
 def test_waiting_makes_up_for_priority() -> None:
     world = World(instance("d", max_num_seqs=1))
     world.placed(ask("running"))
-    world.on(ask("low", priority=-1))
-    world.on(Tick(), after_s=25.0)
+    world.on(ask("low", priority=-1, ttft_s=3600.0))
+    world.on(Tick(), after_s=35.0)
     world.on(ask("high", priority=1))
     assert drain(world, "running") == ["low", "high"]
 
@@ -319,11 +319,11 @@ def test_a_wait_that_can_be_foreseen_is_refused_at_once_with_an_honest_time() ->
     world = World(instance("d", max_num_seqs=1), max_queue_wait_s=20)
     world.placed(ask("r0"))
     for i in range(1, 40):
-        world.on(ask(f"r{i}"))
+        world.on(ask(f"r{i}", ttft_s=60.0))
     for i in range(10):  # one leaves per second
         world.on(Finished(f"r{i}", 0), after_s=1.0)
     assert world.scheduler.num_queued == 29
-    rejected = world.rejected(ask("no"))
+    rejected = world.rejected(ask("no", ttft_s=60.0))
     assert "about 29 s" in rejected.reason
     assert rejected.retry_after_s == 20  # 30 wait, 1 leaves per second, and 10 is half of the longest queue
     assert world.on(ask("urgent", priority=9)) == []
@@ -475,3 +475,27 @@ def test_the_log_names_every_decision_without_times() -> None:
     world.on(need("p"))
     world.on(ask("b", 99_999))
     assert world.log == ["place a#0 p d", "prefill a#0 local d", "reject b#0 never"]
+
+
+# --- what is learned -----------------------------------------------------------------------------------------------
+def test_room_is_kept_for_outputs_as_long_as_they_have_been() -> None:
+    def placed_beside(usual_tokens: int) -> int:
+        world = World(instance("d", num_blocks=200, max_num_seqs=64))
+        for i in range(30):
+            world.placed(ask(f"past{i}", 16, 3000))
+            world.on(Finished(f"past{i}", 0, usual_tokens, complete=True))
+        for i in range(40):
+            world.on(ask(f"r{i}", 160, 1600))
+        return world.scheduler.num_placed
+
+    assert placed_beside(30) >= 14
+    assert placed_beside(1600) == 1
+
+
+def test_a_flood_of_one_tenant_does_not_hold_another_up() -> None:
+    world = World(instance("d", max_num_seqs=4))
+    for i in range(40):
+        world.on(ask(f"flood{i}", tenant="a"))
+    world.on(ask("polite", tenant="b"))
+    order = drain(world, *(f"flood{i}" for i in range(4)))
+    assert order.index("polite") <= 1

@@ -1,0 +1,61 @@
+"""How fast requests leave the queue, and so how long one would wait. Pure."""
+
+from collections import deque
+from math import ceil
+
+_MIN_MEASURED_S = 3.0
+_WINDOW_S = 30.0
+_REMEMBER_S = 60.0
+_UNKNOWN_RETRY_S = 5.0
+_MAX_RETRY_S = 60.0
+
+
+class DrainRate:
+    """How many requests per second leave the queue for an instance, measured only while some wait.
+
+    (While nothing waits, requests leave as fast as they come, which says nothing about capacity.)"""
+
+    def __init__(self) -> None:
+        self._waiting_since_s: float | None = None
+        self._left: deque[float] = deque()
+        self._last: tuple[float, float] | None = None
+        """(rate of the last time that requests waited, when that was)"""
+
+    def observe(self, num_waiting: int, num_left: int, now: float) -> None:
+        """After each event: how many wait now and how many were just placed."""
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now if num_waiting else None
+            return
+        self._left.extend([now] * num_left)
+        while self._left and self._left[0] < now - _WINDOW_S:
+            self._left.popleft()
+        if not num_waiting:
+            if (rate := self._measured_per_s(now)) is not None:
+                self._last = (rate, now)
+            self._waiting_since_s = None
+            self._left.clear()
+
+    def per_s(self, now: float) -> float | None:
+        """None when nothing recent is known."""
+        if (rate := self._measured_per_s(now)) is not None:
+            return rate
+        return self._last[0] if self._last is not None and now - self._last[1] < _REMEMBER_S else None
+
+    def wait_s(self, num_ahead: int, now: float) -> float:
+        """How long a request with `num_ahead` before it will wait; 0 when nothing is known."""
+        rate = self.per_s(now)
+        return num_ahead / rate if rate else 0.0
+
+    def retry_after_s(self, num_waiting: int, max_waiting: int, max_wait_s: float, now: float) -> float:
+        """When to come back: once the queue is half as long as the longest that is accepted. Whole seconds, 1 to 60."""
+        rate = self.per_s(now)
+        if not rate:
+            return _UNKNOWN_RETRY_S
+        longest = min(max_waiting, rate * max_wait_s)
+        return min(max(1.0, float(ceil((num_waiting - longest / 2) / rate))), _MAX_RETRY_S)
+
+    def _measured_per_s(self, now: float) -> float | None:
+        if self._waiting_since_s is None or not self._left:
+            return None
+        elapsed_s = min(now - self._waiting_since_s, _WINDOW_S)
+        return len(self._left) / elapsed_s if elapsed_s >= _MIN_MEASURED_S else None

@@ -1,0 +1,49 @@
+"""How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588). Pure.
+
+A token of output counts as OUTPUT_WEIGHT tokens of a prompt; what a request is expected to generate is charged when it is placed
+and corrected when it ends. Counters grow by charge / weight, so that equal counters mean service in proportion to the weights.
+Invariant: a tenant that comes back after a pause begins at no less than the smallest counter of those that wait: a pause earns
+nothing, and being the first to wait costs nothing."""
+
+from collections.abc import Collection
+
+from core.messages import Place
+
+OUTPUT_WEIGHT = 2.0
+_MAX_REMEMBERED = 4096
+
+
+class ServiceCounters:
+    def __init__(self) -> None:
+        self._counters: dict[str, float] = {}
+
+    def of(self, tenant: str) -> float:
+        return self._counters.get(tenant, 0.0)
+
+    def lift(self, tenant: str, waiting: Collection[str]) -> None:
+        """`tenant` begins to wait beside `waiting`, the tenants that wait already."""
+        own = self._counters.pop(tenant, 0.0)
+        if waiting:
+            own = max(own, min(self.of(other) for other in waiting))
+        elif self._counters:
+            own = max(own, min(self._counters.values()))
+        self._counters[tenant] = own
+        if len(self._counters) > _MAX_REMEMBERED:
+            idle = next(name for name in self._counters if name not in waiting and name != tenant)
+            del self._counters[idle]
+
+    def charge(self, place: Place, num_output_tokens: float) -> None:
+        """A placed request takes its prompt and so much output; negative: less than was charged before."""
+        charge = OUTPUT_WEIGHT * num_output_tokens / _weight(place)
+        self._counters[place.tenant] = self.of(place.tenant) + charge
+
+    def charge_prompt(self, place: Place) -> None:
+        self._counters[place.tenant] = self.of(place.tenant) + prompt_charge(place)
+
+
+def prompt_charge(place: Place) -> float:
+    return place.num_tokens / _weight(place)
+
+
+def _weight(place: Place) -> float:
+    return place.weight * place.slo.weight

@@ -1,0 +1,152 @@
+"""The order of the queue, among tenants and within one."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.fairness import ServiceCounters
+from cluster.waiting import AGING_S, Waiter, WaitingQueue
+from core.messages import Place
+from core.types import Slo
+
+
+class Queue:
+    """A queue whose only server takes the next in order."""
+
+    def __init__(self) -> None:
+        self.counters = ServiceCounters()
+        self.queue = WaitingQueue(self.counters)
+        self.now, self.number = 0.0, 0
+
+    def add(
+        self, name: str, tenant: str = "", tokens: int = 100, weight: float = 1.0, **slo: float
+    ) -> Waiter:
+        self.number += 1
+        target = Slo(**{"ttft_s": 2.0, **slo})  # type: ignore[arg-type]
+        place = Place(name, 0, tokens, 50, (), target, tenant=tenant, weight=weight)
+        waiter = Waiter(name, "f", place, self.now, self.number, self.now + target.ttft_s)
+        self.queue.add(waiter)
+        return waiter
+
+    def serve(self) -> str:
+        waiter = next(self.queue.in_order(self.now))
+        self.queue.served(waiter, self.now)
+        self.counters.charge_prompt(waiter.place)
+        return waiter.key
+
+    def names(self) -> list[str]:
+        return [waiter.key for waiter in self.queue.in_order(self.now)]
+
+
+def test_a_nearer_deadline_goes_first_within_a_tenant() -> None:
+    queue = Queue()
+    queue.add("long", ttft_s=10.0)
+    queue.add("chat", ttft_s=1.0)
+    queue.add("batch", ttft_s=3600.0, priority=-1)
+    assert queue.names() == ["chat", "long", "batch"]
+
+
+def test_what_is_late_waits_for_what_is_not() -> None:
+    queue = Queue()
+    queue.add("late", ttft_s=1.0)
+    queue.now = 1.5
+    queue.add("timely", ttft_s=1.0)
+    assert queue.names() == ["timely", "late"]
+    queue.queue.remove(queue.queue.get("late"))  # type: ignore[arg-type]
+    assert queue.names() == ["timely"]
+
+
+def test_tenants_take_turns_by_tokens_not_by_requests() -> None:
+    queue = Queue()
+    for i in range(8):
+        queue.add(f"big{i}", "big", tokens=400)
+        queue.add(f"small{i}", "small", tokens=100)
+    order = [queue.serve() for _ in range(10)]
+    assert sum(name.startswith("small") for name in order) == 8
+    assert sum(name.startswith("big") for name in order) == 2
+
+
+def test_the_order_counts_what_it_has_yielded() -> None:
+    queue = Queue()
+    for i in range(40):
+        queue.add(f"a{i}", "a")
+    queue.add("b0", "b")
+    assert queue.names().index("b0") <= 1
+
+
+def test_service_follows_the_weights() -> None:
+    queue = Queue()
+    for i in range(60):
+        queue.add(f"heavy{i}", "heavy", weight=3.0)
+        queue.add(f"light{i}", "light")
+    order = [queue.serve() for _ in range(40)]
+    assert sum(name.startswith("heavy") for name in order) == 30
+
+
+def test_a_pause_earns_nothing() -> None:
+    queue = Queue()
+    queue.add("idle", "idler")
+    queue.serve()
+    for i in range(50):
+        queue.add(f"busy{i}", "busy")
+    for _ in range(40):
+        queue.serve()
+    for i in range(40):
+        queue.add(f"idle{i}", "idler")
+    order = [queue.serve() for _ in range(10)]
+    assert sum(name.startswith("idle") for name in order) <= 6
+
+
+def test_higher_classes_go_first_but_nobody_starves() -> None:
+    queue = Queue()
+    queue.add("batch", "b", ttft_s=3600.0, priority=-1)
+    served_s = None
+    for i in range(60):
+        queue.now = float(i)
+        queue.add(f"urgent{i}", "a", priority=1)
+        if queue.serve() == "batch":
+            served_s = queue.now
+    assert served_s is not None
+    assert 2 * AGING_S <= served_s <= 3 * AGING_S + 1
+
+
+def test_an_overfull_queue_refuses_whoever_fills_it() -> None:
+    queue = Queue()
+    queue.add("polite", "b")
+    for i in range(20):
+        queue.add(f"flood{i}", "a")
+    queue.add("last", "b")
+    last = queue.queue.last_refusable()
+    assert last is not None
+    assert last.key == "flood19"
+    assert queue.queue.num_ahead(queue.queue.get("last")) <= 3  # type: ignore[arg-type]
+
+
+_moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.sampled_from("abc"), st.integers(1, 500), st.integers(-1, 2)),
+        st.tuples(st.just("serve")),
+        st.tuples(st.just("wait"), st.floats(0, 15)),
+    ),
+    max_size=60,
+)
+
+
+@given(_moves)
+@settings(max_examples=150, deadline=None)
+def test_everybody_is_in_the_order_exactly_once_and_can_leave(moves: list[tuple[object, ...]]) -> None:
+    queue, inside = Queue(), set[str]()
+    for number, move in enumerate(moves):
+        match move:
+            case ("add", str(tenant), int(tokens), int(priority)):
+                queue.add(f"r{number}", tenant, tokens, priority=priority)
+                inside.add(f"r{number}")
+            case ("serve",) if inside:
+                inside.discard(queue.serve())
+            case ("wait", float(delay_s)):
+                queue.now += delay_s
+            case _:
+                pass
+        assert sorted(queue.names()) == sorted(inside)
+        assert len(queue.queue) == len(inside)
+        refused = queue.queue.last_refusable()
+        assert (refused is None) == (not inside)
