@@ -24,7 +24,7 @@ class AttentionMeta:
     context_lens: tuple[int, ...]
     """Tokens in the KV cache once the step's own are written."""
     block_tables: tuple[Tensor, ...]
-    """Per sequence (num_blocks of its context,) int64."""
+    """Per sequence (num_blocks of its context,) int64, in host memory: implementations derive from it what they upload."""
     slots: Tensor
     """(T,) int64: block_id * block_size + offset, where each token's KV goes."""
     cache: dict[Any, Any] = field(default_factory=dict[Any, Any])
@@ -46,7 +46,7 @@ class AttentionMeta:
             tuple(starts),
             tuple(query_lens),
             tuple(context_lens),
-            tuple(torch.from_numpy(table).to(device) for table in block_tables),
+            tuple(torch.from_numpy(table) for table in block_tables),
             torch.from_numpy(slots).to(device),
         )
 

@@ -215,7 +215,7 @@ def _make_gather(
     num_heads, block_size = kv_layer.shape[2:4]
     device = kv_layer.device
     tables = pad_sequence([meta.block_tables[i][slice(*spans[i])] for i in members], batch_first=True)
-    heads = torch.arange(num_heads, device=device)[None, :, None]
+    heads = torch.arange(num_heads)[None, :, None]
     key_rows = (tables[:, None, :] * (2 * num_heads) + heads).flatten()
     num_tokens = tables.shape[1] * block_size
     lens = np.array([meta.context_lens[i] - spans[i][0] * block_size for i in members])[:, None]
@@ -224,7 +224,7 @@ def _make_gather(
     return _Gather(
         rows=rows,
         shape=(2, len(members), num_heads, num_tokens),
-        block_rows=torch.cat((key_rows, key_rows + num_heads)),
+        block_rows=torch.cat((key_rows, key_rows + num_heads)).to(device),
         stale_rows=_stale_rows(stale, num_heads, device),
         mask=None
         if mask_dtype is None

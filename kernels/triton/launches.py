@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.ops import AttentionMeta
 from kernels.triton import activation, norm, rope
+from kernels.triton.attention import TritonAttention
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
 NUM_BLOCKS, BLOCK_SIZE = 1024, 16
@@ -17,7 +20,8 @@ class Launch:
     name: str
     run: Callable[[], object]
     """Launches kernels on meta tensors."""
-    min_capability: int = 80
+    capabilities: tuple[int, ...] = (80, 90, 100)
+    """Architectures that it is compiled for."""
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -66,11 +70,43 @@ def _rotations_into(dtype: torch.dtype) -> None:
     rope.rope_and_write_kv(qkv, angles, angles, slots, _pool(dtype), HEADS, scales, norms)
 
 
+def _step(lens: list[tuple[int, int]]) -> AttentionMeta:
+    """Sequences of (query tokens, context tokens)."""
+    tables = [np.zeros(-(-context // BLOCK_SIZE), np.int64) for _, context in lens]
+    slots = np.zeros(sum(query for query, _ in lens), np.int64)
+    return AttentionMeta.build(
+        [query for query, _ in lens], [context for _, context in lens], tables, slots, torch.device("meta")
+    )
+
+
+def _attention(
+    lens: list[tuple[int, int]], head_dim: int = HEAD_DIM, window: int = 0, soft_cap: float = 0.0,
+    kv_dtype: torch.dtype | None = None, sinks: bool = False, split_tokens: int = 0,
+) -> None:  # fmt: skip
+    q = tensor(sum(query for query, _ in lens), HEADS, head_dim)
+    kv = tensor(NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE, head_dim, dtype=kv_dtype or q.dtype)
+    scales = _float(*kv.shape[:-1]) if kv_dtype else None
+    attend = TritonAttention(split_tokens)
+    attend(q, kv, _step(lens), 0.1, window, soft_cap, _float(HEADS) if sinks else None, scales)
+
+
+FLOAT8 = (90, 100)
+PREFILL, DECODE = [(2048, 4096)], [(1, 8192)] * 16
+
 LAUNCHES = (
     Launch("elementwise", _elementwise),
-    Launch("elementwise, float8", _elementwise_float8, 90),
+    Launch("elementwise, float8", _elementwise_float8, FLOAT8),
     Launch("rotations and KV writes", _rotations),
     Launch("KV writes, int8", lambda: _rotations_into(torch.int8)),
-    Launch("KV writes, float8", lambda: _rotations_into(torch.float8_e4m3fn), 90),
+    Launch("KV writes, float8", lambda: _rotations_into(torch.float8_e4m3fn), FLOAT8),
+    Launch("attention, prefill", lambda: _attention(PREFILL)),
+    Launch("attention, prefill, heads of 256, soft cap", lambda: _attention(PREFILL, 256, soft_cap=50.0)),
+    Launch(
+        "attention, prefill, heads of 64, window, sinks", lambda: _attention(PREFILL, 64, 128, sinks=True)
+    ),
+    Launch("attention, decode", lambda: _attention(DECODE)),
+    Launch("attention, decode, heads of 256, window", lambda: _attention(DECODE, 256, 4096), (90,)),
+    Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
+    Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
+    Launch("attention, batch-invariant", lambda: _attention(PREFILL + DECODE, split_tokens=1024), (90,)),
 )
-"""float8_e4m3fn exists from compute capability 8.9 on."""

@@ -19,10 +19,18 @@ def dot_dtype(dtype: torch.dtype) -> tl.dtype:
     return tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _TL_DTYPES[dtype]
 
 
+def capability(device: torch.device) -> int:
+    """Ten times the compute capability of `device`, or of what is compiled for ahead of time."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+    return 90 if INTERPRETED else int(triton.runtime.driver.active.get_current_target().arch)
+
+
 def num_programs(device: torch.device, per_processor: int = 1) -> int:
     """Programs of a persistent grid: `per_processor` for each multiprocessor."""
     if device.type != "cuda":
-        return 2 * per_processor
+        return (2 if INTERPRETED else 132) * per_processor
     return torch.cuda.get_device_properties(device).multi_processor_count * per_processor
 
 

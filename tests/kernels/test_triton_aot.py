@@ -9,8 +9,7 @@ from kernels.triton.launches import LAUNCHES, Launch
 CASES = [
     pytest.param(launch, capability, id=f"{launch.name}-sm_{capability}")
     for launch in LAUNCHES
-    for capability in (80, 90, 100)
-    if capability >= launch.min_capability
+    for capability in launch.capabilities
 ]
 
 

@@ -1,0 +1,128 @@
+"""Which tiles a step's attention is cut into, and how many programs share a context: chosen by shape, once a step.
+
+Tile sizes follow from what a program may keep: accumulator and queries in registers (BLOCK_M x D), keys and values of a few
+iterations in shared memory (2 x stages x BLOCK_N x D)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from kernels.ops import AttentionMeta
+from kernels.triton.platform import INTERPRETED, capability, num_programs
+from kernels.triton.tiles import Tiles, cut
+
+_DECODE_ROWS = 16
+"""The least that a tensor core's product takes."""
+_PREFILL_ROWS = 128
+_INVARIANT_ROWS = 64
+"""As few as Hopper's products take: with so many rows decode still waits for memory, not for them."""
+_MIN_SPLIT_TOKENS = 256
+"""Below that, reducing the splits costs more than it wins."""
+_PROGRAMS_PER_PROCESSOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the tiles depend on, but for the step's lengths."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    quantised: bool = False
+    """The cache, and not the queries."""
+    split_tokens: int = 0
+    """> 0: one shape of tiles for all sequences, contexts split at its multiples."""
+
+    @property
+    def group(self) -> int:
+        """Heads that share a KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    block_m: int
+    block_n: int
+    heads: int
+    """Heads of one tile; the group's, or a part of them."""
+    num_warps: int
+    num_stages: int
+
+    def num_head_blocks(self, shape: Shape) -> int:
+        return shape.num_kv_heads * triton.cdiv(shape.group, self.heads)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One launch: tiles of like sequences."""
+
+    tiles: Tiles
+    config: Config
+    num_splits: int
+    split_tokens: int
+
+
+def plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -> list[Part]:
+    """Kept in `meta.cache`: the same in all layers of one shape and window."""
+    key = ("triton attention", shape, window)
+    if (parts := meta.cache.get(key)) is None:
+        parts = meta.cache[key] = _plan(meta, shape, window, device)
+    return parts
+
+
+def _plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -> list[Part]:
+    everyone = range(len(meta.query_lens))
+    if shape.split_tokens:
+        return [_part(meta, everyone, config_for(shape, _INVARIANT_ROWS, device), shape, window, device)]
+    few = config_for(shape, _DECODE_ROWS, device)
+    short = [i for i in everyone if meta.query_lens[i] * few.heads <= few.block_m]
+    long = [i for i in everyone if meta.query_lens[i] * few.heads > few.block_m]
+    classes = ((short, few), (long, config_for(shape, _PREFILL_ROWS, device)))
+    return [_part(meta, seqs, config, shape, window, device) for seqs, config in classes if seqs]
+
+
+def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
+    """For tiles of at least `rows` rows, less where that is too much for heads of this size.
+
+    Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 5 of them (3, where products
+    are asynchronous) make two buffers."""
+    wide, hopper = shape.head_dim > 128, capability(device) >= 90
+    if INTERPRETED:
+        block_m, block_n, warps, stages = min(rows, 32), 16, 1, 1
+    elif shape.dtype == torch.float32:
+        block_m, block_n, warps, stages = min(rows, 32), 32, 4, 2
+    elif rows <= _DECODE_ROWS:
+        block_m, block_n, warps, stages = rows, 32 if wide else 64, 4, 5
+    elif wide:
+        block_m, block_n, warps, stages = 64, 32, 8, 3
+    else:
+        block_m, block_n, warps, stages = (
+            rows,
+            128 if hopper and not shape.quantised else 64,
+            8,
+            3 if hopper else 5,
+        )
+    heads = min(shape.group, 64)
+    return Config(max(block_m, triton.next_power_of_2(heads)), block_n, heads, warps, stages)
+
+
+def _part(
+    meta: AttentionMeta, seqs: Sequence[int], config: Config, shape: Shape, window: int, device: torch.device
+) -> Part:
+    tiles = cut(meta, seqs, config.block_m // config.heads, window, shape.block_size, device)
+    if shape.split_tokens:
+        longest = max(meta.context_lens)
+        return Part(tiles, config, triton.cdiv(longest, shape.split_tokens), shape.split_tokens)
+    programs = tiles.num_tiles * config.num_head_blocks(shape)
+    wanted = triton.cdiv(num_programs(device, _PROGRAMS_PER_PROCESSOR), programs)
+    smallest = 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
+    num_splits = max(1, min(wanted, tiles.longest // smallest))
+    # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what it sees.
+    split_tokens = (
+        triton.cdiv(triton.cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n
+    )
+    return Part(tiles, config, num_splits, split_tokens)

@@ -1,0 +1,81 @@
+"""A step cut into tiles of query rows for attention: some query tokens of one sequence times some of the heads that share a
+KV head. Cut on the host once a step, uploaded in one piece, and read back in the kernels by `rows_of`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.ops import AttentionMeta
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of some of a step's sequences, those that attend to most first: the last ones to end are short."""
+
+    tile_seqs: Tensor
+    """(num_tiles,) int32, as all of these: sequence of each tile,"""
+    tile_tokens: Tensor
+    """and its first query token, counted from the sequence's first."""
+    starts: Tensor
+    """(B,) first row of each sequence in the packed step."""
+    query_lens: Tensor
+    context_lens: Tensor
+    table: Tensor
+    """(B, widest) block ids."""
+    longest: int
+    """Tokens that a tile attends to, at most."""
+
+    @property
+    def num_tiles(self) -> int:
+        return self.tile_seqs.shape[0]
+
+
+def cut(
+    meta: AttentionMeta, seqs: Sequence[int], tokens_per_tile: int, window: int, block_size: int, device: torch.device
+) -> Tiles:  # fmt: skip
+    """`seqs`: which of the step's sequences, at least one."""
+    tiles: list[tuple[int, int, int]] = []
+    for seq in seqs:
+        query_len, context = meta.query_lens[seq], meta.context_lens[seq]
+        for token in range(0, query_len, tokens_per_tile):
+            end = context - query_len + min(token + tokens_per_tile, query_len)
+            span = min(end, window + tokens_per_tile - 1) if window else end
+            tiles.append((span, seq, token))
+    tiles.sort(key=lambda tile: -tile[0])
+    widest = max(-(-context // block_size) for context in meta.context_lens)
+    table = np.zeros((len(meta.block_tables), widest), np.int32)
+    for row, ids in zip(table, meta.block_tables, strict=True):
+        row[: min(len(ids), widest)] = ids[:widest].numpy()
+    parts = [
+        np.array([seq for _, seq, _ in tiles], np.int32),
+        np.array([token for _, _, token in tiles], np.int32),
+        np.array(meta.query_starts[:-1], np.int32),
+        np.array(meta.query_lens, np.int32),
+        np.array(meta.context_lens, np.int32),
+        table.ravel(),
+    ]
+    uploaded = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
+    tile_seqs, tile_tokens, starts, query_lens, context_lens, flat = uploaded.split([len(p) for p in parts])
+    return Tiles(
+        tile_seqs, tile_tokens, starts, query_lens, context_lens, flat.view(table.shape), tiles[0][0]
+    )
+
+
+@triton.jit
+def rows_of(
+    first, query_len, head_block, GROUP: tl.constexpr, HEADS: tl.constexpr, row, BLOCK_M: tl.constexpr
+):
+    """BLOCK_M rows of a tile are its tokens, and within each token HEADS heads: one block of the GROUP that share a KV head.
+
+    For some of the rows -> token of the sequence's queries, head, and whether there are such."""
+    blocks_per_group: tl.constexpr = (GROUP + HEADS - 1) // HEADS
+    token = first + row // HEADS
+    in_group = head_block % blocks_per_group * HEADS + row % HEADS
+    head = head_block // blocks_per_group * GROUP + in_group
+    exists = (row < BLOCK_M // HEADS * HEADS) & (token < query_len) & (in_group < GROUP)
+    return token, head, exists
