@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.serve import read_yaml
-from cluster.preflight.fabric import LocalNode, check_fabric
+from cluster.preflight.fabric import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.host import check_host
 from cluster.preflight.ray_nodes import living_nodes
@@ -37,15 +37,35 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(help="The cluster's YAML file, for the sizes it asks for.")
     ] = None,
+    rank: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Without Ray: this process is that one of --world, each on a node of its own."
+        ),
+    ] = 0,
+    world: Annotated[int, typer.Option(min=1, help="How many of them there are.")] = 1,
+    rendezvous: Annotated[
+        str, typer.Option(help="host:port at which rank 0 of --world can be reached.")
+    ] = "",
+    wait_s: Annotated[float, typer.Option(min=1, help="How late the others of --world may come.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON on standard output.")] = False,
 ) -> None:
     """Check nodes and links before they serve. Exit status 1: something is not fit; 0: all is (perhaps with warnings)."""
+    if world > 1 and (not rendezvous or rank >= world or ray_address):
+        raise typer.BadParameter(
+            "needs --rendezvous, a --rank below it, and no --ray-address", param_hint="--world"
+        )
     settings = load(read_yaml(config), os.environ)
     kv_bytes = settings.engine.kv_bytes * settings.decode_instances
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
         chosen = _backend(backend)
-        findings = asyncio.run(_examine(ray_address, kv_bytes, chosen, mib, expect_gb_per_s * 1e9))
+        expected = expect_gb_per_s * 1e9
+        if world > 1:
+            findings = check_host(f"rank {rank}", kv_bytes)
+            findings += asyncio.run(check_as_rank(rank, world, rendezvous, chosen, mib, wait_s, expected))
+        else:
+            findings = asyncio.run(_examine(ray_address, kv_bytes, chosen, mib, expected))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:

@@ -14,7 +14,8 @@ from cluster.preflight.findings import Finding, Verdict, judge_links
 from core.errors import ConfigError
 
 _ROOT = Path(__file__).parents[2]
-DEADLINE_S = 120.0
+START_S = 60.0
+_MEASURE_S = 60.0
 _SLOW_LINK = "find what shares or limits this link: cable, switch port, NIC rate, MTU, container network (ethtool, iperf3)"
 
 
@@ -46,7 +47,37 @@ class LocalNode:
 
 async def run_rank_here(rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
     """Raises ConfigError when the rank fails, or is not done in time; its process is gone then."""
-    command = ["-m", "cluster.preflight.rank", str(rank), str(world), address, backend, str(mib)]
+    return (await _run(rank, world, address, backend, mib, START_S))[rank]
+
+
+async def check_as_rank(
+    rank: int, world: int, address: str, backend: str, mib: int, wait_s: float, expected_bytes_per_s: float
+) -> list[Finding]:
+    """The same for nodes that nobody steers, such as the pods of a job: each runs its own rank, and judges all of them.
+
+    Rank 0 listens at `address`; the others may come as late as `wait_s`."""
+    names = [f"rank {other}" for other in range(world)]
+    try:
+        results = await _run(rank, world, address, backend, mib, wait_s)
+    except ConfigError as error:
+        return [
+            Finding(
+                names[rank],
+                f"{backend} all-reduce",
+                Verdict.FAIL,
+                str(error),
+                "every rank answers",
+                _NO_ANSWER,
+            )
+        ]
+    return _judge(names, results, backend, expected_bytes_per_s)
+
+
+async def _run(
+    rank: int, world: int, address: str, backend: str, mib: int, wait_s: float
+) -> list[dict[str, Any]]:
+    """What all ranks have measured. Raises ConfigError."""
+    command = ["-m", "cluster.preflight.rank", str(rank), str(world), address, backend, str(mib), str(wait_s)]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
@@ -56,10 +87,10 @@ async def run_rank_here(rank: int, world: int, address: str, backend: str, mib: 
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(wait_s + _MEASURE_S):
             out, errors = await process.communicate()
     except TimeoutError:
-        raise ConfigError(f"rank {rank} was not done after {DEADLINE_S:g} s") from None
+        raise ConfigError(f"rank {rank} was not done after {wait_s + _MEASURE_S:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,7 +1,6 @@
 """Checks of one node that need nobody else: memory limits, shared memory, devices, libraries."""
 
 import importlib.util
-import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cluster.preflight.findings import Finding, Verdict
+from cluster.preflight.nccl_tests import check_nccl_tests
 
 _MIN_FILES = 4096
 _MIN_MEMLOCK_BYTES = 1 << 30
@@ -25,7 +25,7 @@ def check_host(where: str, kv_bytes: int, root: Path = Path("/")) -> list[Findin
         *rdma,
         _nixl(where, has_rdma=bool(rdma)),
         *_gpus(where),
-        _nccl_tests(where),
+        check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
     ]
 
 
@@ -107,13 +107,6 @@ def _gpus(where: str) -> Iterator[Finding]:
         "between all",
         fix,
     )
-
-
-def _nccl_tests(where: str) -> Finding:
-    found = shutil.which("all_reduce_perf")
-    if found:
-        return Finding(where, "nccl-tests", Verdict.OK, os.path.dirname(found))
-    return Finding(where, "nccl-tests", Verdict.SKIP, "not installed: torch.distributed measures instead")
 
 
 def _read(path: Path) -> str:

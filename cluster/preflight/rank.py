@@ -1,6 +1,8 @@
-"""One rank of the collective check, as a process of its own: `python -m cluster.preflight.rank RANK WORLD HOST:PORT BACKEND MIB`.
+"""One rank of the collective check, as a process of its own:
+`python -m cluster.preflight.rank RANK WORLD HOST:PORT BACKEND MIB WAIT_S`.
 
-All-reduce on known numbers, and a message from every rank to every other, timed. One JSON line on standard output."""
+All-reduce on known numbers, and a message from every rank to every other, timed. One JSON line on standard output: what every
+rank has measured, in their order, so that each of them can judge the whole. The others may come as late as WAIT_S."""
 
 import json
 import sys
@@ -9,9 +11,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 _ROUNDS = 5
-_TIMEOUT = timedelta(seconds=60)
+_STEP = timedelta(seconds=60)
 
 
 def measure(rank: int, world: int, num_bytes: int, device: torch.device) -> dict[str, object]:
@@ -67,13 +70,18 @@ def _finish(device: torch.device) -> None:
 
 
 def main() -> None:
-    rank, world, address, backend, mib = sys.argv[1:6]
+    rank, world, address, backend, mib, wait_s = sys.argv[1:7]
+    host, _, port = address.rpartition(":")
     device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
-    dist.init_process_group(
-        backend, init_method=f"tcp://{address}", rank=int(rank), world_size=int(world), timeout=_TIMEOUT
-    )
+    wait = timedelta(seconds=float(wait_s))
+    store = TCPStore(host, int(port), int(world), is_master=rank == "0", timeout=wait)
+    dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(world), timeout=_STEP)
     try:
-        sys.stdout.write(json.dumps(measure(int(rank), int(world), int(mib) << 20, device)) + "\n")
+        mine = measure(int(rank), int(world), int(mib) << 20, device)
+        store.set(f"measured/{rank}", json.dumps(mine))
+        everyone = [json.loads(store.get(f"measured/{other}")) for other in range(int(world))]
+        dist.barrier()  # the store ends with its process: rank 0 leaves last
+        sys.stdout.write(json.dumps(everyone) + "\n")
     finally:
         dist.destroy_process_group()
 

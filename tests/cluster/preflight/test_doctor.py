@@ -1,6 +1,7 @@
 """The collective check with real processes, and the command as an operator runs it."""
 
 import json
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.preflight.fabric import LocalNode, check_fabric
+from cluster.preflight.fabric import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Verdict
 from core.errors import ConfigError
 
@@ -58,3 +59,48 @@ def test_the_command_measures_this_node_and_says_that_it_is_fit() -> None:
     assert findings[("all nodes", "gloo all-reduce")]["verdict"] == "ok"
     assert ("this node, rank 0 -> this node, rank 1", "gloo send/recv") in findings
     assert done.returncode == (1 if any(f["verdict"] == "fail" for f in findings.values()) else 0)
+
+
+def doctor_as_rank(rank: int, world: int, port: int) -> subprocess.Popen[str]:
+    options = [
+        "--rank",
+        str(rank),
+        "--world",
+        str(world),
+        "--rendezvous",
+        f"127.0.0.1:{port}",
+        "--wait-s",
+        "60",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "baton.cli",
+        "doctor",
+        "--json",
+        "--mib",
+        "1",
+        "--backend",
+        "gloo",
+        *options,
+    ]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_pods_that_nobody_steers_check_each_other() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    ranks = [doctor_as_rank(rank, 2, port) for rank in (1, 0)]
+    for process in ranks:
+        out, errors = process.communicate(timeout=110)
+        findings = {(f["where"], f["check"]): f for f in json.loads(out)}
+        assert findings[("all nodes", "gloo all-reduce")]["verdict"] == "ok", errors
+        assert {"rank 0 -> rank 1", "rank 1 -> rank 0"} <= {where for where, _ in findings}
+
+
+async def test_a_rank_that_stays_alone_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (finding,) = await check_as_rank(1, 2, f"127.0.0.1:{port}", "gloo", 1, 2.0, 0)
+    assert finding.verdict is Verdict.FAIL
+    assert finding.where == "rank 1"
