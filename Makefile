@@ -10,9 +10,9 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := baton benchmarks cluster core decode engine examples kernels kvtransfer models net parallel prefill sim tests
+SOURCES := baton benchmarks charts cluster core decode engine examples kernels kvtransfer models net parallel prefill sim tests
 
-.PHONY: help serve local chat test lint format setup clean
+.PHONY: help serve local chat test lint format chart-schema setup clean
 help:
 	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
 	@echo "make local                                             the same in one process, without Ray"
@@ -50,6 +50,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+chart-schema: $(READY)
+	$(BIN)/python charts/schema.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix $(SOURCES)

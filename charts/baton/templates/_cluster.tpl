@@ -1,0 +1,61 @@
+{{- define "baton.clusterSpec" -}}
+{{- $head := mergeOverwrite (.Files.Get "files/defaults.json" | fromJson).head (deepCopy .Values.head) -}}
+rayVersion: {{ .Chart.Annotations.rayVersion | quote }}
+authOptions:
+  mode: token
+  {{- with .Values.rayAuth.existingSecret }}
+  secretName: {{ . }}
+  {{- end }}
+enableInTreeAutoscaling: {{ .Values.autoscaling.enabled }}
+{{- if .Values.autoscaling.enabled }}
+autoscalerOptions:
+  version: v2
+  upscalingMode: Default
+  idleTimeoutSeconds: {{ .Values.autoscaling.idleTimeoutSeconds }}
+  {{- with .Values.autoscaling.resources }}
+  resources: {{ toJson . }}
+  {{- end }}
+{{- end }}
+{{- with .Values.gcsFaultTolerance }}
+gcsFaultToleranceOptions:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+headGroupSpec:
+  serviceType: ClusterIP
+  rayStartParams:
+    {{- toYaml (mergeOverwrite (include "baton.rayStart" (dict) | fromYaml) (dict "num-cpus" "0" "dashboard-host" "0.0.0.0") $head.rayStartParams) | nindent 4 }}
+  template:
+    {{- include "baton.pod" (dict "root" . "kind" "head" "pod" $head) | nindent 4 }}
+workerGroupSpecs:
+{{- range $model := include "baton.models" . | fromJsonArray }}
+  {{- /* Room for an ingress, the scheduler, and the next version of each beside it while Serve rolls one out. */}}
+  {{- $resources := dict (printf "%singress" $model.prefix) 4 }}
+  {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas "hosts" 1) }}
+  {{- range $role, $pool := $model.pools }}
+  {{- $resources := dict $pool.resource $pool.perPod }}
+  {{- include "baton.group" (dict "root" $ "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas "hosts" $pool.hosts) }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.group" }}
+- groupName: {{ .model.prefix }}{{ .kind }}
+  replicas: {{ int .replicas }}
+  minReplicas: {{ ternary .replicas .pod.minReplicas (kindIs "invalid" .pod.minReplicas) | int }}
+  maxReplicas: {{ ternary .replicas .pod.maxReplicas (kindIs "invalid" .pod.maxReplicas) | int }}
+  {{- if gt (int .hosts) 1 }}
+  numOfHosts: {{ int .hosts }}
+  {{- end }}
+  rayStartParams:
+    {{- toYaml (mergeOverwrite (include "baton.rayStart" . | fromYaml) .pod.rayStartParams) | nindent 4 }}
+  template:
+    {{- include "baton.pod" . | nindent 4 }}
+{{- end -}}
+
+{{/* KubeRay puts these on a shell's command line: the resources are quoted for the shell and for JSON. */}}
+{{- define "baton.rayStart" -}}
+object-store-memory: {{ include "baton.objectStoreBytes" . | quote }}
+{{- with .resources }}
+resources: {{ toJson . | toJson | squote }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,89 @@
+{{/*
+Every model of the release, as a JSON list. Each has
+  name        of its Serve application
+  prefix      of its worker groups and Ray resources; empty for the first model
+  fullname    of its Service
+  values      its part of the values; `config` as it was given
+  effective   its whole ClusterConfig, defaults included
+  ingressReplicas  pods that speak HTTP
+  pools       for prefill and decode, what follows from both: see baton.pool
+*/}}
+{{- define "baton.models" -}}
+{{- $root := . -}}
+{{- $first := pick .Values "config" "prefill" "decode" "ingress" "service" "expose" -}}
+{{- $fullname := include "baton.fullname" . -}}
+{{- $models := list (dict "name" "baton" "prefix" "" "fullname" $fullname "values" $first) -}}
+{{- range $name, $given := .Values.models -}}
+  {{- $values := mergeOverwrite (deepCopy $first) (deepCopy $given) -}}
+  {{- $models = append $models (dict "name" $name "prefix" (printf "%s-" $name) "fullname" (printf "%s-%s" $fullname $name) "values" $values) -}}
+{{- end -}}
+{{- range $model := $models -}}
+  {{- $defaults := $root.Files.Get "files/defaults.json" | fromJson -}}
+  {{- $effective := mergeOverwrite $defaults.config (deepCopy (default (dict) $model.values.config)) -}}
+  {{- $_ := set $model "effective" $effective -}}
+  {{- range $kind := list "ingress" "prefill" "decode" -}}
+    {{- $default := index $defaults (ternary $kind "pool" (eq $kind "ingress")) -}}
+    {{- $_ := set $model.values $kind (mergeOverwrite (deepCopy $default) (default (dict) (index $model.values $kind))) -}}
+  {{- end -}}
+  {{- $pools := dict -}}
+  {{- range $role := list "prefill" "decode" -}}
+    {{- if gt (index $effective (printf "%s_instances" $role) | int) 0 -}}
+      {{- $_ := set $pools $role (include "baton.pool" (dict "role" $role "model" $model) | fromJson) -}}
+    {{- end -}}
+  {{- end -}}
+  {{- $_ := set $model "pools" $pools -}}
+  {{- $given := $model.values.ingress.replicas -}}
+  {{- $_ := set $model "ingressReplicas" (ternary $effective.ingress_instances $given (kindIs "invalid" $given) | int) -}}
+{{- end -}}
+{{- toJson $models -}}
+{{- end -}}
+
+{{/*
+One pool: gpus (of one instance), hosts (pods of one instance), perPod (instances of one pod), podGpus, replicas (of the
+worker group), shmBytes, and what one instance asks of Ray: actor, and where it has several pods bundles.
+*/}}
+{{- define "baton.pool" -}}
+{{- $config := .model.effective -}}
+{{- $pool := index .model.values .role -}}
+{{- $instances := index $config (printf "%s_instances" .role) | int -}}
+{{- $node := $pool.gpusPerPod | int -}}
+{{- $gpus := 0 -}}{{- $hosts := 1 -}}{{- $perPod := $pool.instancesPerPod | int -}}
+{{- if gt $node 0 -}}
+  {{- $gpus = include "baton.ranks" . | int -}}
+  {{- $hosts = max 1 (div (add $gpus $node -1) $node) | int -}}
+  {{- $perPod = max 1 (min $instances (div $node $gpus)) | int -}}
+  {{- if and (gt $hosts 1) (ne (mod $gpus $node | int) 0) -}}
+    {{- fail (printf "%s: an instance of %s takes %d GPUs, which do not fill pods of %d: set %s.gpusPerPod to a divisor of %d" .model.name .role $gpus $node .role $gpus) -}}
+  {{- end -}}
+{{- end -}}
+{{- $podGpus := ternary $node (mul $gpus $perPod | int) (gt $hosts 1) -}}
+{{- $needed := div (add $instances $perPod -1) $perPod | int -}}
+{{- $resource := printf "%s%s" .model.prefix .role -}}
+{{- $share := ternary $node $gpus (gt $hosts 1) -}}
+{{- $actor := dict "num_cpus" $config.cpus_per_instance "num_gpus" $share "resources" (dict $resource 1) -}}
+{{- $bundles := list -}}
+{{- range until $hosts -}}
+  {{- $bundles = append $bundles (dict "CPU" $config.cpus_per_instance "GPU" $share $resource 1) -}}
+{{- end -}}
+{{- $kv := mul (int64 $config.engine.kv_bytes) $perPod -}}
+{{- dict "gpus" $gpus "hosts" $hosts "perPod" $perPod "podGpus" $podGpus "actor" $actor "bundles" $bundles "resource" $resource
+    "replicas" (ternary $needed ($pool.replicas | int) (kindIs "invalid" $pool.replicas))
+    "shmBytes" (add $kv (include "baton.objectStoreBytes" . | int64) 1073741824 | int64 | toString) | toJson -}}
+{{- end -}}
+
+{{/* Ranks of one instance: a GPU each. */}}
+{{- define "baton.ranks" -}}1{{- end -}}
+
+{{/* Neither tokens nor KV pass through Ray's object store. */}}
+{{- define "baton.objectStoreBytes" -}}268435456{{- end -}}
+
+{{/*
+How long a pod may take to go, in seconds: the longest request, and what the longest drain adds to it.
+*/}}
+{{- define "baton.drainSeconds" -}}
+{{- $longest := 0.0 -}}
+{{- range include "baton.models" . | fromJsonArray -}}
+  {{- $longest = maxf $longest (addf .effective.serve.request_timeout_s (dig "drain_notice_s" 0 .effective.serve) .effective.serve.drain_timeout_s) -}}
+{{- end -}}
+{{- ceil $longest | int -}}
+{{- end -}}

@@ -1,0 +1,43 @@
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 30 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}{{ .Release.Name | trunc 30 | trimSuffix "-" }}
+{{- else -}}{{ printf "%s-%s" .Release.Name $name | trunc 30 | trimSuffix "-" }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+{{- end -}}
+
+{{- define "baton.labels" -}}
+{{ include "baton.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
+{{- end -}}
+
+{{- define "baton.metadata" -}}
+name: {{ .name | quote }}
+namespace: {{ .root.Release.Namespace | quote }}
+labels:
+  {{- include "baton.labels" .root | nindent 2 }}
+  {{- with .labels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- define "baton.image" -}}
+{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) | quote }}
+{{- end -}}
+
+{{- define "baton.apiKeysSecret" -}}
+{{ default (printf "%s-api-keys" (include "baton.fullname" .)) .Values.apiKeys.existingSecret }}
+{{- end -}}
+
+{{- define "baton.clusterKeySecret" -}}
+{{ default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
+{{- end -}}

@@ -1,0 +1,248 @@
+{{/*
+The pod template of every group. `kind`: head, ingress, prefill or decode; `pod`: the group's values; `model`: none for the
+head; `pool`: of prefill and decode only.
+*/}}
+{{- define "baton.pod" -}}
+{{- $root := .root -}}
+metadata:
+  labels:
+    {{- include "baton.podLabels" . | nindent 4 }}
+    {{- with .pod.labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .pod.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "baton.fullname" $root }}
+  automountServiceAccountToken: {{ and $root.Values.autoscaling.enabled (eq .kind "head") }}
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ add (include "baton.drainSeconds" $root | int) 30 }}
+  securityContext:
+    {{- toYaml (mergeOverwrite (include "baton.podSecurity" . | fromYaml) (deepCopy .pod.podSecurityContext)) | nindent 4 }}
+  {{- with $root.Values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- if and .pool .pod.hostNetwork }}
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  {{- end }}
+  {{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" }}
+  {{- with index $.pod $key }}
+  {{ $key }}: {{ toJson . }}
+  {{- end }}
+  {{- end }}
+  topologySpreadConstraints:
+    {{- include "baton.spread" . | nindent 4 }}
+  {{- if or .pod.initContainers (and .pool $root.Values.preflight.initContainers) }}
+  initContainers:
+    {{- if and .pool $root.Values.preflight.initContainers }}
+    {{- include "baton.doctorContainer" . | nindent 4 }}
+    {{- end }}
+    {{- with .pod.initContainers }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- end }}
+  containers:
+    - name: ray
+      {{- include "baton.container" . | nindent 6 }}
+      ports:
+        {{- include "baton.ports" . | nindent 8 }}
+      {{- include "baton.probes" . | nindent 6 }}
+      lifecycle:
+        preStop:
+          exec:
+            command: [python, -m, cluster.deploy.kube.prestop, --timeout-s, {{ include "baton.drainSeconds" $root | quote }}]
+  volumes:
+    {{- include "baton.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "baton.podLabels" -}}
+{{ include "baton.selector" .root }}
+baton/role: {{ .kind }}
+{{- if .model }}
+baton/model: {{ .model.name }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.spread" -}}
+{{- $labels := dict "matchLabels" (include "baton.podLabels" . | fromYaml) -}}
+{{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
+{{- $constraints := list -}}
+{{- range default $default .pod.topologySpread -}}
+  {{- $constraints = append $constraints (merge (deepCopy .) (dict "labelSelector" $labels)) -}}
+{{- end -}}
+{{- toYaml $constraints -}}
+{{- end -}}
+
+{{- define "baton.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 1000
+runAsGroup: 1000
+fsGroup: 1000
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "baton.containerSecurity" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+  {{- if and .pool .pod.rdma }}
+  add: [IPC_LOCK]
+  {{- end }}
+{{- end -}}
+
+{{/* Image, rights, environment, mounts and resources: also of the init container that checks the same node. */}}
+{{- define "baton.container" -}}
+image: {{ include "baton.image" .root }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+securityContext:
+  {{- toYaml (mergeOverwrite (include "baton.containerSecurity" . | fromYaml) (deepCopy .pod.securityContext)) | nindent 2 }}
+env:
+  {{- include "baton.env" . | nindent 2 }}
+{{- with .pod.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  {{- include "baton.mounts" . | nindent 2 }}
+resources:
+  {{- include "baton.resources" . | nindent 2 }}
+{{- end -}}
+
+{{- define "baton.resources" -}}
+{{- $resources := deepCopy (default (dict) .pod.resources) -}}
+{{- if .pool -}}
+  {{- $devices := deepCopy (default (dict) .pod.rdma) -}}
+  {{- if .pool.podGpus -}}{{- $_ := set $devices .pod.gpuResource (int .pool.podGpus) -}}{{- end -}}
+  {{- range $part := list "limits" "requests" -}}
+    {{- $_ := set $resources $part (mergeOverwrite (default (dict) (index $resources $part)) $devices) -}}
+  {{- end -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end -}}
+
+{{- define "baton.env" -}}
+- {name: OMP_NUM_THREADS, value: "1"}
+- {name: TOKENIZERS_PARALLELISM, value: "false"}
+- {name: RAY_worker_niceness, value: "0"}
+- name: BATON_CLUSTER_KEY
+  valueFrom:
+    secretKeyRef: {name: {{ include "baton.clusterKeySecret" .root }}, key: cluster-key}
+{{- with .root.Values.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: token}
+{{- end }}
+- {name: HF_HOME, value: /models}
+{{- with .pod.env }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.mounts" -}}
+- {name: shm, mountPath: /dev/shm}
+- {name: models, mountPath: /models}
+{{- if .root.Values.apiKeys.enabled }}
+- {name: api-keys, mountPath: /etc/baton/api-keys, readOnly: true}
+{{- end }}
+{{- if .root.Values.kvTls.existingSecret }}
+- {name: kv-tls, mountPath: /etc/baton/kv-tls, readOnly: true}
+{{- end }}
+{{- if and (eq .kind "head") (eq .root.Values.kind "RayCluster") }}
+- {name: serve-config, mountPath: /etc/baton/serve, readOnly: true}
+{{- end }}
+{{- with .pod.volumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.volumes" -}}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ include "baton.shmSize" . | quote }}
+- name: models
+  {{- if .root.Values.modelCache.enabled }}
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-models" (include "baton.fullname" .root)) .root.Values.modelCache.existingClaim }}
+  {{- else }}
+  emptyDir: {}
+  {{- end }}
+{{- if .root.Values.apiKeys.enabled }}
+- name: api-keys
+  secret:
+    secretName: {{ include "baton.apiKeysSecret" .root }}
+    items: [{key: api-keys, path: api-keys}]
+{{- end }}
+{{- with .root.Values.kvTls.existingSecret }}
+- name: kv-tls
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- if and (eq .kind "head") (eq .root.Values.kind "RayCluster") }}
+- name: serve-config
+  configMap: {name: {{ include "baton.fullname" .root }}-serve}
+{{- end }}
+{{- with .pod.volumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.shmSize" -}}
+{{- if not .pool -}}{{ add (include "baton.objectStoreBytes" . | int64) 1073741824 }}
+{{- else if not (kindIs "invalid" .pod.shmSize) -}}{{ .pod.shmSize }}
+{{- else if gt (.model.effective.engine.num_blocks | int64) 0 -}}
+{{- fail (printf "%s: engine.num_blocks hides how large the KV pool is: say so with %s.shmSize" .model.name .kind) -}}
+{{- else -}}{{ .pool.shmBytes }}{{- end -}}
+{{- end -}}
+
+{{- define "baton.ports" -}}
+{{- if eq .kind "head" }}
+- {name: gcs-server, containerPort: 6379}
+- {name: dashboard, containerPort: 8265}
+- {name: client, containerPort: 10001}
+{{- end }}
+{{- if eq .kind "ingress" }}
+- {name: http, containerPort: {{ int .model.effective.serve.port }}}
+{{- end }}
+- {name: metrics, containerPort: 8080}
+{{- end -}}
+
+{{/*
+Alive: the node's raylet answers. Ready: an ingress would have a request answered now; any other pod is part of the cluster.
+*/}}
+{{- define "baton.probes" -}}
+{{- $alive := dict "path" "/api/healthz" "port" 52365 -}}
+startupProbe:
+  httpGet: {{ toJson $alive }}
+  periodSeconds: 5
+  failureThreshold: 120
+livenessProbe:
+  httpGet: {{ toJson $alive }}
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 6
+readinessProbe:
+  {{- if eq .kind "ingress" }}
+  httpGet: {path: /ready, port: http}
+  periodSeconds: 2
+  failureThreshold: 1
+  {{- else }}
+  httpGet: {{ toJson $alive }}
+  periodSeconds: 10
+  {{- end }}
+  timeoutSeconds: 5
+{{- end -}}
+
+{{/* Limits, shared memory, RDMA ports, GPUs and the links between them: a node that is not fit never becomes ready. */}}
+{{- define "baton.doctorContainer" -}}
+{{- $kv := mul (int64 .model.effective.engine.kv_bytes) .pool.perPod | toString -}}
+{{- $pod := mergeOverwrite (deepCopy .pod) (dict "env" (append .pod.env (dict "name" "BATON_ENGINE__KV_BYTES" "value" $kv))) -}}
+- name: doctor
+  {{- include "baton.container" (merge (dict "pod" $pod) .) | nindent 2 }}
+  command: [baton, doctor]
+{{- end -}}

@@ -1,0 +1,41 @@
+{{/*
+The Serve configuration: one application for each model. `args` is the model's ClusterConfig; what the chart itself decides
+(where secrets are mounted, which address to listen on) is put over it.
+*/}}
+{{- define "baton.serveConfig" -}}
+proxy_location: Disabled
+applications:
+{{- range $model := include "baton.models" . | fromJsonArray }}
+- name: {{ $model.name }}
+  import_path: cluster.deploy.app:build
+  route_prefix: null
+  args:
+    {{- include "baton.args" (dict "root" $ "model" $model) | nindent 4 }}
+  deployments:
+  {{- range list "Scheduler" "Ingress" }}
+  - name: {{ . }}
+    ray_actor_options: {num_cpus: 0.1, resources: { {{ $model.prefix }}ingress: 1}}
+  {{- end }}
+  {{- range $role, $pool := $model.pools }}
+  - name: {{ title $role }}Pool
+    ray_actor_options: {{ toJson $pool.actor }}
+    {{- if gt (int $pool.hosts) 1 }}
+    placement_group_bundles: {{ toJson $pool.bundles }}
+    placement_group_strategy: STRICT_SPREAD
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.args" -}}
+{{- $args := deepCopy (default (dict) .model.values.config) -}}
+{{- $serve := default (dict) $args.serve -}}
+{{- if not (hasKey $serve "host") -}}{{- $_ := set $serve "host" "0.0.0.0" -}}{{- end -}}
+{{- if .root.Values.apiKeys.enabled -}}{{- $_ := set $serve "api_keys_file" "/etc/baton/api-keys/api-keys" -}}{{- end -}}
+{{- $_ := set $args "serve" $serve -}}
+{{- if .root.Values.kvTls.existingSecret -}}
+  {{- $tls := dict "tls_cert" "/etc/baton/kv-tls/tls.crt" "tls_key" "/etc/baton/kv-tls/tls.key" "tls_ca" "/etc/baton/kv-tls/ca.crt" -}}
+  {{- $_ := set $args "transfer" (mergeOverwrite (default (dict) $args.transfer) $tls) -}}
+{{- end -}}
+{{- toYaml $args -}}
+{{- end -}}

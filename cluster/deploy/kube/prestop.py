@@ -1,0 +1,67 @@
+"""`python -m cluster.deploy.kube.prestop`: before a pod's container gets SIGTERM, what runs on its Ray node leaves in good order.
+
+A worker's node is drained: Serve starts its replicas elsewhere where there is room and stops them here, which drains ingresses
+and instances. The head stays until nothing serves any more, for Serve's controller runs there. Nothing is raised: a pod that
+cannot be drained must end all the same."""
+
+import argparse
+import logging
+import subprocess
+import sys
+import time
+from typing import Any
+
+import ray
+from ray.util.state import list_actors
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 1.0
+_HEAD = "node:__internal_head__"
+_REPLICA = "ServeReplica:"
+
+
+def leave(timeout_s: float) -> bool:
+    """Returns whether everything has left within `timeout_s`. Needs a connection to the node's Ray cluster."""
+    deadline_s = time.monotonic() + timeout_s
+    node_id = ray.get_runtime_context().get_node_id()
+    on_head = any(node["NodeID"] == node_id and _HEAD in node["Resources"] for node in ray.nodes())
+    if not on_head:
+        _drain(node_id)
+    while _num_replicas(None if on_head else node_id):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def _drain(node_id: str) -> None:
+    """Serve gives each replica its own graceful_shutdown_timeout_s; the node's deadline is past at once, so that it does not wait
+    for replacements first, which may have no room until this pod is gone."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node_id]
+    command += ["--address", ray.get_runtime_context().gcs_address]
+    command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "its pod is being stopped"]
+    subprocess.run([*command, "--deadline-remaining-seconds", "1"], check=True, timeout=60)
+
+
+def _num_replicas(node_id: str | None) -> int:
+    """Replicas of Serve on the node; None: on all."""
+    actors: list[Any] = list_actors(filters=[("state", "=", "ALIVE")], limit=10_000)
+    return sum(actor.class_name.startswith(_REPLICA) and node_id in (None, actor.node_id) for actor in actors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--timeout-s", type=float, required=True)
+    timeout_s = parser.parse_args().timeout_s
+    logging.basicConfig(level=logging.INFO)
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        if not leave(timeout_s):
+            log.warning("not everything had left after %g s", timeout_s)
+    except Exception:
+        log.exception("the node could not be drained")
+
+
+if __name__ == "__main__":
+    main()

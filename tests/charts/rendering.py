@@ -1,0 +1,58 @@
+"""The chart as Helm's own engine renders it, and the examples that are rendered."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python import Chart
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "baton"
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "charts" / "examples").glob("*.yaml"))}
+
+Object = dict[str, Any]
+
+
+def render(values: Object | None = None, name: str = "demo", namespace: str = "llm") -> list[Object]:
+    """Every object. Raises helm_python.HelmError for values that the chart refuses."""
+    with Chart.load(str(CHART)) as chart:
+        files = chart.render(values or {}, name=name, namespace=namespace)
+    texts = [text for path, text in files.items() if path.endswith(".yaml")]
+    return [made for text in texts for made in yaml.safe_load_all(text) if made]
+
+
+def example(name: str) -> list[Object]:
+    return render(yaml.safe_load(EXAMPLES[name].read_text()))
+
+
+def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
+    """By name."""
+    return {made["metadata"]["name"]: made for made in objects if made["kind"] == kind}
+
+
+def cluster_spec(objects: list[Object]) -> Object:
+    """The one Ray cluster's."""
+    for made in objects:
+        if made["kind"] == "RayService":
+            return made["spec"]["rayClusterConfig"]
+        if made["kind"] == "RayCluster":
+            return made["spec"]
+    raise AssertionError("no Ray cluster")
+
+
+def serve_config(objects: list[Object]) -> Object:
+    for made in objects:
+        if made["kind"] == "RayService":
+            return yaml.safe_load(made["spec"]["serveConfigV2"])
+        if made["kind"] == "ConfigMap" and "serve.yaml" in made["data"]:
+            return yaml.safe_load(made["data"]["serve.yaml"])
+    raise AssertionError("no Serve configuration")
+
+
+def pods(objects: list[Object]) -> dict[str, Object]:
+    """Pod templates, by group."""
+    spec = cluster_spec(objects)
+    return {
+        "head": spec["headGroupSpec"]["template"],
+        **{group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]},
+    }

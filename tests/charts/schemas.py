@@ -1,0 +1,156 @@
+"""What an object must obey: Kubernetes' schemas, KubeRay's (from its CRDs), and for other operators' kinds what is used of them."""
+
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+
+from tests.charts.rendering import Object
+
+KUBERNETES = "1.32.0"
+KUBERAY = Path(__file__).parents[3] / "shared" / "kuberay"
+
+_TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+_ENDPOINT = {
+    "type": "object",
+    "required": ["port"],
+    "additionalProperties": False,
+    "properties": {
+        "port": {"type": "string"},
+        "path": {"type": "string", "pattern": "^/"},
+        "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+        "authorization": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"credentials": {"type": "object", "required": ["name", "key"]}},
+        },
+    },
+}
+_RULE = {
+    "type": "object",
+    "required": ["expr"],
+    "oneOf": [{"required": ["alert"]}, {"required": ["record"]}],
+    "properties": {"expr": {"type": "string"}, "labels": _TEXTS, "annotations": _TEXTS},
+}
+_GROUP = {
+    "type": "object",
+    "required": ["name", "rules"],
+    "properties": {"name": {"type": "string"}, "rules": {"type": "array", "items": _RULE}},
+}
+_ROUTE_RULE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["backendRefs"],
+    "properties": {
+        "matches": {"type": "array"},
+        "backendRefs": {"type": "array", "items": {"type": "object", "required": ["name", "port"]}},
+        "timeouts": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "request": {"type": "string", "pattern": "^[0-9]{1,5}(h|m|s|ms)$"},
+                "backendRequest": {"type": "string", "pattern": "^[0-9]{1,5}(h|m|s|ms)$"},
+            },
+        },
+    },
+}
+
+
+def _spec(*required: str, **properties: Any) -> Object:
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+OTHERS: dict[tuple[str, str], Object] = {
+    ("monitoring.coreos.com/v1", "PodMonitor"): _spec(
+        "selector",
+        "podMetricsEndpoints",
+        selector={"type": "object"},
+        podMetricsEndpoints={"type": "array", "items": _ENDPOINT},
+        podTargetLabels={"type": "array", "items": {"type": "string"}},
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): _spec(
+        "groups", groups={"type": "array", "items": _GROUP, "minItems": 1}
+    ),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): _spec(
+        "parentRefs",
+        "rules",
+        parentRefs={
+            "type": "array",
+            "minItems": 1,
+            "items": {"type": "object", "required": ["name"]},
+        },
+        hostnames={"type": "array", "items": {"type": "string"}},
+        rules={"type": "array", "items": _ROUTE_RULE, "minItems": 1},
+    ),
+}
+"""Kinds whose schemas are not at hand: the part of their `spec` that the chart uses, after their operators' references."""
+
+
+def check(made: Object) -> None:
+    """Raises a ValidationError, or SchemaNotFoundError for a kind that nobody knows."""
+    version, kind = made["apiVersion"], made["kind"]
+    if version == "ray.io/v1":
+        if not KUBERAY.exists():
+            pytest.skip("KubeRay's schemas are not here")
+        _kuberay(kind).validate(_without_nulls(made))
+    elif (version, kind) in OTHERS:
+        jsonschema.validate(made["spec"], OTHERS[version, kind])
+    else:
+        kubernetes_validate.validate(made, KUBERNETES, strict=True)
+
+
+def check_pod(template: Object) -> None:
+    """A pod template as the Kubernetes API would take it in a Pod; KubeRay's own schema is laxer."""
+    pod = {"apiVersion": "v1", "kind": "Pod", **template}
+    kubernetes_validate.validate(_without_nulls(pod), KUBERNETES, strict=True)
+
+
+@cache
+def _kuberay(kind: str) -> jsonschema.Draft202012Validator:
+    packed = (KUBERAY / f"{kind}.v1.schema.json.gz").read_bytes()
+    return jsonschema.Draft202012Validator(_strict(json.loads(gzip.decompress(packed))))
+
+
+def _strict(node: Any) -> Any:
+    """As the API server validates: unknown fields are refused, a field with a default need not be given."""
+    if isinstance(node, list):
+        return [_strict(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: _strict(value) for key, value in node.items()}
+    properties = made.get("properties")
+    if node.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    if isinstance(properties, dict):
+        if "metadata" in properties:
+            properties["metadata"] = {"type": "object"}
+        free = made.get("x-kubernetes-preserve-unknown-fields")
+        if "additionalProperties" not in made and not free:
+            made["additionalProperties"] = False
+        if "required" in made:
+            made["required"] = [
+                name
+                for name in made["required"]
+                if not (isinstance(properties.get(name), dict) and "default" in properties[name])
+            ]
+    return made
+
+
+def _without_nulls(node: Any) -> Any:
+    match node:
+        case dict():
+            return {key: _without_nulls(value) for key, value in node.items() if value is not None}
+        case list():
+            return [_without_nulls(value) for value in node]
+        case _:
+            return node

@@ -1,0 +1,312 @@
+"""What the chart promises of a cluster, asserted on the rendered objects."""
+
+import json
+import re
+import shlex
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from core.config import ClusterConfig
+from tests.charts.rendering import (
+    EXAMPLES,
+    Object,
+    cluster_spec,
+    example,
+    of_kind,
+    pods,
+    render,
+    serve_config,
+)
+
+
+def resources_of(group: Object) -> dict[str, float]:
+    """What a pod of the group offers Ray: as a shell and `ray start` would read it."""
+    text = group["rayStartParams"].get("resources", "'{}'")
+    return json.loads(shlex.split(text)[0])
+
+
+def container(template: Object) -> Object:
+    [ray] = [one for one in template["spec"]["containers"] if one["name"] == "ray"]
+    return ray
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_serve_asks_for_the_groups_have(name: str) -> None:
+    objects = example(name)
+    offered: Counter[str] = Counter()
+    for group in cluster_spec(objects)["workerGroupSpecs"]:
+        num_pods = group["replicas"] * group.get("numOfHosts", 1)
+        limits = container(group["template"])["resources"].get("limits", {})
+        for resource, number in resources_of(group).items():
+            offered[resource] += number * num_pods
+        offered["GPU"] += limits.get("nvidia.com/gpu", 0) * num_pods
+    asked: Counter[str] = Counter()
+    for application in serve_config(objects)["applications"]:
+        config = ClusterConfig.model_validate(application["args"])
+        numbers = {
+            "Scheduler": 1,
+            "Ingress": config.ingress_instances,
+            "PrefillPool": config.prefill_instances,
+            "DecodePool": config.decode_instances,
+        }
+        for deployment in application["deployments"]:
+            number = numbers[deployment["name"]]
+            options = deployment["ray_actor_options"]
+            asked.update({resource: n * number for resource, n in options["resources"].items()})
+            asked["GPU"] += options.get("num_gpus", 0) * number
+    assert {resource: n for resource, n in asked.items() if n > offered[resource]} == {}
+    assert asked["GPU"] == offered["GPU"]
+
+
+def test_gpus_rdma_and_shared_memory_of_a_pool() -> None:
+    objects = example("h200-rdma")
+    groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
+    decode = container(groups["decode"]["template"])
+    assert decode["resources"]["limits"] == {
+        "memory": "1600Gi",
+        "nvidia.com/gpu": 8,
+        "rdma/hca_shared_devices_a": 1,
+    }
+    assert decode["resources"]["requests"]["rdma/hca_shared_devices_a"] == 1
+    assert decode["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    [shm] = [v for v in groups["decode"]["template"]["spec"]["volumes"] if v["name"] == "shm"]
+    assert shm["emptyDir"]["medium"] == "Memory"
+    assert int(shm["emptyDir"]["sizeLimit"]) >= 8 * 68719476736
+    assert groups["decode"]["template"]["spec"]["hostNetwork"] is True
+    assert "hostNetwork" not in groups["prefill"]["template"]["spec"]
+    assert (groups["prefill"]["replicas"], groups["decode"]["replicas"]) == (1, 2)
+    head = container(pods(objects)["head"])
+    assert "add" not in head["securityContext"]["capabilities"]
+
+
+def test_pods_are_placed_as_the_values_say() -> None:
+    spec = pods(example("h200-rdma"))["decode"]["spec"]
+    assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+    assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
+    [spread] = spec["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "topology.kubernetes.io/rack"
+    assert spread["labelSelector"]["matchLabels"]["baton/role"] == "decode"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_nothing_runs_as_root(name: str) -> None:
+    objects = example(name)
+    templates = [
+        *pods(objects).values(),
+        *(job["spec"]["template"] for job in of_kind(objects, "Job").values()),
+    ]
+    for template in templates:
+        spec = template["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for one in [*spec["containers"], *spec.get("initContainers", [])]:
+            assert one["securityContext"]["allowPrivilegeEscalation"] is False
+            assert "privileged" not in one["securityContext"]
+
+
+def test_ready_and_alive_are_two_questions() -> None:
+    made = pods(render({"config": {"serve": {"port": 9000}}}))
+    ingress = container(made["ingress"])
+    assert ingress["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+    assert {"name": "http", "containerPort": 9000} in ingress["ports"]
+    for template in made.values():
+        ray = container(template)
+        assert ray["livenessProbe"]["httpGet"]["path"] == "/api/healthz"
+        assert ray["startupProbe"]["failureThreshold"] * ray["startupProbe"]["periodSeconds"] >= 600
+    assert container(made["decode"])["readinessProbe"]["httpGet"] != ingress["readinessProbe"]["httpGet"]
+
+
+def test_a_pod_has_the_longest_requests_time_to_leave() -> None:
+    values = {
+        "config": {"serve": {"request_timeout_s": 900, "drain_timeout_s": 120.5, "drain_notice_s": 4}},
+        "models": {"quick": {"config": {"serve": {"request_timeout_s": 30}}}},
+    }
+    for template in pods(render(values)).values():
+        hook = container(template)["lifecycle"]["preStop"]["exec"]["command"]
+        assert hook[-2:] == ["--timeout-s", "1025"]
+        assert template["spec"]["terminationGracePeriodSeconds"] > 1025
+
+
+def allows(policy: Object, port: str) -> list[Any] | None:
+    """Who may reach `port` by this policy: peers, an empty list for everybody, None for nobody."""
+    peers: list[Any] | None = None
+    for rule in policy["spec"]["ingress"]:
+        if "ports" not in rule or port in {one["port"] for one in rule["ports"]}:
+            if "from" not in rule:
+                return []
+            peers = [*(peers or []), *rule["from"]]
+    return peers
+
+
+def test_control_plane_and_kv_are_closed_to_the_outside() -> None:
+    policies = of_kind(render(), "NetworkPolicy")
+    own = {
+        "podSelector": {
+            "matchLabels": {"app.kubernetes.io/name": "baton", "app.kubernetes.io/instance": "demo"}
+        }
+    }
+    whole, dashboard, api = (
+        policies[name] for name in ("demo-baton", "demo-baton-dashboard", "demo-baton-api")
+    )
+    assert whole["spec"]["podSelector"] == own["podSelector"], "every pod of the release"
+    for port in ("gcs-server", "dashboard", "client", "http", "any port of mail or KV"):
+        assert allows(whole, port) == [own]
+    [operator] = allows(dashboard, "dashboard") or []
+    assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    assert dashboard["spec"]["podSelector"]["matchLabels"]["baton/role"] == "head"
+    assert allows(dashboard, "gcs-server") is None
+    assert api["spec"]["podSelector"]["matchLabels"]["baton/role"] == "ingress"
+    assert allows(api, "http") == []
+    assert allows(api, "metrics") is None
+    assert all(policy["spec"]["policyTypes"] == ["Ingress"] for policy in policies.values())
+
+
+def test_the_api_can_be_closed_but_to_a_gateway() -> None:
+    api = of_kind(example("gateway"), "NetworkPolicy")["demo-baton-api"]
+    peers = allows(api, "http")
+    assert peers
+    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}} in peers
+    assert len(peers) == 2, "and Prometheus"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_policy_and_service_selects_pods_that_exist(name: str) -> None:
+    objects = example(name)
+    labels = [template["metadata"]["labels"] for template in pods(objects).values()]
+    labels += [job["spec"]["template"]["metadata"]["labels"] for job in of_kind(objects, "Job").values()]
+    for made in objects:
+        match made["kind"]:
+            case "Service":
+                selector = made["spec"]["selector"]
+            case "NetworkPolicy":
+                selector = made["spec"]["podSelector"]["matchLabels"]
+            case "PodDisruptionBudget" | "PodMonitor":
+                selector = made["spec"]["selector"]["matchLabels"]
+            case _:
+                continue
+        assert any(selector.items() <= one.items() for one in labels), made["metadata"]["name"]
+
+
+def test_the_service_has_the_ingress_pods_of_its_model_alone() -> None:
+    objects = example("multi-model")
+    services = of_kind(objects, "Service")
+    for service, group in (("demo-baton", "ingress"), ("demo-baton-qwen", "qwen-ingress")):
+        selector = services[service]["spec"]["selector"]
+        chosen = {
+            name
+            for name, template in pods(objects).items()
+            if selector.items() <= template["metadata"]["labels"].items()
+        }
+        assert chosen == {group}
+
+
+def test_evictions_take_one_pod_of_a_group_at_a_time_and_never_the_head() -> None:
+    budgets = of_kind(render(), "PodDisruptionBudget")
+    assert {name: one["spec"]["maxUnavailable"] for name, one in budgets.items()} == {
+        "demo-baton-head": 0,
+        "demo-baton-ingress": 1,
+        "demo-baton-prefill": 1,
+        "demo-baton-decode": 1,
+    }
+    tolerant = of_kind(example("ray-cluster"), "PodDisruptionBudget")
+    assert tolerant["demo-baton-head"]["spec"]["maxUnavailable"] == 1, "its state is kept elsewhere"
+
+
+def test_secrets_are_made_once_or_taken_from_elsewhere() -> None:
+    made = of_kind(render(), "Secret")
+    assert set(made) == {"demo-baton-api-keys", "demo-baton-cluster-key"}
+    assert all(one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for one in made.values())
+    objects = example("existing-secrets")
+    assert of_kind(objects, "Secret") == {}
+    text = json.dumps(pods(objects)["decode"])
+    for name in ("llm-api-keys", "llm-cluster-key", "llm-kv-tls", "hf-token"):
+        assert f'"{name}"' in text
+    assert cluster_spec(objects)["authOptions"] == {"mode": "token", "secretName": "llm-ray-token"}
+    [application] = serve_config(objects)["applications"]
+    assert application["args"]["transfer"]["tls_ca"] == "/etc/baton/kv-tls/ca.crt"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_secret_is_readable_and_rays_token_is_on(name: str) -> None:
+    objects = example(name)
+    public = json.dumps([made for made in objects if made["kind"] != "Secret"])
+    for secret in of_kind(objects, "Secret").values():
+        assert not any(value in public for value in secret["data"].values())
+    assert cluster_spec(objects)["authOptions"]["mode"] == "token"
+
+
+def test_prometheus_has_a_key_of_its_own() -> None:
+    objects = example("everything")
+    monitor = of_kind(objects, "PodMonitor")["demo-baton"]
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"]["credentials"] == {"name": "demo-baton-api-keys", "key": "metrics-key"}
+
+
+def test_streams_pass_what_is_in_front() -> None:
+    values = {
+        "config": {"serve": {"request_timeout_s": 1234.5}},
+        "expose": {
+            "ingress": {"enabled": True, "host": "a.example"},
+            "route": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+        },
+    }
+    objects = render(values)
+    ingress = of_kind(objects, "Ingress")["demo-baton"]
+    notes = {key.split("/")[1]: value for key, value in ingress["metadata"]["annotations"].items()}
+    assert (notes["proxy-buffering"], notes["proxy-read-timeout"]) == ("off", "1235")
+    paths = ingress["spec"]["rules"][0]["http"]["paths"]
+    assert [path["path"] for path in paths] == ["/v1"], "metrics and the cluster's state stay inside"
+    [rule] = of_kind(objects, "HTTPRoute")["demo-baton"]["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "1235s", "backendRequest": "1235s"}
+
+
+def test_an_upgrade_starts_a_second_cluster() -> None:
+    service = of_kind(render(), "RayService")["demo-baton"]["spec"]
+    assert service["upgradeStrategy"] == {"type": "NewCluster"}
+    assert service["excludeHeadPodFromServeSvc"] is True
+
+
+def test_another_configuration_is_another_job() -> None:
+    first, second = (
+        of_kind(render({"kind": "RayCluster", "config": {"decode_instances": n}}), "RayJob") for n in (1, 2)
+    )
+    assert set(first).isdisjoint(second)
+    [job] = first.values()
+    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": "demo-baton"}
+
+
+def test_nodes_and_links_are_checked_before_anything_serves() -> None:
+    objects = example("h200-rdma")
+    for name in ("prefill", "decode"):
+        first = pods(objects)[name]["spec"]["initContainers"][0]
+        assert first["command"] == ["baton", "doctor"]
+        assert first["resources"]["limits"]["nvidia.com/gpu"] == 8
+    job = of_kind(objects, "Job")["demo-baton-preflight"]
+    hooks = job["metadata"]["annotations"]["helm.sh/hook"]
+    assert set(hooks.split(",")) == {"pre-install", "pre-upgrade"}
+    spec = job["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (
+        "Indexed",
+        4,
+        4,
+        0,
+    )
+    [check] = spec["template"]["spec"]["containers"]
+    assert check["resources"]["limits"]["nvidia.com/gpu"] == 8
+    headless = of_kind(objects, "Service")["demo-baton-preflight"]["spec"]
+    assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
+    assert spec["template"]["spec"]["subdomain"] == "demo-baton-preflight"
+
+
+def test_the_doctor_takes_the_options_that_it_is_given() -> None:
+    command = of_kind(example("everything"), "Job")["demo-baton-preflight"]["spec"]["template"]["spec"][
+        "containers"
+    ][0]["command"]
+    from typer.main import get_command
+
+    from baton.cli.main import app
+
+    known = {option for param in get_command(app).commands["doctor"].params for option in param.opts}  # type: ignore[attr-defined]
+    assert {part for part in command if re.match("--", part)} <= known
