@@ -5,6 +5,7 @@ from typing import Protocol, TypeVar
 
 from core.messages import Message
 from core.plan import StepPlan, StepResult
+from core.steps import StepModels
 
 S = TypeVar("S")
 
@@ -55,6 +56,12 @@ class SchedulerPolicy(Protocol[S]):
 
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]: ...
     def chunk(self, seq: S, budget_tokens: int) -> int: ...
+    def prompt_tokens(
+        self, decoding: Sequence[S], context_tokens: int, steps: StepModels, budget_tokens: int
+    ) -> int:
+        """How many of `budget_tokens` a step may spend on prompts beside `decoding`, whose contexts are so long together."""
+        ...
+
     def victim(self, running: Sequence[S]) -> S: ...
 
 

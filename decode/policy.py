@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
+from core.steps import StepModels
+from engine.pacing import tokens_in_time
 from engine.sequence import Sequence
 
 
@@ -15,6 +17,11 @@ class HeadroomPolicy:
 
     def chunk(self, seq: Sequence, budget_tokens: int) -> int:
         return min(seq.num_missing, budget_tokens)
+
+    def prompt_tokens(
+        self, decoding: Seq[Sequence], context_tokens: int, steps: StepModels, budget_tokens: int
+    ) -> int:
+        return tokens_in_time(decoding, context_tokens, steps, budget_tokens)
 
     def victim(self, running: Seq[Sequence]) -> Sequence:
         return min(running, key=lambda seq: (seq.request.slo.priority, len(seq.tokens), -seq.arrival))

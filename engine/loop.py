@@ -160,7 +160,7 @@ class Engine:
             while not self._closing:
                 while (
                     len(in_flight) < self._depth
-                    and (plan := self._scheduler.plan(self._clock.now())) is not None
+                    and (plan := self._scheduler.plan(self._clock.now(), self._fits.models)) is not None
                 ):
                     in_flight.append((plan, asyncio.create_task(self._group.execute(plan))))
                     await asyncio.sleep(0)  # the step starts before the next one is planned

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
+from core.steps import StepModels
 from engine.sequence import Sequence
 
 
@@ -14,6 +15,11 @@ class FifoPolicy:
     def chunk(self, seq: Sequence, budget_tokens: int) -> int:
         """How many of the sequence's missing tokens the next step computes."""
         return min(seq.num_missing, budget_tokens)
+
+    def prompt_tokens(
+        self, decoding: Seq[Sequence], context_tokens: int, steps: StepModels, budget_tokens: int
+    ) -> int:
+        return budget_tokens
 
     def victim(self, running: Seq[Sequence]) -> Sequence:
         return max(running, key=lambda seq: (-seq.request.slo.priority, seq.arrival))

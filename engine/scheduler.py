@@ -15,6 +15,7 @@ from core.kv import num_blocks_for
 from core.messages import Grant
 from core.plan import BlockCopy, NewSeq, Push, SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
+from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.blocks import BlockPool
 from engine.ledger import BlockLedger, Reservation, Restore
@@ -203,14 +204,21 @@ class StepScheduler:
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> StepPlan | None:
-        """The next step, or None when nothing can be computed now."""
+    def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
         new: list[NewSeq] = []
         copies: list[BlockCopy] = []
         work: list[SeqWork] = []
         step = next(self._steps)
         budget = self._config.max_batch_tokens
-        for seq in [*self._by_need()]:
+        prompts = [seq for seq in self._running if seq.num_missing > 1]
+        decoding = [seq for seq in self._running if seq.num_missing <= 1]
+        for seq in decoding[: self._config.max_num_seqs]:
+            budget -= self._plan_one(seq, budget, new, work)
+        if prompts or self._waiting:
+            context = sum(len(seq.tokens) for seq in decoding)
+            budget = self._policy.prompt_tokens(decoding, context, steps, budget)
+        for seq in prompts:
             if budget <= 0 or len(work) >= self._config.max_num_seqs:
                 break
             budget -= self._plan_one(seq, budget, new, work)
@@ -257,13 +265,13 @@ class StepScheduler:
 
     # Planning -------------------------------------------------------------------------------------------------------
 
-    def _by_need(self) -> list[Sequence]:
-        """Sequences that decode before those that still compute their prompt, so that prompts cannot stall them."""
-        return sorted(self._running, key=lambda seq: seq.num_missing > 1)
-
     def _plan_one(self, seq: Sequence, budget: int, new: list[NewSeq], work: list[SeqWork]) -> int:
         """Adds the sequence's next work if there is any; returns its tokens."""
-        if seq.state is not State.RUNNING or seq.num_missing <= 0 or self._is_complete(seq):
+        if (
+            seq.state is not State.RUNNING
+            or seq.num_missing <= 0
+            or seq.is_complete(self._max_context_tokens)
+        ):
             return 0
         count = self._policy.chunk(seq, budget)
         needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
@@ -290,17 +298,6 @@ class StepScheduler:
             return None
         seq.num_pushed = end
         return Push(grant.id, start, end - start)
-
-    def _is_complete(self, seq: Sequence) -> bool:
-        """Nothing may be drawn beyond what is pending: the last token is on its way."""
-        if seq.num_pending == 0:
-            return False
-        num_output = seq.num_output + seq.num_pending
-        return (
-            seq.push is not None
-            or num_output >= seq.request.sampling.max_tokens
-            or seq.num_planned_tokens >= self._max_context_tokens
-        )
 
     def _grow(self, seq: Sequence, count: int) -> bool:
         """More blocks for a running sequence, taken from a victim when none are left."""

@@ -68,6 +68,16 @@ class Sequence:
         """Tokens that a step could compute now."""
         return self.num_planned_tokens - self.num_computed
 
+    def is_complete(self, max_context_tokens: int) -> bool:
+        """Nothing may be drawn beyond what is pending: the last token is on its way."""
+        if self.num_pending == 0:
+            return False
+        return (
+            self.push is not None
+            or self.num_output + self.num_pending >= self.request.sampling.max_tokens
+            or self.num_planned_tokens >= max_context_tokens
+        )
+
     def as_new(self) -> NewSeq:
         return NewSeq(self.key, tuple(self.tokens), self.num_prompt, self.request.sampling)
 
