@@ -1,0 +1,49 @@
+# syntax=docker/dockerfile:1
+# Baton for NVIDIA GPUs: docker build --tag baton:0.1.0 .
+ARG PYTHON=python:3.11.14-slim-bookworm
+
+# NVIDIA's collective tests, for `baton doctor`. They keep the NCCL and CUDA libraries that they were built with beside them.
+FROM nvidia/cuda:13.0.0-devel-ubuntu22.04 AS nccl-tests
+ARG NCCL_TESTS=v2.16.9
+ARG GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_100,code=compute_100"
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends git libnccl-dev patchelf \
+ && rm -rf /var/lib/apt/lists/* \
+ && git clone --depth 1 --branch "$NCCL_TESTS" https://github.com/NVIDIA/nccl-tests.git /src
+WORKDIR /src
+RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" \
+ && mkdir -p /opt/nccl-tests/bin /opt/nccl-tests/lib \
+ && cp build/*_perf /opt/nccl-tests/bin/ \
+ && ldd build/all_reduce_perf | awk '$1 ~ /^lib(nccl|cudart)/ {print $3}' | xargs -I{} cp -L {} /opt/nccl-tests/lib/ \
+ && patchelf --set-rpath "\$ORIGIN/../lib" /opt/nccl-tests/bin/*_perf
+
+FROM ${PYTHON} AS build
+ARG TORCH=torch==2.13.0
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/baton
+ENV PATH=/opt/baton/bin:$PATH
+WORKDIR /src
+COPY . .
+# TORCH names its version; NIXL's own metadata asks for an unpinned torch.
+# hadolint ignore=DL3013
+RUN pip install "$TORCH" ".[k8s]" \
+ && pip install --no-deps nixl-cu13==1.5.1
+
+FROM ${PYTHON}
+LABEL org.opencontainers.image.title="Baton" org.opencontainers.image.licenses="Apache-2.0"
+# A C compiler for Triton, which builds its launchers when they are first used; the verbs libraries for RDMA.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends curl gcc ibverbs-providers libc6-dev libibverbs1 librdmacm1 \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --uid 1000 --user-group --create-home baton
+COPY --from=nccl-tests /opt/nccl-tests /opt/nccl-tests
+COPY --from=build /opt/baton /opt/baton
+ENV PATH=/opt/baton/bin:/opt/nccl-tests/bin:$PATH PYTHONUNBUFFERED=1
+USER 1000:1000
+WORKDIR /home/baton
+EXPOSE 8000
+ENTRYPOINT []
+CMD ["baton", "serve", "--host", "0.0.0.0"]
