@@ -1,0 +1,66 @@
+"""A real HTTP ingress, draining as Baton's does on SIGTERM, over tokens that come at a fixed pace instead of from an engine.
+
+python -m tests.deploy.paced_ingress PORT PAUSE_S NOTICE_S"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator
+
+import uvloop
+
+from cluster.api.access import Access
+from cluster.api.app import create_app
+from cluster.api.draining import drain
+from cluster.api.params import ApiSettings
+from cluster.api.server import HttpServer
+from core.messages import Status
+from core.types import FinishReason, Request, TokenOut
+from tests.cluster.api.fakes import END, NAME, ByteTokenizer
+from tests.cluster.api.harness import OPEN
+
+_LONGEST_S = 30.0
+
+
+class Pace:
+    """Output token i is the letter i, after (i + 1) pauses."""
+
+    address = "pace"
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s, self._count, self._retiring = pause_s, 0, False
+
+    def new_request_id(self) -> str:
+        self._count += 1
+        return f"r{self._count}"
+
+    def retire(self) -> None:
+        self._retiring = True
+
+    async def ready(self) -> tuple[bool, str]:
+        return not self._retiring, "shutting down" if self._retiring else ""
+
+    async def status(self) -> Status:
+        return Status(0, "", 0, ())
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
+        for index in range(request.sampling.max_tokens):
+            await asyncio.sleep(self._pause_s)
+            last = index + 1 == request.sampling.max_tokens
+            finish = FinishReason.LENGTH if last else None
+            yield TokenOut(request.id, 0, index, ord("a") + index % 26, None, (), finish)
+
+
+async def serve(port: int, pause_s: float, notice_s: float) -> None:
+    pace = Pace(pause_s)
+    app = create_app(pace, ByteTokenizer(), ApiSettings(NAME, 4096, 257, (END,)), Access(OPEN))
+    server = HttpServer(app, "127.0.0.1", [port], shared=False)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    server.start()
+    await stop.wait()
+    await drain(pace, server, notice_s, _LONGEST_S)
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])))

@@ -1,0 +1,92 @@
+"""Streams of letters from a paced ingress, and what became of each."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from baton.bench.sse import DONE, SseReader
+from tests.cluster.api.fakes import NAME
+
+
+@dataclass
+class Stream:
+    started_s: float
+    arrivals_s: list[float] = field(default_factory=list[float])
+    """When each event came, on the client's clock; several in one piece have one time."""
+    status: int = 0
+    error: str = ""
+    done: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """ok; cut (broken off visibly after the first byte); refused (before it); silent (ended as if it were whole)."""
+        if self.done:
+            return "ok"
+        if not self.arrivals_s:
+            return "refused"
+        return "cut" if self.error else "silent"
+
+    @property
+    def retriable(self) -> bool:
+        """Would an OpenAI client have tried again?"""
+        return bool(self.error) or self.status in (429, 500, 502, 503, 504)
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+
+
+async def stream(client: httpx.AsyncClient, num_tokens: int) -> Stream:
+    got = Stream(time.monotonic())
+    body = {"model": NAME, "prompt": "x", "max_tokens": num_tokens, "stream": True}
+    reader = SseReader()
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as answer:
+            got.status = answer.status_code
+            async for piece in answer.aiter_raw():
+                events = reader.feed(piece) if answer.status_code == 200 else []
+                got.done = got.done or DONE in events
+                got.arrivals_s += [time.monotonic()] * sum(event != DONE for event in events)
+    except httpx.HTTPError as error:
+        got.error = repr(error)
+    return got
+
+
+def client_of(url: str) -> httpx.AsyncClient:
+    """One for all streams: each stream has a connection of its own all the same."""
+    return httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
+
+
+async def burst(url: str, num_streams: int, num_tokens: int) -> list[Stream]:
+    """`num_streams` at once."""
+    async with client_of(url) as client:
+        return await asyncio.gather(*(stream(client, num_tokens) for _ in range(num_streams)))
+
+
+class Load:
+    """`num_loops` clients, each with one stream after another, inside the block."""
+
+    def __init__(self, url: str, num_loops: int, num_tokens: int) -> None:
+        self._url, self._num_loops, self._num_tokens = url, num_loops, num_tokens
+        self._stop = asyncio.Event()
+        self.streams: list[Stream] = []
+        """Those that have ended."""
+
+    async def __aenter__(self) -> "Load":
+        self._client = client_of(self._url)
+        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._num_loops)]
+        async with asyncio.timeout(60):
+            while len(self.streams) < 2 * self._num_loops:
+                await asyncio.sleep(0.05)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await asyncio.gather(*self._tasks)
+        await self._client.aclose()
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            self.streams.append(await stream(self._client, self._num_tokens))

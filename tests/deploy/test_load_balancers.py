@@ -1,0 +1,82 @@
+"""HAProxy and nginx with the example files, before two ingresses that are real processes."""
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tests.deploy.balancers import BALANCERS, Ingress, balancer, missing
+from tests.deploy.streams import Load, burst
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+PAUSE_S, NOTICE_S = 0.1, 3.0
+
+
+@pytest.fixture(scope="module")
+def ingresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Ingress]]:
+    folder = tmp_path_factory.mktemp("ingresses")
+    both = [Ingress(PAUSE_S, NOTICE_S, folder / f"{i}.log") for i in range(2)]
+    yield both
+    for ingress in both:
+        ingress.end()
+
+
+@pytest.fixture(scope="module", params=list(BALANCERS))
+def url(
+    request: pytest.FixtureRequest, ingresses: list[Ingress], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    if reason := missing(request.param):
+        pytest.skip(reason)
+    for ingress in ingresses:
+        ingress.wait_ready()
+    with balancer(
+        request.param, [ingress.port for ingress in ingresses], tmp_path_factory.mktemp("lb")
+    ) as url:
+        yield url
+
+
+async def test_64_streams_arrive_token_by_token(url: str) -> None:
+    streams = await burst(url, 64, 20)
+    assert Counter(s.outcome for s in streams) == {"ok": 64}
+    gaps_s = [gap for s in streams for gap in s.gaps_s]
+    # What is held back comes in lumps: most gaps are nothing then, and the first token is as late as the last.
+    assert statistics.median(gaps_s) > PAUSE_S / 2
+    assert sum(gap < PAUSE_S / 10 for gap in gaps_s) < len(gaps_s) / 4
+    assert all(s.arrivals_s[0] - s.started_s < s.arrivals_s[-1] - s.arrivals_s[0] for s in streams)
+
+
+async def test_nobody_notices_a_drained_ingress(url: str, ingresses: list[Ingress]) -> None:
+    drained = ingresses[0]
+    async with Load(url, 16, 8) as load:
+        drained.process.terminate()
+        assert await asyncio.to_thread(drained.process.wait, 40) == 0
+        await asyncio.sleep(1)
+    streams = load.streams
+    drained.start()
+    await asyncio.to_thread(drained.wait_ready)
+    assert Counter(s.outcome for s in streams) == {"ok": len(streams)}, [
+        (s.status, s.error) for s in streams if s.outcome != "ok"
+    ]
+    assert len(streams) > 30
+
+
+async def test_a_killed_ingress_cuts_its_own_streams_visibly_and_nobody_elses(
+    url: str, ingresses: list[Ingress]
+) -> None:
+    killed = ingresses[1]
+    async with Load(url, 16, 8) as load:
+        killed.end()
+        num_ended = len(load.streams)
+        await asyncio.sleep(2.5)
+    streams = load.streams
+    killed.start()
+    await asyncio.to_thread(killed.wait_ready)
+    outcomes = Counter(s.outcome for s in streams)
+    assert outcomes["silent"] == 0
+    assert 0 < outcomes["cut"] <= 16
+    assert all(s.retriable for s in streams if s.outcome == "refused"), outcomes
+    late = streams[num_ended + 16 :]
+    assert not [s for s in late if s.outcome not in ("ok", "refused")]
+    assert sum(s.outcome == "ok" for s in late) > 0.9 * len(late)
