@@ -9,6 +9,9 @@ import httpx
 from baton.bench.sse import DONE, SseReader
 from tests.cluster.api.fakes import NAME
 
+_STAGGER_S = 0.05
+"""Loops begin one after another: at any moment streams are in every stage."""
+
 
 @dataclass
 class Stream:
@@ -76,7 +79,7 @@ class Load:
 
     async def __aenter__(self) -> "Load":
         self._client = client_of(self._url)
-        self._tasks = [asyncio.create_task(self._run()) for _ in range(self._num_loops)]
+        self._tasks = [asyncio.create_task(self._run(i)) for i in range(self._num_loops)]
         async with asyncio.timeout(60):
             while len(self.streams) < 2 * self._num_loops:
                 await asyncio.sleep(0.05)
@@ -87,6 +90,7 @@ class Load:
         await asyncio.gather(*self._tasks)
         await self._client.aclose()
 
-    async def _run(self) -> None:
+    async def _run(self, i: int) -> None:
+        await asyncio.sleep(i * _STAGGER_S)
         while not self._stop.is_set():
             self.streams.append(await stream(self._client, self._num_tokens))
