@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.kv import num_blocks_for
-from core.messages import InstanceStatus, LoadReport, Register, TierCounts
+from core.messages import InstanceStatus, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
 
 DEFAULT_TOKENS_PER_S = 4000.0
@@ -40,6 +40,7 @@ class Member:
         self.num_waiting = 0
         self.defect = ""
         self.tiers = TierCounts()
+        self.work = WorkCounts()
         self.leaving = False
         """It takes nothing new, but its KV can still be fetched."""
         self.measured_tokens_per_s = 0.0
@@ -113,7 +114,7 @@ class Member:
         """Take a report over; it is taken to show all promises made before `settled_before_s`."""
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.defect = report.defect
-        self.tiers = report.tiers
+        self.tiers, self.work = report.tiers, report.work
         self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
         self.step_s = report.step_s or self.step_s
         self.steps = report.steps
@@ -141,6 +142,11 @@ class Member:
             defect=self.defect,
             tiers=self.tiers,
             steps=self.steps,
+            work=self.work,
+            leaving=self.leaving,
+            queued_tokens=self.queued_tokens,
+            tokens_per_s=self.measured_tokens_per_s,
+            step_s=self.step_s,
         )
 
     def _refresh(self) -> None:

@@ -191,7 +191,7 @@ class Frontend:
                 timeline.num_output += 1
                 yield token
         except BatonError as error:
-            timeline.error = str(error)
+            timeline.error, timeline.error_type = str(error), type(error).__name__
             raise
         finally:
             timeline.ended_s = self._clock.now()

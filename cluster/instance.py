@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from core.config import ClusterConfig
 from core.kv import KVShard
-from core.messages import Failed, Leaving, Message, PrefillFailed, Register, StartPrefill, Submit
+from core.messages import Failed, Leaving, Message, PrefillFailed, Register, StartPrefill, Submit, WorkCounts
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
 from core.types import TokenOut
 from decode.policy import HeadroomPolicy
@@ -99,7 +99,9 @@ class Instance:
             replicates=bool(config.transfer.kv_replicas) and parts.tiers is not None,
         )
         interval_s = config.schedule.report_interval_s
-        self._reporter = Reporter(info, self._engine, mail, clock, resolve, interval_s, self.check_integrity)
+        self._reporter = Reporter(
+            info, self._engine, mail, clock, resolve, interval_s, self.check_integrity, self._counts
+        )
         self._prefill = PrefillWorker(mail, self._pusher)
         """Also of a decode instance: it sends what it has when its requests move away."""
         self._prefill.engine = self._engine
@@ -153,6 +155,12 @@ class Instance:
         self._engine.check_integrity()
         if self._inbox is not None:
             self._inbox.check_integrity()
+
+    def _counts(self) -> WorkCounts:
+        counts, inbox = self._engine.work_counts(), self._inbox
+        if inbox is None:
+            return counts
+        return replace(counts, grants=inbox.num_granted, live_grants=inbox.num_live, fences=inbox.num_fenced)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new work, have what is here go on elsewhere or finish, for at most `timeout_s`."""

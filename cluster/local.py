@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 
 import uvloop
-from prometheus_client import CollectorRegistry
 
 from cluster.api.draining import drain
 from cluster.api.factory import build_app
@@ -95,10 +94,9 @@ def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], N
 
 
 async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
-    registry = CollectorRegistry()
-    observe, finish = make_observers(registry, config.serve.otlp_endpoint, card.name)
-    async with LocalCluster.running(config, observe) as cluster:
-        app = build_app(cluster.frontend, config, card, registry)
+    observers = make_observers(card.name, config.serve.otlp_endpoint)
+    async with LocalCluster.running(config, observers.observe) as cluster:
+        app = build_app(cluster.frontend, config, card, observers)
         server = HttpServer(app, config.serve.host, [config.serve.port], shared=False)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -110,7 +108,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
-    finish()
+    observers.close()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -1,21 +1,35 @@
-"""Who hears of every request's timeline at an ingress: metrics always, an OpenTelemetry collector where one is configured."""
+"""What one ingress notes of its requests: metrics and the last minute always, spans where a collector is configured."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from prometheus_client import CollectorRegistry
 
-from cluster.metrics import RequestMetrics
+from cluster.metrics import IngressMetrics, InstanceMetrics, RequestMetrics
+from cluster.recent import Recent
 from cluster.timeline import Observe, all_of
 from cluster.tracing import Tracing
 
 
-def make_observers(
-    registry: CollectorRegistry, otlp_endpoint: str, model: str
-) -> tuple[Observe, Callable[[], None]]:
-    """The observer, and what to call at the end. An empty endpoint: no tracing."""
-    metrics = RequestMetrics(registry)
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """`observe` hears of every request's timeline; `close` is to be called at the end."""
+
+    registry: CollectorRegistry
+    ingress: IngressMetrics
+    instances: InstanceMetrics
+    recent: Recent
+    observe: Observe
+    close: Callable[[], None]
+
+
+def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
+    """An empty endpoint: no tracing."""
+    registry, recent = CollectorRegistry(), Recent()
+    ingress, instances = IngressMetrics(registry, model), InstanceMetrics(registry, model)
+    observe = all_of(RequestMetrics(registry, model).observe, recent.observe)
     if not otlp_endpoint:
-        return metrics.observe, lambda: None
+        return Observers(registry, ingress, instances, recent, observe, lambda: None)
     tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model)
-    return all_of(metrics.observe, tracing.observe), tracing.close
+    return Observers(registry, ingress, instances, recent, all_of(observe, tracing.observe), tracing.close)

@@ -32,10 +32,25 @@ class Timeline:
     ended_s: float = 0.0
     error: str = ""
     """Empty: it finished, or its client went away."""
+    error_type: str = ""
+    """The error's class."""
 
 
 Observe = Callable[[Timeline], None]
 """Hears of every request once, at its end."""
+
+
+def first_token_s(timeline: Timeline) -> float | None:
+    return next((a.first_token_s for a in timeline.attempts if a.first_token_s is not None), None)
+
+
+def attained(timeline: Timeline) -> bool:
+    """Were the class's targets met? TPOT is the mean gap after the first token, as MLPerf has it. A failed request misses."""
+    slo, first_s = timeline.request.slo, first_token_s(timeline)
+    if timeline.error or first_s is None or first_s - timeline.started_s > slo.ttft_s:
+        return False
+    num_gaps = timeline.num_output - 1
+    return num_gaps < 1 or (timeline.ended_s - first_s) / num_gaps <= slo.tpot_s
 
 
 def all_of(*observers: Observe) -> Observe:

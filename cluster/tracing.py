@@ -1,8 +1,8 @@
 """OpenTelemetry spans of a request: ingress, and below it each attempt with its queue, prefill, exposed transfer and decode.
 
 The ingress learns all of it (`cluster.timeline`), so the spans are made here, at a request's end, with their true times; nothing
-is traced on the token path, and no other process exports anything. Attributes follow the `gen_ai.*` conventions where they say
-something; Baton's own begin with `baton.`."""
+is traced on the token path, and no other process exports anything. They belong to the trace that the client named in its
+`traceparent` header, if it did. Attributes follow the `gen_ai.*` conventions; Baton's own begin with `baton.`."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +11,14 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cluster.timeline import Attempt, Timeline
+from cluster import request_context
+from cluster.timeline import Attempt, Timeline, attained, first_token_s
 
-MakeExporter = Callable[[str], SpanExporter]
+_OPERATION = "text_completion"
+"""Whatever the route: a conversation has become one prompt before it comes here."""
+_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Tracing:
@@ -30,24 +34,34 @@ class Tracing:
         at = _to_epoch_ns()
         request = timeline.request
         root = self._tracer.start_span(
-            f"generate {self._model}",
+            f"{_OPERATION} {self._model}",
+            context=_PROPAGATOR.extract({"traceparent": request_context.traceparent.get()}),
             kind=SpanKind.SERVER,
             start_time=at(timeline.started_s),
             attributes={
-                "gen_ai.operation.name": "generate",
+                "gen_ai.operation.name": _OPERATION,
                 "gen_ai.provider.name": "baton",
                 "gen_ai.request.model": self._model,
                 "gen_ai.request.max_tokens": request.sampling.max_tokens,
                 "gen_ai.request.temperature": request.sampling.temperature,
+                "gen_ai.request.top_p": request.sampling.top_p,
+                "gen_ai.request.seed": request.sampling.seed,
                 "gen_ai.response.id": request.id,
+                "gen_ai.response.model": self._model,
                 "gen_ai.usage.input_tokens": len(request.prompt),
                 "gen_ai.usage.output_tokens": timeline.num_output,
+                "baton.request_id": request_context.request_id.get(),
+                "baton.tenant": request.tenant,
                 "baton.slo_class": request.slo.name,
+                "baton.attained": attained(timeline),
                 "baton.attempts": len(timeline.attempts),
             },
         )
         if timeline.error:
             root.set_status(Status(StatusCode.ERROR, timeline.error))
+            root.set_attribute("error.type", timeline.error_type)
+        if (first_s := first_token_s(timeline)) is not None:
+            root.set_attribute("gen_ai.response.time_to_first_chunk", first_s - timeline.started_s)
         for attempt in timeline.attempts:
             self._attempt(root, attempt, at, attempt.ended_s or timeline.ended_s)
         root.end(at(timeline.ended_s))

@@ -118,6 +118,8 @@ class ServeConfig(_Frozen):
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
+    """`json`: one object a line, with request ids."""
     otlp_endpoint: str = ""
     """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
 

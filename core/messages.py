@@ -137,6 +137,24 @@ class TierCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkCounts:
+    """What an instance has done since it began."""
+
+    steps: int = 0
+    computed_tokens: int = 0
+    """In those steps, prompts and outputs together."""
+    prefix_queried_tokens: int = 0
+    """Known tokens of the sequences that came; of these the device's prefix cache had `prefix_hit_tokens`."""
+    prefix_hit_tokens: int = 0
+    preempted: int = 0
+    grants: int = 0
+    """Rights to write into its pool that it has given; `live_grants` are still open now."""
+    live_grants: int = 0
+    fences: int = 0
+    """Writers that had to be shut out."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     address: str
     seq: int
@@ -160,6 +178,7 @@ class LoadReport:
     context_tokens: int = 0
     """Known tokens of all that run."""
     steps: StepModels = UNKNOWN_STEPS
+    work: WorkCounts = WorkCounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +220,12 @@ class InstanceStatus:
     tiers: TierCounts = TierCounts()
     steps: StepModels = UNKNOWN_STEPS
     """How long its steps take, and how well that is known."""
+    work: WorkCounts = WorkCounts()
+    leaving: bool = False
+    queued_tokens: int = 0
+    """Prompt tokens to be computed here, reported and promised."""
+    tokens_per_s: float = 0.0
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

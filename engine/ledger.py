@@ -40,6 +40,8 @@ class BlockLedger:
         self._copy_sources: dict[int, list[int]] = {}
         """Step -> blocks referenced until it is committed, because it copies from them."""
         self._restores: list[Restore] = []
+        self.num_queried_tokens = self.num_hit_tokens = 0
+        """Known tokens of admitted sequences, and of these the cached ones."""
 
     @property
     def num_available(self) -> int:
@@ -59,6 +61,8 @@ class BlockLedger:
         seq.grow([*match.blocks, *self._take(needed)])
         seq.num_kept = len(match.blocks)
         seq.num_computed = len(match.blocks) * self._block_size
+        self.num_queried_tokens += len(seq.tokens)
+        self.num_hit_tokens += seq.num_computed
         return True
 
     def copy_partial(self, seq: Sequence, match: Match, step: int) -> BlockCopy:
@@ -66,6 +70,7 @@ class BlockLedger:
         destination = seq.block_ids[len(match.blocks)]
         self._copy_sources.setdefault(step, []).append(match.partial_block)
         seq.num_computed += match.partial_tokens
+        self.num_hit_tokens += match.partial_tokens
         return BlockCopy(match.partial_block, destination, match.partial_tokens)
 
     def committed(self, step: int) -> None:

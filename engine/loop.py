@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.errors import RequestError
-from core.messages import Grant, TierCounts
+from core.messages import Grant, TierCounts, WorkCounts
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.steps import StepModels
@@ -63,6 +63,7 @@ class Engine:
         self._reserving: deque[_Waiter] = deque()
         self._tokens_per_s = 0.0
         self._step_s = 0.0
+        self._num_steps = self._num_computed = 0
         self._closing = False
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
@@ -143,6 +144,11 @@ class Engine:
     def tier_counts(self) -> TierCounts:
         return self._tiers.counts if self._tiers else TierCounts()
 
+    def work_counts(self) -> WorkCounts:
+        queried, hit = self._scheduler.prefix_tokens
+        preempted = self._scheduler.num_preempted
+        return WorkCounts(self._num_steps, self._num_computed, queried, hit, preempted)
+
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._scheduler.drain_cache_events()
 
@@ -190,6 +196,8 @@ class Engine:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         tokens = self._scheduler.commit(plan, result)
+        self._num_steps += 1
+        self._num_computed += sum(work.count for work in plan.work)
         self._measure(plan, result)
         if tokens:
             self._emit(tokens)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from core.messages import Leaving, LoadReport, Register
+from core.messages import Leaving, LoadReport, Register, WorkCounts
 from core.ports import Clock, Mail, Resolve
 from engine.loop import Engine, EngineLoad
 
@@ -25,9 +25,11 @@ class Reporter:
         resolve: Resolve,
         interval_s: float,
         check: Callable[[], None],
+        count: Callable[[], WorkCounts],
     ) -> None:
         self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
-        self._resolve, self._interval_s, self._check = resolve, interval_s, check
+        self._resolve, self._interval_s = resolve, interval_s
+        self._check, self._count = check, count
         self.scheduler = ""
         self._lost = self._leaving = False
         self._seq = 0
@@ -107,5 +109,6 @@ class Reporter:
             load.num_decoding,
             load.context_tokens,
             load.steps,
+            self._count(),
         )
         self._mail.send(self.scheduler, report)

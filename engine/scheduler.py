@@ -13,7 +13,7 @@ from core.config import EngineConfig
 from core.errors import Bug, RequestError
 from core.kv import num_blocks_for
 from core.messages import Grant
-from core.plan import BlockCopy, NewSeq, Push, SeqWork, StepPlan, StepResult
+from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
@@ -39,6 +39,7 @@ class StepScheduler:
         self._seqs: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self.num_preempted = 0
         self._drop: list[str] = []
         self._steps = itertools.count()
         self._arrivals = itertools.count()
@@ -52,6 +53,11 @@ class StepScheduler:
     @property
     def num_used_blocks(self) -> int:
         return self._pool.num_used
+
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """(known tokens of the sequences that came, of these found in the prefix cache)"""
+        return self._ledger.num_queried_tokens, self._ledger.num_hit_tokens
 
     @property
     def num_available_blocks(self) -> int:
@@ -282,22 +288,11 @@ class StepScheduler:
         if not seq.announced:
             new.append(seq.as_new())
             seq.announced = True
-        work.append(SeqWork(seq.key, start, count, seq.table, samples, self._next_push(seq, start + count)))
+        work.append(SeqWork(seq.key, start, count, seq.table, samples, seq.next_push(start + count)))
         seq.num_computed += count
         seq.num_pending += samples
         seq.num_in_flight += 1
         return count
-
-    def _next_push(self, seq: Sequence, end: int) -> Push | None:
-        grant = seq.push
-        if grant is None:
-            return None
-        start = max(seq.num_pushed, grant.first_token)
-        end = min(end, grant.first_token + grant.num_tokens + grant.room_tokens)
-        if end <= start:
-            return None
-        seq.num_pushed = end
-        return Push(grant.id, start, end - start)
 
     def _grow(self, seq: Sequence, count: int) -> bool:
         """More blocks for a running sequence, taken from a victim when none are left."""
@@ -314,6 +309,7 @@ class StepScheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self._running.remove(seq)
+        self.num_preempted += 1
         seq.state = State.PREEMPTED
         self._settle(seq)
 

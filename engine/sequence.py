@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from core.messages import Grant
-from core.plan import NewSeq, Sampled
+from core.plan import NewSeq, Push, Sampled
 from core.types import FinishReason, Request, TokenOut
 
 
@@ -99,3 +99,15 @@ class Sequence:
         if blocks:
             self.block_ids += blocks
             self.table = tuple(self.block_ids)
+
+    def next_push(self, end: int) -> Push | None:
+        """What is to be sent on once the KV of the first `end` tokens is computed; counted as sent."""
+        grant = self.push
+        if grant is None:
+            return None
+        start = max(self.num_pushed, grant.first_token)
+        end = min(end, grant.first_token + grant.num_tokens + grant.room_tokens)
+        if end <= start:
+            return None
+        self.num_pushed = end
+        return Push(grant.id, start, end - start)

@@ -41,6 +41,8 @@ class Inbox:
         self._commits: dict[str, Commit] = {}
         self._blocks: dict[str, frozenset[int]] = {}
         self._receivers: list[Receiver] = []
+        self.num_granted = self.num_fenced = 0
+        """Since it was made."""
 
     @property
     def block_size(self) -> int:
@@ -82,6 +84,7 @@ class Inbox:
             room_tokens=len(block_ids) * size - num_tokens,
         )
         self._ledger.open(grant, writer)
+        self.num_granted += 1
         self._blocks[grant.id] = frozenset(granted)
         return grant
 
@@ -144,6 +147,7 @@ class Inbox:
     async def fence(self, grant_id: str, writer: str) -> None:
         """Returns once `writer` cannot change the pool under this grant any more, by any transport."""
         self.refuse(grant_id)
+        self.num_fenced += 1
         await asyncio.gather(*(receiver.fence(writer, grant_id) for receiver in self._receivers))
         self._ledger.close(grant_id)
         self._commits.pop(grant_id, None)

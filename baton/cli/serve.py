@@ -83,7 +83,7 @@ def serve(
         overrides["serve.api_keys"] = api_key
     overrides |= dict(_key_value(text) for text in set_ or [])
     settings = load(read_yaml(config), os.environ, overrides)
-    configure_logging(settings.serve.log_level)
+    configure_logging(settings.serve.log_level, settings.serve.log_format)
     check_port(settings.serve.host, settings.serve.port)
     card = read_model_card(settings)
     _announce_start(settings, card, local)

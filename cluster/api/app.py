@@ -1,6 +1,7 @@
 """The FastAPI application: routes, keys, limits, and one place where errors become responses."""
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -11,10 +12,11 @@ from typing import Any, TypeVar
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from cluster import request_context
 from cluster.api import audit, params, schema
 from cluster.api.access import Access, Tenant
 from cluster.api.body import read_json
@@ -25,8 +27,8 @@ from cluster.api.generator import ChatTokenizer, Generator
 from cluster.api.params import ApiSettings
 from cluster.api.responses import ClientGone, events, streamed, whole
 from cluster.api.shapes import ChatShape, CompletionShape, Shape
-from cluster.metrics import IngressMetrics
-from core.errors import BatonError, RequestError
+from cluster.observers import Observers
+from core.errors import BatonError, ReplicaLost, RequestError
 from core.types import Request
 
 log = logging.getLogger(__name__)
@@ -44,11 +46,11 @@ def create_app(
     tokenizer: ChatTokenizer,
     settings: ApiSettings,
     access: Access,
-    registry: CollectorRegistry | None = None,
+    observers: Observers,
 ) -> FastAPI:
     """The API over `generator`. Every route but health and readiness asks for a key when `access` knows any."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    api = _Api(generator, tokenizer, settings, access, IngressMetrics(registry or CollectorRegistry()))
+    api = _Api(generator, tokenizer, settings, access, observers)
     routes: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
         ("POST", "/v1/chat/completions", api.chat),
         ("POST", "/v1/completions", api.completions),
@@ -83,11 +85,11 @@ class _Api:
         tokenizer: ChatTokenizer,
         settings: ApiSettings,
         access: Access,
-        metrics: IngressMetrics,
+        observers: Observers,
     ) -> None:
         self._generator, self._tokenizer, self._settings = generator, tokenizer, settings
-        self._access, self._metrics = access, metrics
-        self._runner = ChoiceRunner(generator, tokenizer, metrics)
+        self._access, self._observers, self._metrics = access, observers, observers.ingress
+        self._runner = ChoiceRunner(generator, tokenizer, observers.ingress)
         self._started = int(time.time())
 
     def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
@@ -96,6 +98,8 @@ class _Api:
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
             request.state.request_id, request.state.arrival_s = request_id, time.monotonic()
+            request_context.request_id.set(request_id)
+            request_context.traceparent.set(request.headers.get("traceparent", ""))
             request.state.tenant = None
             try:
                 if path not in _OPEN_ROUTES:
@@ -204,12 +208,22 @@ class _Api:
         )
 
     async def serve_metrics(self, http: HttpRequest) -> Response:
-        return Response(generate_latest(self._metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        with contextlib.suppress(ReplicaLost):
+            self._observers.instances.update(None)
+            self._observers.instances.update(await self._generator.status())
+        return Response(generate_latest(self._observers.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def cluster(self, http: HttpRequest) -> Response:
+        """The scheduler's view of the instances, and this ingress's of the last minute."""
         status = asdict(await self._generator.status())
         del status["nonce"]
-        return JSONResponse(status)
+        recent, now = self._observers.recent, time.monotonic()
+        watched = {
+            "model": self._settings.model_name,
+            "classes": [asdict(one) for one in recent.classes(now)],
+            "links": [asdict(one) for one in recent.links(now)],
+        }
+        return JSONResponse(status | watched)
 
     async def _answer(
         self, http: HttpRequest, body: schema.Common, choices: list[Choice], num_prompts: int, shape: Shape

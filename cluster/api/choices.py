@@ -53,6 +53,7 @@ class ChoiceRunner:
         num_prompt = num_prompt_tokens(choices, num_prompts)
         with tenant.running(len(choices), num_prompt):
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
+            self._metrics.num_choices.observe(len(choices) // num_prompts)
             output = self._metrics.tenant_tokens.labels(tenant.name, "output")
             async with aclosing(self._all(choices)) as pieces:
                 async for piece in pieces:
@@ -111,6 +112,7 @@ class ChoiceRunner:
                     last = now
                     piece = _piece(choice, text, token)
                     if finished := piece.finish is not None:
+                        metrics.finished.labels(piece.finish.value).inc()
                         metrics.e2e_s.observe(now - choice.request.arrival_s)
                     yield piece
                     if finished:
@@ -124,6 +126,7 @@ class ChoiceRunner:
         except (asyncio.CancelledError, GeneratorExit):
             if not finished:
                 metrics.cancelled.inc()
+                metrics.finished.labels("abort").inc()
             raise
         finally:
             metrics.running.dec()

@@ -1,20 +1,18 @@
 """The API of one ingress, from the cluster's configuration and the model's card."""
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
 from cluster.api.access import Access, read_rules
 from cluster.api.app import create_app
 from cluster.api.generator import Generator
 from cluster.api.params import ApiSettings
 from cluster.model_card import ModelCard
+from cluster.observers import Observers
 from core.config import ClusterConfig
 from models.tokenizer import load_tokenizer
 
 
-def build_app(
-    generator: Generator, config: ClusterConfig, card: ModelCard, registry: CollectorRegistry
-) -> FastAPI:
+def build_app(generator: Generator, config: ClusterConfig, card: ModelCard, observers: Observers) -> FastAPI:
     """Raises ConfigError."""
     settings = ApiSettings(
         model_name=card.name,
@@ -26,4 +24,4 @@ def build_app(
         body_timeout_s=config.serve.body_timeout_s,
     )
     access = Access(read_rules(config))
-    return create_app(generator, load_tokenizer(card.folder), settings, access, registry)
+    return create_app(generator, load_tokenizer(card.folder), settings, access, observers)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from ray import serve
 
 from cluster.api.draining import drain
@@ -29,11 +28,11 @@ class Ingress:
     async def __init__(
         self, config: ClusterConfig, key: bytes, scheduler: Any, pools: list[Any], one_host: bool
     ) -> None:
-        configure_logging(config.serve.log_level)
+        configure_logging(config.serve.log_level, config.serve.log_format)
         self._config = config.serve
         card = await asyncio.to_thread(read_model_card, config)
-        registry = CollectorRegistry()
-        observe, self._finish = make_observers(registry, config.serve.otlp_endpoint, card.name)
+        observers = make_observers(card.name, config.serve.otlp_endpoint)
+        self._finish = observers.close
         self._frontend = Frontend(
             TcpMail(key, mail_host(one_host), config=config.mail),
             WallClock(),
@@ -41,10 +40,10 @@ class Ingress:
             config.engine.block_size,
             scheduler_resolver(scheduler),
             config.serve.request_timeout_s,
-            observe,
+            observers.observe,
         )
         self._running = asyncio.create_task(self._frontend.run())
-        app = build_app(self._frontend, config, card, registry)
+        app = build_app(self._frontend, config, card, observers)
         ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
         self._server = HttpServer(app, config.serve.host, ports, shared=len(ports) == 1)
         self._serving = self._server.start()

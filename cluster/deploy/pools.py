@@ -42,7 +42,7 @@ class _Pool:
     role: Role
 
     async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, one_host: bool) -> None:
-        configure_logging(config.serve.log_level)
+        configure_logging(config.serve.log_level, config.serve.log_format)
         self._drain_timeout_s = config.serve.drain_timeout_s
         mail = TcpMail(key, mail_host(one_host), config=config.mail)
         parts = await asyncio.to_thread(

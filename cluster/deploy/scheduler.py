@@ -17,7 +17,7 @@ from net.mail import TcpMail
 @serve.deployment
 class Scheduler:
     async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
-        configure_logging(config.serve.log_level)
+        configure_logging(config.serve.log_level, config.serve.log_format)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
         self._node = SchedulerNode(self._mail, WallClock(), GlobalScheduler(config.schedule))
         self._running = asyncio.create_task(self._node.run())

@@ -9,6 +9,7 @@ import openai
 from cluster.api.access import Access, Rules, TenantRules
 from cluster.api.app import create_app
 from cluster.api.params import ApiSettings
+from cluster.observers import make_observers
 from core.types import Slo
 from tests.cluster.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
 
@@ -27,7 +28,7 @@ class Api:
         self.generator = generator
         self.tokenizer = ByteTokenizer()
         self.access = Access(rules)
-        self.app = create_app(generator, self.tokenizer, settings, self.access)
+        self.app = create_app(generator, self.tokenizer, settings, self.access, make_observers(NAME))
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
         self.openai = openai.AsyncOpenAI(

@@ -1,0 +1,7 @@
+"""What belongs to the HTTP request that the current task serves, for whoever logs or traces; empty elsewhere."""
+
+from contextvars import ContextVar
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")
+traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+"""W3C trace context, as the client sent it."""
