@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from core.kv import num_blocks_for
 from core.messages import LoadReport, Register
 from core.ports import SchedulerPolicy
+from core.steps import StepModels
 from engine.blocks import BlockPool
 from engine.ledger import BlockLedger
 from engine.radix import RadixCache
@@ -36,7 +37,11 @@ class DeviceConfig:
     link: LinkCost
     num_layers: int
     message_s: float
+    steps: StepModels
+    """What it has learned of its step times; in production it learns on."""
     lookahead: bool = True
+    mixed_batch_tokens: int = 0
+    """Tokens of a step that decodes too; 0: as many as of any other."""
 
 
 class Surroundings(Protocol):
@@ -146,7 +151,17 @@ class Device:
         if same and not added and not removed:
             return None
         self._reported, self._reported_step_s = load, step_s
-        return LoadReport(self.info.address, next(self._reports), *load, step_s, added, removed)
+        return LoadReport(
+            self.info.address,
+            next(self._reports),
+            *load,
+            step_s,
+            added,
+            removed,
+            num_decoding=len(self._decoding) + len(self._joining),
+            context_tokens=self._context + sum(s.num_known for s in (*self._prompts, *self._joining)),
+            steps=self._config.steps,
+        )
 
     def check_integrity(self) -> None:
         """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
@@ -275,7 +290,8 @@ class Device:
 
     def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
         """Prompts in the room that the decoding sequences leave in the step."""
-        budget = self.info.max_batch_tokens - len(self._decoding)
+        batch = len(self._decoding)
+        budget = ((batch and self._config.mixed_batch_tokens) or self.info.max_batch_tokens) - batch
         chunks: list[_Chunk] = []
         for stay in self._prompts:
             budget -= self._take_chunk(stay, budget, chunks)

@@ -17,6 +17,7 @@ from decode.policy import HeadroomPolicy
 from engine.sequence import Sequence as EngineSequence
 from prefill.policy import DeadlinePolicy
 from sim.coarse.device import Device, DeviceConfig
+from sim.coarse.learned import learned
 from sim.coarse.sequence import Job
 from sim.cost import LinkCost, StepCost, StepModel
 from sim.run import HOST, SETTLE_S, STAGGER_S
@@ -58,6 +59,8 @@ class CoarseConfig:
     link: LinkCost = field(default_factory=LinkCost)
     message_s: float = 0.0002
     lookahead: bool = True
+    mixed_batch_tokens: int = 0
+    """Tokens of a step that decodes too; 0: `max_batch_tokens`."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @property
@@ -173,7 +176,13 @@ class _World:
         config = self._config
         roles = [(False, True)] * config.num_decode + [(True, False)] * config.num_prefill
         device_config = DeviceConfig(
-            config.step, config.link, config.num_layers, config.message_s, config.lookahead
+            config.step,
+            config.link,
+            config.num_layers,
+            config.message_s,
+            learned(config.step, config.max_batch_tokens, config.max_num_seqs),
+            config.lookahead,
+            config.mixed_batch_tokens,
         )
         for number, (prefills, decodes) in enumerate([*roles, *[(True, True)] * config.num_both], 1):
             address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"

@@ -1,0 +1,95 @@
+"""A scheduler that places each request as it comes, by the `Router` it is given; there is no queue in front of the instances.
+
+It keeps the same books as the production one (cluster.fleet.Member: reports, and what was promised since; cluster.prefix_index),
+so a router sees what it would see in production, as late as it would."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.events import Arrived, Event, Send
+from cluster.fleet import Member, Promise
+from cluster.prefix_index import PrefixIndex
+from cluster.scoring import Ask, Choice
+from core.config import ScheduleConfig
+from core.kv import num_blocks_for
+from core.messages import Finished, LoadReport, Place, Placed, Register, Rejected
+from core.types import Route, Slo
+from sim.coarse.world import Log
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A request as a router sees it."""
+
+    ask: Ask
+    slo: Slo
+    hashes: tuple[int, ...]
+    """Of its prompt's full blocks."""
+
+
+class Router(Protocol):
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+        """Where it runs; None: it is refused."""
+        ...
+
+
+def prefills(members: Sequence[Member]) -> list[Member]:
+    return [m for m in members if m.info.prefills]
+
+
+def decodes(members: Sequence[Member]) -> list[Member]:
+    return [m for m in members if m.info.decodes]
+
+
+class Dispatcher:
+    """sim.coarse.world.Scheduler."""
+
+    def __init__(self, config: ScheduleConfig, log: Log, router: Router) -> None:
+        self._router, self._log = router, log
+        self._settle_s = 2 * config.report_interval_s + 0.2
+        self._members: dict[str, Member] = {}
+        self._prefixes = PrefixIndex()
+        self._routes: dict[str, Route] = {}
+
+    @property
+    def num_queued(self) -> int:
+        return 0
+
+    def on(self, event: Event, now: float) -> list[Send]:
+        match event:
+            case Arrived(frontend, place):
+                return [Send(frontend, self._place(place, now))]
+            case Register():
+                self._members[event.address] = Member(event)
+            case LoadReport(address):
+                self._members[address].report(event, now - self._settle_s)
+                self._prefixes.update(address, event.cache_added, event.cache_removed)
+            case Finished(request_id):
+                route = self._routes.pop(request_id)
+                for address in filter(None, (route.decode, route.prefill)):
+                    self._members[address].release(request_id)
+            case _:
+                pass
+        return []
+
+    def _place(self, place: Place, now: float) -> Placed | Rejected:
+        ask = Ask(place.num_tokens, place.max_new_tokens, self._prefixes.runs(place.block_hashes))
+        choice = self._router.choose(
+            Offer(ask, place.slo, place.block_hashes), [*self._members.values()], now
+        )
+        if choice is None:
+            self._log(f"reject {place.request_id}")
+            return Rejected(place.request_id, 0, "predicted to miss its targets", 1.0)
+        decode, prefill = choice.decode, choice.prefill
+        if prefill is decode:
+            prefill = None
+        num_blocks = num_blocks_for(place.num_tokens, decode.info.block_size)
+        here = ask.uncached(decode) if prefill is None else 0
+        decode.promise(place.request_id, Promise(now, 1, num_blocks, here, place.block_hashes))
+        if prefill is not None:
+            prefill.promise(place.request_id, Promise(now, 0, 0, ask.uncached(prefill), ()))
+        route = Route(decode.address, prefill.address if prefill is not None else "")
+        self._routes[place.request_id] = route
+        self._log(f"place {place.request_id} {route.prefill or 'local'} {route.decode}")
+        return Placed(place.request_id, 0, route)

@@ -1,0 +1,13 @@
+"""The least loaded instance of each pool: fewest prompt tokens to compute, fewest sequences to decode."""
+
+from collections.abc import Sequence
+
+from cluster.fleet import Member
+from cluster.scoring import Choice
+from sim.baselines.dispatch import Offer, decodes, prefills
+
+
+class LeastLoaded:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+        source = min(prefills(members), key=lambda m: m.queued_tokens, default=None)
+        return Choice(min(decodes(members), key=lambda m: m.num_seqs), source, 0.0)

@@ -1,0 +1,33 @@
+"""What SLO-aware baselines predict with: each instance's own step-time models, which production has too. Pure."""
+
+from math import ceil
+
+from cluster.fleet import Member
+from cluster.scoring import Ask
+
+
+def prefill_s(member: Member, num_tokens: int) -> float:
+    """To compute so many prompt tokens, alone, in full steps."""
+    model, batch = member.steps.prompt, member.info.max_batch_tokens
+    context = num_tokens * (num_tokens / batch + 1) / 2
+    return (
+        ceil(num_tokens / batch) * (model.fixed_s + model.seq_s)
+        + num_tokens * model.token_s
+        + context * model.context_s
+    )
+
+
+def queue_s(member: Member) -> float:
+    return prefill_s(member, member.queued_tokens)
+
+
+def ttft_s(member: Member, ask: Ask) -> float:
+    return queue_s(member) + prefill_s(member, ask.uncached(member))
+
+
+def tpot_s(member: Member, ask: Ask) -> float:
+    """Of a decode step with this request in the batch; promised ones count with its own length."""
+    num_seqs = member.num_seqs + 1
+    promised = max(0, num_seqs - member.num_decoding)
+    context = member.context_tokens + promised * ask.num_tokens
+    return member.steps.decode.step_s(num_seqs, context, num_seqs)

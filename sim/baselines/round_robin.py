@@ -1,0 +1,17 @@
+"""Round robin over the prefill pool and over the decode pool: what a load balancer does that knows nothing."""
+
+from collections.abc import Sequence
+from itertools import count
+
+from cluster.fleet import Member
+from cluster.scoring import Choice
+from sim.baselines.dispatch import Offer, decodes, prefills
+
+
+class RoundRobin:
+    def __init__(self) -> None:
+        self._turns = count()
+
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+        turn, sources, sinks = next(self._turns), prefills(members), decodes(members)
+        return Choice(sinks[turn % len(sinks)], sources[turn % len(sources)] if sources else None, 0.0)
