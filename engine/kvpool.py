@@ -11,13 +11,13 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16":
 
 
 class KVPool:
-    """`layers[l]` is (num_blocks, 2, heads, block_size, head_dim). The buffer may be shared with other processes."""
+    """`layers[l]` is (num_blocks, planes, heads, block_size, head_dim). The buffer may be shared with other processes."""
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
         shape = (
             shard.num_layers,
             num_blocks,
-            2,
+            shard.layout.num_planes,
             shard.num_heads,
             shard.layout.block_size,
             shard.layout.head_dim,

@@ -1,7 +1,8 @@
 """The operations a model is made of, and their shapes. `kernels.select` chooses the implementation for a device.
 
 T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads. D: head dimension.
-A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D): core.kv's layout."""
+A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P):
+core.kv's layout."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -89,3 +90,8 @@ class Ops:
     experts: Callable[[Tensor, Tensor, Tensor, ExpertWeights, Callable[[Tensor], Tensor]], Tensor]
     """(x (N, hidden), slots (N, K) int64, weights (N, K) float32, held, activate) -> (N, hidden): each row's weighted sum over
     its slots of down(activate(gate_up(x))); slot -1 is no expert and adds nothing. `activate` is (M, 2I) -> (M, I)."""
+    write_latent: Callable[[Tensor, Tensor, AttentionMeta], None]
+    """(latent (T, R + P), kv_layer (num_blocks, 1, 1, block_size, R + P), meta): store at meta.slots."""
+    latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
+    """(q (T, H, N + P), kv_layer of latents, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
+    of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.latent import latent_attention, write_latent
 from kernels.moe import experts, route
 from kernels.ops import AttentionMeta, Ops
 from kernels.paged import PagedAttention
@@ -55,4 +56,6 @@ def reference_ops() -> Ops:
         paged_attention=PagedAttention(),
         route=route,
         experts=experts,
+        write_latent=write_latent,
+        latent_attention=latent_attention,
     )

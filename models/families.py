@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from core.errors import UnsupportedModel
+from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
 from models.config_fields import Config
-from models.spec import ModelSpec, read_json
+from models.spec import ModelSpec, MoeSpec, read_json
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "LlamaForCausalLM": dense.llama,
@@ -19,8 +20,10 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
+    "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
 }
-_DEFAULTS = {**dense.DEFAULTS, **expert.DEFAULTS}
+_DEFAULTS = {**dense.DEFAULTS, **expert.DEFAULTS, **deepseek.DEFAULTS}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -56,15 +59,32 @@ def _check(spec: ModelSpec) -> None:
         raise UnsupportedModel(
             f"num_attention_heads {spec.num_heads} is no multiple of num_key_value_heads {spec.num_kv_heads}"
         )
-    if spec.head_dim % 2:
-        raise UnsupportedModel(f"head_dim {spec.head_dim} is odd: rotary embeddings need pairs")
-    if spec.moe is not None and spec.moe.routing.top_k > spec.moe.num_experts:
-        raise UnsupportedModel(
-            f"num_experts_per_tok {spec.moe.routing.top_k} is more than the {spec.moe.num_experts} experts"
-        )
+    if spec.rotated_dim % 2:
+        raise UnsupportedModel(f"head_dim {spec.rotated_dim} is odd: rotary embeddings need pairs")
+    if spec.moe is not None:
+        _check_routing(spec.moe)
     if len(spec.windows) != spec.num_layers:
         raise UnsupportedModel(
             f"layer_types has {len(spec.windows)} entries for {spec.num_layers} num_hidden_layers"
+        )
+
+
+def _check_routing(moe: MoeSpec) -> None:
+    routing = moe.routing
+    if moe.num_experts % routing.num_groups:
+        raise UnsupportedModel(
+            f"{moe.num_experts} experts cannot be divided into n_group {routing.num_groups} groups"
+        )
+    if not 1 <= routing.top_groups <= routing.num_groups:
+        raise UnsupportedModel(
+            f"topk_group {routing.top_groups} is not between 1 and n_group {routing.num_groups}"
+        )
+    group_size = moe.num_experts // routing.num_groups
+    if group_size < routing.group_best:
+        raise UnsupportedModel(f"n_group {routing.num_groups} leaves {group_size} experts in a group")
+    if routing.top_k > group_size * routing.top_groups:
+        raise UnsupportedModel(
+            f"num_experts_per_tok {routing.top_k} is more than the {group_size * routing.top_groups} experts to choose from"
         )
 
 

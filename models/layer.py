@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.joins import Joins
 from kernels.ops import Ops
 from models.attention import Attention, AttentionLayer, Step
+from models.latent_attention import LatentAttention
 from models.mlp import Mlp, activation_of
 from models.moe import Moe
 from models.spec import ModelSpec
@@ -21,7 +22,8 @@ class Layer:
         """`load` ((num_experts,) int64) counts the choices of this layer's router."""
         prefix = f"model.layers.{index}."
         self._norm, self._eps = ops.rms_norm, spec.norm_eps
-        self._attention: AttentionLayer = Attention(
+        attention = Attention if spec.mla is None else LatentAttention
+        self._attention: AttentionLayer = attention(
             spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
         )
         self._mlp: Callable[[Tensor], Tensor]

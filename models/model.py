@@ -43,10 +43,14 @@ class Model:
             for index, load in zip(self.layers, self.expert_load, strict=True)
         ]
         checkpoint.ignore_under(
-            *(f"model.layers.{i}." for i in range(spec.num_layers) if i not in self.layers)
+            *(
+                f"model.layers.{i}."
+                for i in range(spec.num_layers + spec.num_skipped_layers)
+                if i not in self.layers
+            )
         )
         frequencies, self._rope_factor = inverse_frequencies(
-            spec.rope, spec.head_dim, spec.max_context_tokens
+            spec.rope, spec.rotated_dim, spec.max_context_tokens
         )
         self._frequencies = frequencies.to(device)
 

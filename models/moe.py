@@ -40,7 +40,7 @@ class Moe:
                 checkpoint,
                 f"{prefix}{moe.shared_name}.",
                 (hidden, moe.shared_size),
-                False,
+                spec.mlp_bias,
                 self._activate,
                 ops,
                 joins,

@@ -50,6 +50,19 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class MlaSpec:
+    q_rank: int
+    """0: queries are made from the hidden state at once."""
+    kv_rank: int
+    nope_dim: int
+    """Of each head's query and key, what is not rotated; `rope_dim` follows."""
+    rope_dim: int
+    value_dim: int
+    interleaved: bool
+    """Rotated pairs are neighbours in the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     architecture: str
     vocab_size: int
@@ -58,7 +71,9 @@ class ModelSpec:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    """As the cache has them: with latent attention one."""
     head_dim: int
+    """Of queries and keys."""
     norm_eps: float
     max_context_tokens: int
     """max_position_embeddings. Dynamic rope scaling begins beyond it: there every key would change with each later token,
@@ -74,7 +89,10 @@ class ModelSpec:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    mla: MlaSpec | None = None
     moe: MoeSpec | None = None
+    num_skipped_layers: int = 0
+    """Behind the model's own in the checkpoint, for multi-token prediction."""
     sinks: bool = False
     """Each head may attend to nothing: a learned score beside those of the tokens."""
     post_norms: bool = False
@@ -91,11 +109,18 @@ class ModelSpec:
     """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
 
     @property
+    def rotated_dim(self) -> int:
+        return self.head_dim if self.mla is None else self.mla.rope_dim
+
+    @property
     def attention_scale(self) -> float:
         return self.query_scale or 1.0 / math.sqrt(self.head_dim)
 
     def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
-        return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)
+        if self.mla is None:
+            return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)
+        latent_size = self.mla.kv_rank + self.mla.rope_dim
+        return KVLayout(self.num_layers, 1, latent_size, block_size, dtype, state="mla")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def common(rng: random.Random) -> dict[str, Any]:
     }
 
 
-ROPES = ("default", "llama3", "linear", "dynamic", "yarn", "llama3", "yarn")
+ROPES = ("default", "yarn", "llama3", "linear", "dynamic", "llama3", "yarn")
 
 
 def llama(rng: random.Random, i: int) -> Any:
@@ -140,8 +140,56 @@ def qwen3_moe(rng: random.Random, i: int) -> Any:
     return transformers.Qwen3MoeConfig(**qwen_experts(rng, i), attention_bias=rng.random() < 0.5, **window)
 
 
+def deepseek(rng: random.Random, i: int) -> dict[str, Any]:
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["num_key_value_heads"] = fields["num_attention_heads"]
+    parameters = rope(rng, ROPES[i])
+    if parameters["rope_type"] == "yarn":
+        parameters |= {"mscale": 0.8, "mscale_all_dim": 1.2}
+    return {
+        **fields,
+        "rope_parameters": parameters,
+        "attention_bias": i % 2 == 1,
+        "q_lora_rank": (None, 12)[i % 2],
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": (8, 12)[i // 2 % 2],
+        "num_experts_per_tok": 3,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1 + i % 2,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": i % 3,
+        "routed_scaling_factor": 1.5,
+    }
+
+
+def deepseek_v2(rng: random.Random, i: int) -> Any:
+    groups: dict[str, Any] = {}
+    if i % 2:
+        groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+    return transformers.DeepseekV2Config(**deepseek(rng, i), **groups, mlp_bias=i == 1)
+
+
+def deepseek_v3(rng: random.Random, i: int) -> Any:
+    return transformers.DeepseekV3Config(
+        **deepseek(rng, i),
+        n_group=(1, 4)[i % 2],
+        topk_group=(1, 2)[i % 2],
+        norm_topk_prob=i != 2,
+        rope_interleave=i != 3,
+    )
+
+
 DENSE = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
-SPARSE = {"mixtral": mixtral, "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe}
+SPARSE = {
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "deepseek_v2": deepseek_v2,
+    "deepseek_v3": deepseek_v3,
+}
 FAMILIES = {**DENSE, **SPARSE}
 
 
@@ -156,6 +204,9 @@ def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
             if "embed" in name:
                 spread = 1.0
             parameter.add_(torch.randn_like(parameter) * spread)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn_like(buffer) * 0.3)
     model.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB", **saving)
     return model
 
@@ -170,7 +221,7 @@ class Paged:
     ) -> None:
         layout = model.spec.kv_layout(BLOCK, "float32")
         per_seq = CONTEXT // BLOCK
-        shape = (num_seqs * per_seq, 2, layout.num_kv_heads, BLOCK, layout.head_dim)
+        shape = (num_seqs * per_seq, layout.num_planes, layout.num_kv_heads, BLOCK, layout.head_dim)
         self.kv = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(layout.num_layers)]
         ids = list(range(num_seqs * per_seq))
         rng.shuffle(ids)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import ConfigError, UnsupportedModel
 from models.registry import load_model
-from tests.models.checkpoints import CPU, FAMILIES, SPARSE, VOCAB, Paged, make
+from tests.models.checkpoints import BLOCK, CPU, FAMILIES, SPARSE, VOCAB, Paged, make
 
 PROMPT = list(range(2, 40))
 
@@ -49,8 +49,11 @@ def test_bfloat16_agrees_loosely(family: str, tmp_path: Path) -> None:
     assert (similarity.median() if family in SPARSE else similarity.min()) > 0.99
 
 
-def test_every_layer_is_reported_when_its_keys_and_values_are_in_the_pool(tmp_path: Path) -> None:
-    checkpoint(tmp_path)
+@pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
+def test_every_layer_is_reported_when_its_keys_and_values_are_in_the_pool(
+    family: str, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path, family)
     model = load_model(tmp_path, "float32", CPU)
     paged = Paged(model, 1, random.Random(0))
     seen: list[tuple[int, list[bool]]] = []
@@ -61,8 +64,9 @@ def test_every_layer_is_reported_when_its_keys_and_values_are_in_the_pool(tmp_pa
     paged.step([(0, 0, PROMPT)], on_layer)
     layers = range(model.spec.num_layers)
     assert seen == [(layer, [other <= layer for other in layers]) for layer in layers]
+    layout = model.spec.kv_layout(BLOCK, "float32")
     written = paged.kv[0].isfinite().all(-1).sum()
-    assert written == len(PROMPT) * 2 * model.spec.num_kv_heads
+    assert written == len(PROMPT) * layout.num_planes * layout.num_kv_heads
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
@@ -90,6 +94,17 @@ def test_old_checkpoints_hold_frequencies_that_are_not_weights(tmp_path: Path) -
     checkpoint(tmp_path)
     edit(tmp_path, {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
     load_model(tmp_path, "float32", CPU)
+
+
+def test_layers_for_multi_token_prediction_are_left_alone(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "deepseek_v3")
+    num_layers = load_model(tmp_path, "float32", CPU).spec.num_layers
+    edit(tmp_path, {f"model.layers.{num_layers}.eh_proj.weight": torch.zeros(4)})
+    load_model(tmp_path, "float32", CPU)
+    name = f"model.layers.{num_layers + 1}.eh_proj.weight"
+    edit(tmp_path, {name: torch.zeros(4)})
+    with pytest.raises(UnsupportedModel, match=name):
+        load_model(tmp_path, "float32", CPU)
 
 
 def test_tied_checkpoints_may_hold_the_head_too(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def test_two_halves_equal_the_whole(family: str, original: bool, tmp_path: Path)
     def rank(i: int) -> torch.Tensor:
         model = load_model(tmp_path, "float32", CPU, tensor_parallel(i, 2), joins=meeting.joins(i))
         paged = Paged(model, 1, random.Random(0))
-        paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]
+        if model.spec.mla is None:
+            paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]
         return logits(paged)
 
     for got in meeting.run(rank):
@@ -80,7 +81,7 @@ def test_ranks_that_hold_some_experts_equal_the_whole(original: bool, tmp_path: 
         assert load.sum(1).tolist() == [len(PROMPT) * config.num_experts_per_tok] * len(load)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3"])
 def test_stages_equal_the_whole(family: str, tmp_path: Path) -> None:
     reference = divisible(family, tmp_path)
     with torch.inference_mode():

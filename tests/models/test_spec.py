@@ -55,6 +55,34 @@ def test_a_silent_config_means_what_transformers_takes_it_to_mean(architecture: 
     assert spec.logit_soft_cap == getattr(theirs, "final_logit_softcapping", 0.0)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "theirs"),
+    [
+        ("DeepseekV2ForCausalLM", transformers.DeepseekV2Config),
+        ("DeepseekV3ForCausalLM", transformers.DeepseekV3Config),
+    ],
+)
+def test_a_silent_deepseek_config(architecture: str, theirs: Any, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, architecture, num_experts_per_tok=2)
+    meant = theirs(**SIZES, num_experts_per_tok=2)
+    assert spec.mla is not None
+    assert spec.moe is not None
+    assert (spec.num_kv_heads, spec.head_dim) == (1, meant.qk_nope_head_dim + meant.qk_rope_head_dim)
+    assert (spec.mla.q_rank, spec.mla.kv_rank) == (meant.q_lora_rank, meant.kv_lora_rank)
+    assert (spec.mla.rope_dim, spec.mla.value_dim) == (meant.qk_rope_head_dim, meant.v_head_dim)
+    assert (spec.moe.num_experts, spec.moe.intermediate_size) == (
+        meant.n_routed_experts,
+        meant.moe_intermediate_size,
+    )
+    assert spec.moe.shared_size == meant.n_shared_experts * meant.moe_intermediate_size
+    assert spec.moe.sparse == tuple(i >= meant.first_k_dense_replace for i in range(4))
+    assert (spec.moe.routing.scale, spec.moe.routing.num_groups) == (
+        meant.routed_scaling_factor,
+        meant.n_group or 1,
+    )
+    assert (spec.qkv_bias, spec.mlp_bias, spec.tied) == (False, False, False)
+
+
 def test_null_is_not_silence(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "MistralForCausalLM", sliding_window=None).windows == (0,) * 4
     gemma = spec_of(tmp_path, "Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)
@@ -85,6 +113,13 @@ def test_kv_layout(tmp_path: Path) -> None:
     layout = spec_of(tmp_path, num_key_value_heads=8, head_dim=20).kv_layout(16, "bfloat16")
     assert layout.token_bytes == 2 * 4 * 8 * 20 * 2
     assert layout.block_size == 16
+
+
+def test_latent_kv_layout(tmp_path: Path) -> None:
+    """576 numbers for each token and layer, whatever the heads: DeepSeek-V3's cache."""
+    layout = spec_of(tmp_path, "DeepseekV3ForCausalLM").kv_layout(16, "bfloat16")
+    assert (layout.state, layout.num_kv_heads, layout.head_dim) == ("mla", 1, 576)
+    assert layout.token_bytes == 4 * 576 * 2
 
 
 def test_generation_config(tmp_path: Path) -> None:
@@ -126,7 +161,30 @@ def test_generation_config(tmp_path: Path) -> None:
         ({"head_dim": 7}, "head_dim 7 is odd"),
         (
             {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
-            "num_experts_per_tok 9 is more than the 8 experts",
+            "num_experts_per_tok 9 is more than the 8 experts to choose from",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "n_group": 7},
+            "256 experts cannot be divided into n_group 7",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "topk_group": 9},
+            "topk_group 9 is not between 1 and n_group 8",
+        ),
+        (
+            {"architectures": ["DeepseekV3ForCausalLM"], "n_group": 256, "topk_group": 256},
+            "n_group 256 leaves 1 experts",
+        ),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "scoring_func": "softmax"}, "scoring_func 'softmax'"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "moe_layer_freq": 2}, "moe_layer_freq 2"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "qk_rope_head_dim": 7}, "head_dim 7 is odd"),
+        (
+            {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 2, "topk_method": "best"},
+            "topk_method 'best'",
+        ),
+        (
+            {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 2, "norm_topk_prob": True},
+            "norm_topk_prob",
         ),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),

@@ -1,0 +1,109 @@
+"""Multi-head latent attention: the cache holds one latent for each token, from which the heads' keys and values can be made."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.joins import Joins
+from kernels.ops import Ops
+from models.attention import Step
+from models.spec import MlaSpec, ModelSpec
+from models.weights import Checkpoint
+
+_EPS = 1e-6
+"""Of the norms inside attention, whatever the model's other norms use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Down:
+    """To a low rank, normalised there."""
+
+    weight: Tensor
+    bias: Tensor | None
+    norm: Tensor
+
+
+class LatentAttention:
+    """Over as many heads as this rank has weights of; the latent is the same on every rank."""
+
+    def __init__(
+        self, spec: ModelSpec, index: int, checkpoint: Checkpoint, prefix: str, ops: Ops, joins: Joins
+    ) -> None:
+        mla, hidden = spec.mla, spec.hidden_size
+        assert mla is not None
+        self._ops, self._joins, self._index, self._mla = ops, joins, index, mla
+        self._scale = spec.attention_scale
+        self._q_down, self._q = _read_queries(spec, mla, checkpoint, prefix)
+        self._kv_down = _read_down(
+            spec, checkpoint, prefix, ("kv_a_proj_with_mqa", "kv_a_layernorm"), mla.kv_rank, mla.rope_dim
+        )
+        if mla.interleaved:
+            order = _halves_order(mla.kv_rank, mla.rope_dim)
+            down = self._kv_down
+            bias = None if down.bias is None else down.bias[order]
+            self._kv_down = _Down(down.weight[order], bias, down.norm)
+        up = checkpoint.take(
+            f"{prefix}kv_b_proj.weight", (spec.num_heads * (mla.nope_dim + mla.value_dim), mla.kv_rank)
+        ).unflatten(0, (-1, mla.nope_dim + mla.value_dim))
+        self._k_up, self._v_up = up[:, : mla.nope_dim].contiguous(), up[:, mla.nope_dim :].contiguous()
+        self._out = checkpoint.take(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
+        self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
+
+    def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
+        ops = self._ops
+        ops.write_latent(self._latent(x, step), kv_layer, step.meta)
+        if step.on_layer is not None:
+            step.on_layer(self._index)
+        attended = ops.latent_attention(
+            self._queries(x, step), kv_layer, step.meta, self._scale, self._k_up, self._v_up
+        )
+        out = self._joins.sum_partial(ops.linear(attended.flatten(1), self._out, None))
+        return out if self._out_bias is None else out + self._out_bias
+
+    def _latent(self, x: Tensor, step: Step) -> Tensor:
+        """(T, hidden) -> (T, kv_rank + rope_dim)"""
+        ops, down, rank = self._ops, self._kv_down, self._mla.kv_rank
+        both = ops.linear(x, down.weight, down.bias)
+        rotated = ops.rope(both[:, None, rank:], step.cos, step.sin)[:, 0]
+        return torch.cat((ops.rms_norm(both[:, :rank], down.norm, _EPS), rotated), -1)
+
+    def _queries(self, x: Tensor, step: Step) -> Tensor:
+        """(T, hidden) -> (T, heads, nope_dim + rope_dim)"""
+        ops, down, mla = self._ops, self._q_down, self._mla
+        if down is not None:
+            x = ops.rms_norm(ops.linear(x, down.weight, down.bias), down.norm, _EPS)
+        q = ops.linear(x, self._q, None).unflatten(-1, (-1, mla.nope_dim + mla.rope_dim))
+        rotated = ops.rope(q[..., mla.nope_dim :], step.cos, step.sin)
+        return torch.cat((q[..., : mla.nope_dim], rotated), -1)
+
+
+def _read_queries(
+    spec: ModelSpec, mla: MlaSpec, checkpoint: Checkpoint, prefix: str
+) -> tuple[_Down | None, Tensor]:
+    dim = mla.nope_dim + mla.rope_dim
+    if mla.q_rank:
+        down = _read_down(spec, checkpoint, prefix, ("q_a_proj", "q_a_layernorm"), mla.q_rank, 0)
+        weight = checkpoint.take(f"{prefix}q_b_proj.weight", (spec.num_heads * dim, mla.q_rank))
+    else:
+        down = None
+        weight = checkpoint.take(f"{prefix}q_proj.weight", (spec.num_heads * dim, spec.hidden_size))
+    if mla.interleaved:
+        weight = weight.unflatten(0, (-1, dim))[:, _halves_order(mla.nope_dim, mla.rope_dim)].flatten(0, 1)
+    return down, weight
+
+
+def _read_down(
+    spec: ModelSpec, checkpoint: Checkpoint, prefix: str, names: tuple[str, str], rank: int, more: int
+) -> _Down:
+    projection, norm = names
+    weight = checkpoint.take(f"{prefix}{projection}.weight", (rank + more, spec.hidden_size))
+    bias = checkpoint.take(f"{prefix}{projection}.bias", (rank + more,)) if spec.qkv_bias else None
+    return _Down(weight, bias, checkpoint.take(f"{prefix}{norm}.weight", (rank,), torch.float32))
+
+
+def _halves_order(start: int, count: int) -> list[int]:
+    """Rows in an order that puts the first of each neighbouring pair behind `start` into the first half, the second into the
+    second: pairs are then where `Ops.rope` rotates them. Scores do not change when queries and keys are reordered alike."""
+    end = start + count
+    return [*range(start), *range(start, end, 2), *range(start + 1, end, 2)]
