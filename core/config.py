@@ -51,6 +51,10 @@ class EngineConfig(_Frozen):
     """Folder of the disk cache; instances on one host may share it, each takes a file of its own."""
     num_threads: int = Field(default=1, ge=1)
     """Compute threads of one rank on a CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where an instance computes; `auto`: on the first GPU that its process sees, or on the CPU without one."""
+    kernels: Literal["auto", "triton", "torch"] = "auto"
+    """Which operations run on a GPU; `auto`: Triton's where it is installed. CPUs have PyTorch's."""
 
 
 class TransferConfig(_Frozen):

@@ -1,19 +1,21 @@
 """One rank: executes a StepPlan on its model and its KV pool, synchronously and in order."""
 
 import time
+from collections.abc import Callable
 
 import torch
 
+from core.kv import num_blocks_for
 from core.plan import Sampled, StepPlan, StepResult
 from core.ports import LayerSink
 from engine.batch import RankSeq, build_batch
-from engine.kvpool import KVPool
+from engine.kvpool import Pool
 from engine.sampler import sample
 from models.model import Model
 
 
 class Runner:
-    def __init__(self, model: Model, pool: KVPool, block_size: int, sink: LayerSink | None = None) -> None:
+    def __init__(self, model: Model, pool: Pool, block_size: int, sink: LayerSink | None = None) -> None:
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._device = pool.layers[0].device
         self._seqs: dict[str, RankSeq] = {}
@@ -27,19 +29,46 @@ class Runner:
         for new in plan.new:
             self._seqs[new.key] = RankSeq(new)
         self._pool.copy_blocks(plan.copies)
+        self._take_in(plan)
         seqs = [self._seqs[item.key] for item in plan.work]
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
         hidden = self._model.forward(
-            batch.tokens, batch.positions, self._pool.layers, batch.meta, self._layer_hook(plan)
+            batch.tokens,
+            batch.positions,
+            self._pool.layers,
+            batch.meta,
+            self._layer_hook(plan, batch.meta.slots),
         )
         sampled = self._sample(plan, seqs, hidden[batch.sample_rows])
+        self._pool.synchronise()
         return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
 
-    def _layer_hook(self, plan: StepPlan):
-        if self._sink is None or not any(item.push for item in plan.work):
-            return None
-        layer_done = self._sink.step_started(plan)
-        return lambda layer: layer_done(0, layer)
+    def _take_in(self, plan: StepPlan) -> None:
+        """Whatever of new sequences is computed already may have been computed elsewhere."""
+        if not self._pool.is_mirrored:
+            return
+        new = {seq.key for seq in plan.new}
+        known = [
+            item.block_ids[: num_blocks_for(item.start, self._block_size)]
+            for item in plan.work
+            if item.key in new
+        ]
+        if blocks := [block for ids in known for block in ids]:
+            self._pool.arrived(torch.tensor(blocks, dtype=torch.int64))
+
+    def _layer_hook(self, plan: StepPlan, slots: torch.Tensor) -> Callable[[int], None] | None:
+        pushed = self._sink is not None and any(item.push for item in plan.work)
+        layer_done = self._sink.step_started(plan) if self._sink is not None and pushed else None
+        if not self._pool.is_mirrored:
+            return None if layer_done is None else lambda layer: layer_done(0, layer)
+
+        def written(layer: int) -> None:
+            self._pool.written(layer, slots)
+            if layer_done is not None:
+                self._pool.synchronise()
+                layer_done(0, layer)
+
+        return written
 
     def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
         chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]

@@ -83,7 +83,7 @@ def _shape(row: torch.Tensor, seq: RankSeq) -> None:
         row[list(sampling.masked_until_min)] = -torch.inf
     history = seq.tokens[: seq.num_tokens]
     if sampling.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(history))
+        seen = torch.from_numpy(np.unique(history)).to(row.device)
         values = row[seen]
         row[seen] = torch.where(
             values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
@@ -91,22 +91,25 @@ def _shape(row: torch.Tensor, seq: RankSeq) -> None:
     if (sampling.presence_penalty or sampling.frequency_penalty) and num_output:
         ids, counts = np.unique(history[seq.num_prompt :], return_counts=True)
         penalty = sampling.presence_penalty + sampling.frequency_penalty * torch.from_numpy(counts).float()
-        row[torch.from_numpy(ids)] -= penalty
+        row[torch.from_numpy(ids).to(row.device)] -= penalty.to(row.device)
 
 
 def distribution(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> torch.Tensor:
     """(N, V) shaped logits of rows with temperature > 0 -> (N, V) probabilities, zero where a token may not be drawn.
 
     Rows that are cut by min-p or top-p need not add up to one."""
-    temperature = torch.tensor([s.temperature for s in sampling])
+    device = logits.device
+    temperature = torch.tensor([s.temperature for s in sampling], device=device)
     logits = logits / temperature[:, None]
     if any(s.top_k > 0 for s in sampling):
         logits = _top_k(logits, [s.top_k for s in sampling])
     probs = torch.softmax(logits, -1)
     if any(s.top_p < 1 for s in sampling):
-        probs = _top_p(probs, torch.tensor([s.top_p for s in sampling]))
+        probs = _top_p(probs, torch.tensor([s.top_p for s in sampling], device=device))
     if any(s.min_p > 0 for s in sampling):
-        floor = torch.tensor([s.min_p for s in sampling])[:, None] * probs.amax(-1, keepdim=True)
+        floor = torch.tensor([s.min_p for s in sampling], device=device)[:, None] * probs.amax(
+            -1, keepdim=True
+        )
         probs = probs.masked_fill(probs < floor, 0.0)
     return probs
 
@@ -114,13 +117,13 @@ def distribution(logits: torch.Tensor, sampling: Sequence[SamplingParams]) -> to
 def _draw(probs: torch.Tensor, seqs: Sequence[RankSeq]) -> torch.Tensor:
     cumulative = probs.double().cumsum(-1)
     numbers = [uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt) for seq in seqs]
-    targets = torch.tensor(numbers, dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    targets = torch.tensor(numbers, dtype=torch.float64, device=probs.device)[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)
 
 
 def _top_k(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:
     vocab = logits.shape[1]
-    ks = torch.tensor([min(k, vocab) if k > 0 else vocab for k in top_k])
+    ks = torch.tensor([min(k, vocab) if k > 0 else vocab for k in top_k], device=logits.device)
     largest = logits.topk(int(min(vocab, max(k for k in top_k))), -1).values
     threshold = largest.gather(1, (ks.clamp(max=largest.shape[1]) - 1)[:, None])
     keep_all = (ks == vocab)[:, None]

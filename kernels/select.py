@@ -1,14 +1,39 @@
 """Which implementation of the operations runs on a device."""
 
+import logging
+from importlib.util import find_spec
+from typing import Literal
+
 import torch
 
+from core.errors import ConfigError
 from kernels.ops import Ops
 from kernels.ref import reference_ops
 
+Kernels = Literal["auto", "triton", "torch"]
 
-def select_ops(device: torch.device) -> Ops:
-    """The fastest implementation that works on `device`; pure PyTorch works on all of them.
+_log = logging.getLogger(__name__)
+_HAS_TRITON = torch.cuda.is_available() and find_spec("triton") is not None
+if _HAS_TRITON:
+    from kernels.triton.ops import triton_ops
+else:
+    triton_ops = reference_ops
 
-    One model's, on one thread: implementations may keep scratch memory."""
-    del device
-    return reference_ops()
+
+def select_ops(device: torch.device, wanted: Kernels = "auto") -> Ops:
+    """The fastest implementation that works on `device`, or the `wanted` one; pure PyTorch works on all of them.
+
+    One model's, on one thread: implementations may keep scratch memory. Raises ConfigError."""
+    if device.type == "cpu":
+        if wanted == "triton":
+            raise ConfigError(
+                "engine.kernels is triton, whose kernels run on GPUs only; on a CPU use torch or auto"
+            )
+        return reference_ops()
+    if wanted == "triton" and not _HAS_TRITON:
+        raise ConfigError(
+            "engine.kernels is triton, but triton is not installed: pip install 'baton-serve[triton]'"
+        )
+    chosen = "torch" if wanted == "torch" or not _HAS_TRITON else "triton"
+    _log.info("kernels on %s: %s", torch.cuda.get_device_name(device), chosen)
+    return triton_ops() if chosen == "triton" else reference_ops()

@@ -6,7 +6,7 @@ import torch
 
 from core.errors import UnsupportedModel
 from kernels.joins import ONE_RANK, Joins
-from kernels.select import select_ops
+from kernels.select import Kernels, select_ops
 from models.families import read_spec
 from models.model import Model
 from models.spec import DTYPES, ModelSpec
@@ -31,11 +31,12 @@ def load_model(
     shard: Shard = whole,
     layers: range | None = None,
     joins: Joins = ONE_RANK,
+    kernels: Kernels = "auto",
 ) -> Model:
     """The model, or what `shard` and `layers` say of it is this rank's. Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
     checkpoint = Checkpoint(folder, torch_dtype, device, shard)
-    model = Model(spec, select_ops(device), checkpoint, device, layers, joins)
+    model = Model(spec, select_ops(device, kernels), checkpoint, device, layers, joins)
     checkpoint.close()
     return model

@@ -13,6 +13,7 @@ from core.plan import StepPlan
 from core.ports import LayerDone
 from core.types import Request, SamplingParams
 from engine.kvpool import KVPool
+from engine.mirror import MirroredPool
 from engine.policy import FifoPolicy
 from engine.runner import Runner
 from engine.scheduler import StepScheduler
@@ -32,12 +33,15 @@ class Sink:
 
 class Instance:
     def __init__(
-        self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, **config: object
-    ) -> None:
+        self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, mirrored: bool = False,
+        **config: object,
+    ) -> None:  # fmt: skip
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
         shard = KVShard.whole(model.spec.kv_layout(settings.block_size, "float32"))
         buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN: must never be read
-        pool = KVPool(shard, num_blocks, buffer, CPU)
+        self.buffer = buffer
+        pool = MirroredPool(shard, num_blocks, buffer, CPU) if mirrored else KVPool(shard, num_blocks, buffer)
+        self.pool = pool
         self.step = Runner(model, pool, settings.block_size, sink).step
         self.scheduler = StepScheduler(settings, num_blocks, 128, FifoPolicy())
         self.depth = depth

@@ -1,0 +1,73 @@
+"""A KV pool in a GPU's memory, with a copy in host memory that transports and lower tiers read and write.
+
+Invariant: what the device has written of a block is in the host's copy when the step ends, so that the host's copy of any block
+is always whole and may be brought to the device again. The GPU itself moves the bytes, through a mapping of the host's memory:
+each vector written costs its bytes on the bus once, and so does a block that is first read after others may have filled it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.errors import ConfigError
+from core.kv import KVShard
+from core.plan import BlockCopy
+from engine.kvpool import pool_tensor
+
+
+class MirroredPool:
+    """engine.kvpool.Pool. On a CPU the two memories are separate all the same, which is how it is tested."""
+
+    is_mirrored = True
+
+    def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
+        self._host = _seen_by(device, pool_tensor(shard, num_blocks, buffer))
+        self._pool = torch.zeros(self._host.shape, dtype=self._host.dtype, device=device)
+        self._block_size = shard.layout.block_size
+        self._device = device
+        self.layers: list[Tensor] = list(self._pool.unbind(0))
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            for memory in (self._host, self._pool):
+                memory[:, copy.dst, :, :, : copy.num_tokens] = memory[:, copy.src, :, :, : copy.num_tokens]
+
+    def arrived(self, blocks: Tensor) -> None:
+        ids = blocks.to(self._device)
+        self._pool[:, ids] = self._host[:, ids]
+
+    def written(self, layer: int, slots: Tensor) -> None:
+        block, offset = slots // self._block_size, slots % self._block_size
+        self._host[layer][block, :, :, offset] = self.layers[layer][block, :, :, offset]
+
+    def synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+
+class _DeviceMemory:
+    """What torch makes a tensor of, without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "data": (address, False),
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _seen_by(device: torch.device, host: Tensor) -> Tensor:
+    """`host`'s memory as a tensor of `device`: pages are locked, and mapped at the same addresses. Raises ConfigError."""
+    if device.type == "cpu":
+        return host
+    address, num_bytes = host.data_ptr(), host.nbytes
+    failure = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+    if failure:
+        raise ConfigError(
+            f"CUDA could not lock the KV pool's {num_bytes} bytes of host memory (error {failure}): raise the limit of locked "
+            "memory (ulimit -l), or lower engine.kv_bytes"
+        )
+    flat = torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)
+    return flat.view(host.dtype).view(host.shape)
