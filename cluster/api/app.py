@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -27,13 +27,14 @@ from cluster.api.generator import ChatTokenizer, Generator
 from cluster.api.params import ApiSettings
 from cluster.api.responses import ClientGone, events, streamed, whole
 from cluster.api.shapes import ChatShape, CompletionShape, Shape
+from cluster.dashboard.page import load_page
 from cluster.observers import Observers
 from core.errors import BatonError, ReplicaLost, RequestError
 from core.types import Request
 
 log = logging.getLogger(__name__)
 
-_OPEN_ROUTES = ("/health", "/ready")
+_OPEN_ROUTES = ("/health", "/ready", "/dashboard")
 _CLIENT_GONE = 499
 _INLINE_BYTES = 8192
 """Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
@@ -48,7 +49,7 @@ def create_app(
     access: Access,
     observers: Observers,
 ) -> FastAPI:
-    """The API over `generator`. Every route but health and readiness asks for a key when `access` knows any."""
+    """The API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, tokenizer, settings, access, observers)
     routes: list[tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]] = [
@@ -62,6 +63,7 @@ def create_app(
         ("GET", "/ready", api.ready),
         ("GET", "/metrics", api.serve_metrics),
         ("GET", "/cluster", api.cluster),
+        ("GET", "/dashboard", api.dashboard),
     ]
     for method, path, handler in routes:
         app.add_api_route(path, api.guarded(path, handler), methods=[method], response_model=None)
@@ -90,6 +92,7 @@ class _Api:
         self._generator, self._tokenizer, self._settings = generator, tokenizer, settings
         self._access, self._observers, self._metrics = access, observers, observers.ingress
         self._runner = ChoiceRunner(generator, tokenizer, observers.ingress)
+        self._page, self._page_headers = load_page()
         self._started = int(time.time())
 
     def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
@@ -224,6 +227,9 @@ class _Api:
             "links": [asdict(one) for one in recent.links(now)],
         }
         return JSONResponse(status | watched)
+
+    async def dashboard(self, http: HttpRequest) -> Response:
+        return HTMLResponse(self._page, headers=self._page_headers)
 
     async def _answer(
         self, http: HttpRequest, body: schema.Common, choices: list[Choice], num_prompts: int, shape: Shape

@@ -1,0 +1,21 @@
+"""The page and the headers it is served with. It holds no secret and may be fetched without a key; what it asks for may not."""
+
+import base64
+import hashlib
+from pathlib import Path
+
+_FILE = Path(__file__).with_name("page.html")
+
+
+def load_page() -> tuple[str, dict[str, str]]:
+    """The HTML, and headers that let it run its own script, ask its own server and nothing else."""
+    html = _FILE.read_text(encoding="utf-8")
+    script = html.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    return html, {
+        "Content-Security-Policy": f"{policy}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
