@@ -63,7 +63,8 @@ def _seen_by(device: torch.device, host: Tensor) -> Tensor:
     if device.type == "cpu":
         return host
     address, num_bytes = host.data_ptr(), host.nbytes
-    failure = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, 0))
+    cudart: Any = torch.cuda.cudart()
+    failure = int(cudart.cudaHostRegister(address, num_bytes, 0))
     if failure:
         raise ConfigError(
             f"CUDA could not lock the KV pool's {num_bytes} bytes of host memory (error {failure}): raise the limit of locked "
