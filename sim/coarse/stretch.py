@@ -29,8 +29,5 @@ class Stretch:
         elapsed_s = max(0.0, now - self.began_s)
         half = self.slope_s / 2
         linear = self.first_s - half
-        if half < 1e-15:
-            done = elapsed_s / self.first_s
-        else:
-            done = (math.sqrt(linear * linear + 4 * half * elapsed_s) - linear) / (2 * half)
+        done = 2 * elapsed_s / (linear + math.sqrt(linear * linear + 4 * half * elapsed_s))
         return min(int(done + 1e-9), self.num_steps)

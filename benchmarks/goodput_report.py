@@ -1,0 +1,103 @@
+"""What the cells of `benchmarks.goodput` say together: means against the best static and dynamic baseline, a picture."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from sim.baselines.table import SCHEDULERS
+
+OURS = ("baton", "baton-split")
+_FLOOR = 1e-3
+"""Requests per second and GPU, in place of nothing at all in a geometric mean."""
+
+
+def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
+    """Every cell counts once; `ratio` compares with whichever baseline of the kind is best in the mean over all cells."""
+    summary: dict[str, Any] = {}
+    for target in ("0.9", "0.99"):
+        table = _table(result["cells"], target)
+        means = {name: _geometric(list(values.values())) for name, values in table.items()}
+        best = {
+            kind: max(
+                (name for name, entry in SCHEDULERS.items() if entry.kind == kind and name not in OURS),
+                key=lambda name: means.get(name, 0.0),
+            )
+            for kind in ("static", "dynamic")
+        }
+        bounds = {
+            name.rsplit("/", 1)[0]: v for name, v in result["bound"].items() if name.endswith("/" + target)
+        }
+        summary[target] = {
+            "geometric_mean_goodput": {
+                n: round(m, 4) for n, m in sorted(means.items(), key=lambda kv: -kv[1])
+            },
+            "best": best,
+            "ours": {
+                ours: {
+                    **{
+                        f"ratio_to_best_{kind}": round(means[ours] / means[name], 3)
+                        for kind, name in best.items()
+                    },
+                    "worst_cell_against_any": round(_worst(table, ours), 3),
+                    "share_of_bound": round(means[ours] / _geometric([*bounds.values()]), 3),
+                }
+                for ours in OURS
+            },
+        }
+    _draw(result, picture)
+    return summary
+
+
+def _table(cells: dict[str, Any], target: str) -> dict[str, dict[str, float]]:
+    """Scheduler -> trace/slo/seed -> goodput; of the runs that tuned the ratio only the best."""
+    table: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, cell in cells.items():
+        where, scheduler, _ = name.rsplit("/", 2)
+        table[scheduler][where] = max(table[scheduler].get(where, 0.0), cell["goodput"][target])
+    return table
+
+
+def _geometric(values: list[float]) -> float:
+    product = 1.0
+    for value in values:
+        product *= max(value, _FLOOR) ** (1 / len(values))
+    return product
+
+
+def _worst(table: dict[str, dict[str, float]], ours: str) -> float:
+    return min(
+        max(value, _FLOOR)
+        / max(max(other.get(where, 0.0), _FLOOR) for name, other in table.items() if name not in OURS)
+        for where, value in table[ours].items()
+    )
+
+
+def _draw(result: dict[str, Any], picture: Path) -> None:
+    table = _table(result["cells"], "0.9")
+    groups = sorted({where.rsplit("/", 1)[0] for values in table.values() for where in values})
+    figure, axes = pyplot.subplots(figsize=(13, 5))
+    width = 0.8 / len(table)
+    for number, (name, values) in enumerate(sorted(table.items(), key=lambda item: item[0] not in OURS)):
+        heights = [
+            _geometric([v for where, v in values.items() if where.startswith(group + "/")])
+            for group in groups
+        ]
+        places = [i + number * width for i in range(len(groups))]
+        axes.bar(places, heights, width, label=name, hatch="//" if name in OURS else "")
+    for i, group in enumerate(groups):
+        at = [
+            v for name, v in result["bound"].items() if name.startswith(group + "/") and name.endswith("/0.9")
+        ]
+        axes.hlines(_geometric(at), i - width, i + 0.8, colors="black", linestyles="dotted")
+    axes.set_xticks([i + 0.4 for i in range(len(groups))], groups, rotation=15)
+    axes.set_yscale("log")
+    axes.set_ylabel("requests/s per GPU at 90 % attainment (dotted: clairvoyant bound)")
+    axes.legend(ncols=4, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=90)
+    pyplot.close(figure)
