@@ -28,7 +28,7 @@ def latent_attention(
     out = q.new_empty(len(q), q.shape[1], v_up.shape[1])
     for i, (query_len, context_len) in enumerate(zip(meta.query_lens, meta.context_lens, strict=True)):
         rows = slice(meta.query_starts[i], meta.query_starts[i + 1])
-        latents = kv_layer[meta.block_tables[i]].flatten(0, 3)[:context_len]
+        latents = kv_layer[meta.block_tables[i].to(kv_layer.device)].flatten(0, 3)[:context_len]
         attend = _expanded if expanding_pays(query_len, q.shape[-1], k_up, v_up) else _absorbed
         out[rows] = attend(q[rows], latents, scale, k_up, v_up)
     return out

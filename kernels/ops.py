@@ -76,6 +76,9 @@ class Ops:
     """(x (T, 2N)) -> silu(x[:, :N]) * x[:, N:]"""
     gelu_tanh_mul: Callable[[Tensor], Tensor]
     """The same with GELU's tanh approximation."""
+    clamped_swiglu: Callable[[Tensor, float, float], Tensor]
+    """(x (T, 2N), alpha, limit) -> g * sigmoid(alpha * g) * (u + 1), g being x[:, :N] where it is at most `limit`, and u being
+    x[:, N:] where it is between -limit and limit."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M)"""
     write_kv: Callable[[Tensor, Tensor, Tensor, AttentionMeta], None]

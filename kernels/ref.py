@@ -32,6 +32,12 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
 def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
     num_heads, block_size, head_dim = kv_layer.shape[2:]
     if (rows := meta.cache.get("write_rows")) is None:
@@ -51,6 +57,7 @@ def reference_ops() -> Ops:
         rope=rope,
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
+        clamped_swiglu=clamped_swiglu,
         linear=F.linear,
         write_kv=write_kv,
         paged_attention=PagedAttention(),

@@ -32,8 +32,29 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "GptOssForCausalLM": {
+        "attention_bias": True,
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "rope_theta": 150000.0,
+        "sliding_window": 128,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+    },
 }
 """As in `dense_families`."""
+
+
+_GPT_OSS_ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 def mixtral(config: Config) -> ModelSpec:
@@ -67,6 +88,32 @@ def qwen3_moe(config: Config) -> ModelSpec:
     spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm=True, moe=_qwen_experts(config))
     window = int(config["sliding_window"] or 0) if config.get("use_sliding_window") else 0
     return replace(spec, windows=(window,) * spec.num_layers)
+
+
+def gpt_oss(config: Config) -> ModelSpec:
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        config = {**config, "rope_parameters": _GPT_OSS_ROPE}
+    spec, bias = common(config), bool(config["attention_bias"])
+    moe = MoeSpec(
+        num_experts=count(config, "num_local_experts"),
+        intermediate_size=spec.intermediate_size,
+        routing=Routing(count(config, "num_experts_per_tok")),
+        sparse=(True,) * spec.num_layers,
+        by_turns=True,
+        mxfp4=(config.get("quantization_config") or {}).get("quant_method") == "mxfp4",
+        router="router",
+        router_bias=True,
+    )
+    return replace(
+        spec,
+        activation="clamped_swiglu",
+        swiglu=(float(config["swiglu_alpha"]), float(config["swiglu_limit"])),
+        qkv_bias=bias,
+        out_bias=bias,
+        sinks=True,
+        windows=windows(config, lambda layer: layer % 2 == 0),
+        moe=moe,
+    )
 
 
 def _qwen_experts(config: Config) -> MoeSpec:

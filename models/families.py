@@ -20,6 +20,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
+    "GptOssForCausalLM": expert.gpt_oss,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
 }
@@ -36,13 +37,9 @@ def read_spec(folder: Path) -> ModelSpec:
         raise UnsupportedModel(
             f"architecture {names[0]!r} is not supported; Baton serves {', '.join(_FAMILIES)}"
         )
-    if config.get("quantization_config"):
-        method = dict(config["quantization_config"]).get("quant_method", "unknown")
-        raise UnsupportedModel(
-            f"quantization_config ({method}) is not supported: use a float32 or bfloat16 checkpoint"
-        )
     try:
-        spec = family({**_DEFAULTS[names[0]], **config})
+        fp8_block = _fp8_block(config)
+        spec = replace(family({**_DEFAULTS[names[0]], **config}), fp8_block=fp8_block)
         _check(spec)
         return _with_generation_config(spec, config, folder)
     except KeyError as error:
@@ -51,6 +48,23 @@ def read_spec(folder: Path) -> ModelSpec:
         raise UnsupportedModel(
             f"config.json or generation_config.json in {folder} holds a value of the wrong kind: {error}"
         ) from None
+
+
+def _fp8_block(config: Config) -> tuple[int, int] | None:
+    """Raises UnsupportedModel for every quantisation but FP8 in blocks and gpt-oss's MXFP4."""
+    asked = config.get("quantization_config")
+    if not asked:
+        return None
+    method, block = asked.get("quant_method", "unknown"), asked.get("weight_block_size")
+    if method == "mxfp4" and config["architectures"][0] == "GptOssForCausalLM":
+        return None
+    if method == "fp8" and block:
+        rows, columns = (int(size) for size in block)
+        return rows, columns
+    how = "fp8 without weight_block_size" if method == "fp8" else method
+    raise UnsupportedModel(
+        f"quantization_config ({how}) is not supported: use a float32, bfloat16 or block-wise FP8 checkpoint"
+    )
 
 
 def _check(spec: ModelSpec) -> None:

@@ -33,7 +33,7 @@ class Layer:
             self._mlp = Moe(spec, index, checkpoint, block, load, ops, joins)
         else:
             sizes = (spec.hidden_size, spec.intermediate_size)
-            activate = activation_of(ops, spec.activation)
+            activate = activation_of(spec, ops)
             self._mlp = Mlp(checkpoint, f"{prefix}mlp.", sizes, spec.mlp_bias, activate, ops, joins)
 
         def norm(name: str) -> Tensor:

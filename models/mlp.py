@@ -7,13 +7,20 @@ from torch import Tensor
 
 from kernels.joins import Joins
 from kernels.ops import Ops
-from models.spec import Activation
+from models.spec import ModelSpec
 from models.weights import Checkpoint
 
 
-def activation_of(ops: Ops, name: Activation) -> Callable[[Tensor], Tensor]:
-    """(T, 2N) -> (T, N)"""
-    return ops.silu_mul if name == "silu" else ops.gelu_tanh_mul
+def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
+    """(T, 2N), gates and then ups -> (T, N)"""
+    match spec.activation:
+        case "silu":
+            return ops.silu_mul
+        case "gelu_tanh":
+            return ops.gelu_tanh_mul
+        case "clamped_swiglu":
+            alpha, limit = spec.swiglu
+            return lambda x: ops.clamped_swiglu(x, alpha, limit)
 
 
 class Mlp:

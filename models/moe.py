@@ -27,13 +27,19 @@ class Moe:
         moe, hidden = spec.moe, spec.hidden_size
         assert moe is not None
         self._ops, self._joins, self._index, self._load = ops, joins, index, load
-        self._routing, self._activate = moe.routing, activation_of(ops, spec.activation)
-        self._router = checkpoint.take(f"{prefix}gate.weight", (moe.num_experts, hidden), torch.float32)
+        self._routing, self._activate = moe.routing, activation_of(spec, ops)
+        router, shape = f"{prefix}{moe.router}", (moe.num_experts, hidden)
+        self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
+        if moe.router_bias:
+            self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
         self._choice_bias = None
         if moe.choice_bias:
-            name = f"{prefix}gate.e_score_correction_bias"
-            self._choice_bias = checkpoint.take(name, (moe.num_experts,), torch.float32)
+            name = f"{router}.e_score_correction_bias"
+            self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
         self._held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
+        self._down_bias = None
+        if moe.by_turns:
+            self._down_bias = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)
         self._shared = self._shared_gate = None
         if moe.shared_size:
             self._shared = Mlp(
@@ -50,11 +56,13 @@ class Moe:
 
     def __call__(self, x: Tensor) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
-        logits = self._ops.linear(x.float(), self._router, None)
+        logits = self._ops.linear(x.float(), self._router, self._router_bias)
         experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
         chosen = experts.flatten()
         self._load.index_add_(0, chosen, torch.ones_like(chosen))
         out = self._joins.experts(self._index, x, experts, weights, self._local)
+        if self._down_bias is not None:
+            out = out + self._weighted(self._down_bias, experts, weights).to(out.dtype)
         if self._shared is None:
             return out
         shared = self._shared(x)
@@ -64,3 +72,10 @@ class Moe:
 
     def _local(self, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
         return self._ops.experts(x, slots, weights, self._held, self._activate)
+
+    @staticmethod
+    def _weighted(biases: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """(E, hidden) -> (T, hidden). Every rank has all of these biases and adds them behind the joins, so that none counts
+        twice where several ranks hold parts of one expert."""
+        shares = torch.zeros(len(experts), len(biases), device=weights.device).scatter_(1, experts, weights)
+        return shares @ biases

@@ -36,7 +36,7 @@ def load_model(
     """The model, or what `shard` and `layers` say of it is this rank's. Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
-    checkpoint = Checkpoint(folder, torch_dtype, device, shard)
+    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.fp8_block)
     model = Model(spec, select_ops(device, kernels), checkpoint, device, layers, joins)
     checkpoint.close()
     return model

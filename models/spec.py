@@ -12,7 +12,7 @@ from core.kv import KVLayout
 from kernels.routing import Routing
 
 DTYPES = ("float32", "bfloat16")
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 _ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
     "default": (),
@@ -40,6 +40,12 @@ class MoeSpec:
     """Which layers have experts; the others have the model's dense block."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """What a checkpoint calls the matrices of a single expert."""
+    by_turns: bool = False
+    """All experts in one tensor, transposed, in which gates and ups take turns; each matrix has a bias."""
+    mxfp4: bool = False
+    """The same, not transposed and four bits to a weight."""
+    router: str = "gate"
+    router_bias: bool = False
     choice_bias: bool = False
     """The router has e_score_correction_bias."""
     shared_size: int = 0
@@ -82,7 +88,11 @@ class ModelSpec:
     tied: bool
     dtype: str
     """Of the checkpoint."""
+    fp8_block: tuple[int, int] | None = None
+    """Matrices may be stored as FP8, one scale to so many rows and columns."""
     activation: Activation = "silu"
+    swiglu: tuple[float, float] = (1.0, 0.0)
+    """Of clamped_swiglu: alpha and limit."""
     windows: tuple[int, ...] = ()
     """For each layer how many tokens it attends to; 0: all."""
     qkv_bias: bool = False

@@ -44,6 +44,17 @@ def test_gated_activations(ops: Ops) -> None:
     torch.testing.assert_close(ops.gelu_tanh_mul(x), 0.5 * gate * (1 + torch.tanh(inner)) * up)
 
 
+def test_clamped_swiglu(ops: Ops) -> None:
+    x = torch.linspace(-9.0, 9.0, 12).view(2, 6)
+    got = ops.clamped_swiglu(x, 1.7, 3.0)
+    for row in range(2):
+        for i in range(3):
+            gate, up = min(float(x[row, i]), 3.0), max(-3.0, min(3.0, float(x[row, 3 + i])))
+            assert float(got[row, i]) == pytest.approx(
+                gate / (1 + math.exp(-1.7 * gate)) * (up + 1), rel=1e-5
+            )
+
+
 def test_linear(ops: Ops) -> None:
     x, weight, bias = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5)
     torch.testing.assert_close(ops.linear(x, weight, bias), (weight @ x.T).T + bias)

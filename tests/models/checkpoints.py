@@ -182,6 +182,20 @@ def deepseek_v3(rng: random.Random, i: int) -> Any:
     )
 
 
+def gpt_oss(rng: random.Random, i: int) -> Any:
+    yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "truncate": False,
+        "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32}  # fmt: skip
+    return transformers.GptOssConfig(
+        **common(rng),
+        rope_parameters=yarn if i % 2 == 0 else rope(rng, ROPES[i]),
+        sliding_window=rng.choice((7, 16)),
+        num_local_experts=rng.choice((4, 7)),
+        num_experts_per_tok=rng.choice((1, 3)),
+        swiglu_limit=(0.5, 7.0)[i % 2],
+        layer_types=["full_attention", "sliding_attention", "full_attention"] if i == 3 else None,
+    )
+
+
 DENSE = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
 SPARSE = {
     "mixtral": mixtral,
@@ -189,6 +203,7 @@ SPARSE = {
     "qwen3_moe": qwen3_moe,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "gpt_oss": gpt_oss,
 }
 FAMILIES = {**DENSE, **SPARSE}
 

@@ -28,11 +28,18 @@ ROWS = (
 COLUMNS = ("o_proj.weight", "down_proj.weight", "w2.weight")
 
 
-def tensor_parallel(rank: int, size: int) -> Callable[[str, tuple[int, ...]], Cut]:
+def tensor_parallel(rank: int, size: int, by_turns: bool = False) -> Callable[[str, tuple[int, ...]], Cut]:
     """Rows of what widens, columns of what narrows again; the rest whole."""
 
     def shard(name: str, shape: tuple[int, ...]) -> Cut:
         cut = [[slice(0, n)] for n in shape]
+        if by_turns and ".experts." in name:
+            dim = {"gate_up_proj": 2, "gate_up_proj_bias": 1, "down_proj": 1}.get(name.rpartition(".")[2])
+            if dim is not None:  # gates and ups stay pairs
+                unit = 2 if "gate_up" in name else 1
+                n = shape[dim] // unit // size * unit
+                cut[dim] = [slice(rank * n, (rank + 1) * n)]
+            return cut
         if name.endswith("experts.gate_up_proj"):
             half, n = shape[1] // 2, shape[1] // 2 // size
             cut[1] = [slice(at + rank * n, at + (rank + 1) * n) for at in (0, half)]
@@ -53,7 +60,8 @@ def expert_parallel(held: list[range]) -> Callable[[str, tuple[int, ...]], Cut]:
 
     def shard(name: str, shape: tuple[int, ...]) -> Cut:
         cut = [[slice(0, n)] for n in shape]
-        if name.endswith("experts") or (".experts." in name and len(shape) != 2):
+        stacked = ".experts." in name and not name.endswith(("weight", "down_proj_bias"))
+        if stacked or name.endswith("experts"):
             cut[0] = [slice(run.start, run.stop) for run in held]
         return cut
 

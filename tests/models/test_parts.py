@@ -50,7 +50,9 @@ def test_two_halves_equal_the_whole(family: str, original: bool, tmp_path: Path)
     meeting = Meeting(2)
 
     def rank(i: int) -> torch.Tensor:
-        model = load_model(tmp_path, "float32", CPU, tensor_parallel(i, 2), joins=meeting.joins(i))
+        model = load_model(
+            tmp_path, "float32", CPU, tensor_parallel(i, 2, family == "gpt_oss"), joins=meeting.joins(i)
+        )
         paged = Paged(model, 1, random.Random(0))
         if model.spec.mla is None:
             paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]
@@ -60,10 +62,12 @@ def test_two_halves_equal_the_whole(family: str, original: bool, tmp_path: Path)
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("original", [True, False])
-def test_ranks_that_hold_some_experts_equal_the_whole(original: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "original"), [("qwen3_moe", True), ("qwen3_moe", False), ("gpt_oss", True)]
+)
+def test_ranks_that_hold_some_experts_equal_the_whole(family: str, original: bool, tmp_path: Path) -> None:
     """The experts are 0 to 8; one is held twice."""
-    config = FAMILIES["qwen3_moe"](random.Random(1), 0)
+    config = FAMILIES[family](random.Random(1), 0)
     config.num_experts = 9
     reference = make(tmp_path, config, seed=1, save_original_format=original)
     with torch.inference_mode():

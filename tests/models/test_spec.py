@@ -32,6 +32,7 @@ CLASSES = {
     "MixtralForCausalLM": transformers.MixtralConfig,
     "Qwen2MoeForCausalLM": transformers.Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
+    "GptOssForCausalLM": transformers.GptOssConfig,
 }
 
 
