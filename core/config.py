@@ -43,6 +43,9 @@ class EngineConfig(_Frozen):
     lookahead: bool = True
     """Plan the next step while one runs."""
     prefix_cache: bool = True
+    """Keep the KV of ended sequences for prompts that begin alike."""
+    eviction: Literal["hit_density", "lru"] = "hit_density"
+    """Which cached block is given up first: the one with the least expected use, or the one that was not used for longest."""
     host_cache_bytes: int = Field(default=0, ge=0)
     """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
     disk_cache_bytes: int = Field(default=0, ge=0)

@@ -70,6 +70,8 @@ class Request:
     """Whose request it is, from the configuration's `tenants`; empty: nobody's in particular."""
     weight: float = 1.0
     """Its tenant's share of the service while others wait as well, beside theirs."""
+    retain: bool = True
+    """Whether its KV may be wanted again. False: its blocks are the first that the prefix cache gives up."""
 
     @property
     def key(self) -> str:

@@ -1,18 +1,26 @@
 """The prefix cache: a tree of full blocks, one root for each tenant, compared token by token.
 
 Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is. Leaves that nobody
-refers to are evicted, least recently used first."""
+refers to are evicted, in the order that `engine.eviction` gives."""
 
 import hashlib
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import Bug
 from engine.blocks import BlockPool
+from engine.eviction import Eviction, LeastRecentlyUsed
 
 _MAX_SIBLINGS_SCANNED = 64
+_MIN_LESSON = 256
+"""Blocks released from one lesson of the eviction policy to the next, at least; or as many as the pool has."""
+_GHOSTS = 8
+"""So many times the pool's blocks are remembered after they were given up: a policy learns from what comes too late."""
+_UNWANTED = -1
+"""The group of blocks whose client has said that nobody will ask for them again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -21,10 +29,24 @@ class _Node:
     block: int
     hash: int
     parent: "_Node | None"
+    depth: int
+    """Blocks from the root to this one."""
+    uses: int = 1
+    """Sequences that had it, or, when it was new, that had what it continues."""
     children: dict[tuple[int, ...], "_Node"] = field(default_factory=dict)
-    last_used: int = 0
+    idle_since: int = 0
+    group: int = 0
     queued: bool = False
-    """Is in the queue of eviction candidates, at most once."""
+    """Is in a queue of eviction candidates, at most once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ghost:
+    """What is remembered of a block that was given up."""
+
+    group: int
+    idle_since: int
+    uses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +59,21 @@ class Match:
 
 
 class RadixCache:
-    def __init__(self, pool: BlockPool, block_size: int, enabled: bool = True) -> None:
+    def __init__(
+        self, pool: BlockPool, block_size: int, enabled: bool = True, eviction: Eviction | None = None
+    ) -> None:
         self._pool, self._block_size, self._enabled = pool, block_size, enabled
+        self._eviction = eviction or LeastRecentlyUsed()
         self.on_kept: Callable[[Sequence[int], int, str, int], None] | None = None
         """Hears of blocks that are newly kept: the tokens of their sequence, how many blocks lead it, tenant, block."""
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}
-        self._idle: list[tuple[int, int, _Node]] = []
-        self._ticks = itertools.count(1)
+        self._idle: dict[int, list[tuple[int, int, _Node]]] = {}
+        """By group: a heap of leaves that nobody refers to, the longest idle first."""
+        self._ghosts: dict[int, _Ghost] = {}
+        """By hash, the longest ago first; at most twice as many as there are blocks."""
+        self._num_released = 0
+        self._next_lesson = max(_MIN_LESSON, pool.num_blocks)
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
 
@@ -63,13 +92,20 @@ class RadixCache:
             child = node.children.get(tuple(tokens[start : start + size]))
             if child is None:
                 break
-            child.last_used = next(self._ticks)
             blocks.append(child.block)
             node, start = child, start + size
         if node is None or not partial:
             return Match(tuple(blocks))
         best, best_length = _longest_common(node, tokens[start : min(start + size, limit)])
         return Match(tuple(blocks), best, best_length)
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """A sequence is about to refer to these cached blocks, which `match` gave it."""
+        for block in blocks:
+            node = self._nodes[block]
+            node.uses += 1
+            if not self._pool.refs(block):
+                self._reused(node.group, node.idle_since)
 
     def insert(self, tokens: Sequence[int], blocks: Sequence[int], salt: str, num_known: int) -> list[int]:
         """Keep the full blocks of a sequence whose KV is complete; the first `num_known` were handled before.
@@ -79,7 +115,7 @@ class RadixCache:
         if not self._enabled:
             return []
         size = self._block_size
-        node = self._roots.setdefault(salt, _Node((), -1, _root_hash(salt), None))
+        node = self._roots.setdefault(salt, _Node((), -1, _root_hash(salt), None, 0))
         twins: list[int] = []
         for index in range(len(tokens) // size):
             key = tuple(tokens[index * size : (index + 1) * size])
@@ -93,25 +129,33 @@ class RadixCache:
             node = child
         return twins
 
-    def release(self, idle_blocks: Sequence[int]) -> None:
-        """Nobody refers to these cached blocks any more (as BlockPool.drop reports): they may be evicted."""
-        for block in idle_blocks:
-            node = self._nodes[block]
-            node.last_used = next(self._ticks)
+    def release(self, idle_blocks: Sequence[int], priority: int = 0, wanted: bool = True) -> None:
+        """Nobody refers to these cached blocks any more (as BlockPool.drop reports): they may be evicted.
+
+        Unless `wanted`, they go first; but not those from where several sequences have gone on."""
+        nodes = [self._nodes[block] for block in idle_blocks]
+        num_tokens = max((node.depth for node in nodes), default=0) * self._block_size
+        for node in nodes:
+            node.idle_since = self._num_released
+            if wanted or len(node.children) > 1:
+                node.group = self._eviction.group(node.uses, num_tokens, priority)
+            else:
+                node.group = _UNWANTED
+            self._num_released += 1
             self._offer(node)
+        if self._eviction.learns and self._num_released >= self._next_lesson:
+            self._next_lesson = self._num_released + max(_MIN_LESSON, self._pool.num_blocks)
+            self._learn()
 
     def evict(self, count: int) -> None:
         """Give `count` blocks back to the pool. The caller has checked `num_evictable`."""
         while count:
-            last_used, _, node = heapq.heappop(self._idle)
-            node.queued = False
-            if not self._is_idle_leaf(node):
-                continue
-            if node.last_used != last_used:
-                self._offer(node)
-                continue
-            self._remove(node)
-            count -= 1
+            group, limit = self._least()
+            while count and self._clean(group) and self._value(group) <= limit:
+                _, _, node = heapq.heappop(self._idle[group])
+                node.queued = False
+                self._remove(node)
+                count -= 1
 
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
@@ -144,8 +188,10 @@ class RadixCache:
     def _keep(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
         if block in self._nodes:
             raise Bug(f"block {block} is cached for another prefix")
-        parent_hash = parent.hash.to_bytes(8, "little")
-        node = _Node(key, block, _child_hash(parent_hash, key), parent, last_used=next(self._ticks))
+        node = _Node(
+            key, block, _child_hash(parent.hash.to_bytes(8, "little"), key), parent, parent.depth + 1
+        )
+        node.uses = self._uses_before(node, parent)
         parent.children[key] = node
         self._nodes[block] = node
         self._pool.keep(block)
@@ -153,9 +199,26 @@ class RadixCache:
             self._added[node.hash] = None
         return node
 
+    def _uses_before(self, node: _Node, parent: _Node) -> int:
+        """It was given up and is wanted again; or it goes on from what was used before. Where many go on differently (from a
+        system prompt), each of them was used once."""
+        ghost = self._ghosts.pop(node.hash, None)
+        if ghost is None:
+            return max(1, parent.uses // (1 + len(parent.children)))
+        self._reused(ghost.group, ghost.idle_since)
+        return ghost.uses + 1
+
+    def _reused(self, group: int, idle_since: int) -> None:
+        if self._eviction.learns and group != _UNWANTED:
+            self._eviction.reused(group, self._num_released - idle_since)
+
     def _remove(self, node: _Node) -> None:
         parent = node.parent
         assert parent is not None
+        if self._eviction.learns:
+            self._ghosts[node.hash] = _Ghost(node.group, node.idle_since, node.uses)
+            if len(self._ghosts) > _GHOSTS * self._pool.num_blocks:
+                del self._ghosts[next(iter(self._ghosts))]
         del parent.children[node.tokens]
         del self._nodes[node.block]
         self._pool.forget(node.block)
@@ -166,7 +229,37 @@ class RadixCache:
     def _offer(self, node: _Node) -> None:
         if not node.queued and self._is_idle_leaf(node):
             node.queued = True
-            heapq.heappush(self._idle, (node.last_used, node.block, node))
+            heapq.heappush(self._idle.setdefault(node.group, []), (node.idle_since, node.block, node))
+
+    def _least(self) -> tuple[int, float]:
+        """The group to evict from, and the value of the next best: up to there it goes on."""
+        for group in list(self._idle):
+            self._clean(group)
+        values = sorted((self._value(group), group) for group, heap in self._idle.items() if heap)
+        return values[0][1], values[1][0] if len(values) > 1 else math.inf
+
+    def _value(self, group: int) -> float:
+        if group == _UNWANTED:
+            return -math.inf
+        return self._eviction.value(group, self._num_released - self._idle[group][0][0])
+
+    def _clean(self, group: int) -> bool:
+        """Take what is no candidate any more from the head of a group's heap, or over to its new group; whether one is left."""
+        heap = self._idle[group]
+        while heap:
+            idle_since, _, node = heap[0]
+            current = self._is_idle_leaf(node)
+            if current and (node.idle_since, node.group) == (idle_since, group):
+                return True
+            heapq.heappop(heap)
+            node.queued = False
+            self._offer(node)
+        return False
+
+    def _learn(self) -> None:
+        idle = [node for node in self._nodes.values() if not self._pool.refs(node.block)]
+        entries = [entry for entry in (*idle, *self._ghosts.values()) if entry.group != _UNWANTED]
+        self._eviction.learn([e.group for e in entries], [self._num_released - e.idle_since for e in entries])
 
     def _is_idle_leaf(self, node: _Node) -> bool:
         return (

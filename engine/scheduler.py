@@ -18,6 +18,7 @@ from core.ports import SchedulerPolicy
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.blocks import BlockPool
+from engine.eviction import HitDensity, LeastRecentlyUsed
 from engine.ledger import BlockLedger, Reservation, Restore
 from engine.radix import Match, RadixCache
 from engine.sequence import Sequence, State
@@ -34,7 +35,8 @@ class StepScheduler:
         self._config, self._policy = config, policy
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks)
-        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
+        eviction = HitDensity() if config.eviction == "hit_density" else LeastRecentlyUsed()
+        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache, eviction)
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
         self._seqs: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []

@@ -261,6 +261,7 @@ class _Api:
                     arrival_s=http.state.arrival_s,
                     tenant=tenant.name,
                     weight=tenant.rules.weight,
+                    retain=body.prompt_cache_retention != "none",
                 )
                 text = TextStream(
                     self._tokenizer,

@@ -67,6 +67,8 @@ class Common(_Strict):
     """The service class, where the header x-slo-class names none; `auto` and `default`: the tenant's own."""
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     """Prefixes are shared only among requests of one tenant with equal salts."""
+    prompt_cache_retention: Literal["in_memory", "none"] | None = None
+    """`none`, which OpenAI does not have: nobody will go on from here; the cache gives these blocks up first."""
 
     @property
     def wants_usage(self) -> bool:
@@ -159,7 +161,6 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "safety_identifier": (_anything, _TAGS),
     "metadata": (_anything, _TAGS),
     "prompt_cache_key": (_anything, "prefixes are found by content; cache_salt separates tenants"),
-    "prompt_cache_retention": (_is(), "blocks stay cached for as long as there is room"),
     "prompt_cache_options": (_is(), "blocks stay cached for as long as there is room"),
     "store": (_is(False), "Baton stores no completions"),
     "parallel_tool_calls": (_is(True, False), "tools are not supported yet"),

@@ -1,0 +1,155 @@
+"""Which cached block is given up first. Pure.
+
+Blocks that are expected to be used again alike often form a group. Within a group the longest idle goes first; between groups,
+the one whose longest idle block is worth least. Ages count blocks released, not seconds."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+_NUM_AGES = 48
+_USES = (1, 2, 3, 5, 8)
+_TOKENS = (1_536, 4_096, 16_384, 65_536)
+_REMEMBERED = 0.998
+"""Share of what was seen that still counts at the next lesson: loads change."""
+_GUESS_USES = 100.0
+"""How many uses of evidence it takes until a group counts as much as all groups together."""
+
+
+class Eviction(Protocol):
+    """What RadixCache asks. Groups are small integers."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether `reused` and `learn` are to be called."""
+        ...
+
+    def group(self, uses: int, num_tokens: int, priority: int) -> int:
+        """Of a block that falls idle: it, or its like, was used `uses` times, lastly in a sequence of `num_tokens`."""
+        ...
+
+    def value(self, group: int, age: int) -> float:
+        """What it is worth to keep a block that has been idle for `age`; the least goes first."""
+        ...
+
+    def reused(self, group: int, age: int) -> None:
+        """A block was wanted again after `age`, whether it was still there or not."""
+        ...
+
+    def learn(self, groups: Sequence[int], ages: Sequence[int]) -> None:
+        """The blocks that are idle now, or were given up not long ago: not wanted for so long. Called now and then."""
+        ...
+
+
+class LeastRecentlyUsed:
+    learns = False
+
+    def group(self, uses: int, num_tokens: int, priority: int) -> int:
+        return 0
+
+    def value(self, group: int, age: int) -> float:
+        return -age
+
+    def reused(self, group: int, age: int) -> None:
+        return
+
+    def learn(self, groups: Sequence[int], ages: Sequence[int]) -> None:
+        return
+
+
+class HitDensity:
+    """The expected hits for each block and age that it is kept on, times its class's weight: LHD's measure (Beckmann, Chen,
+    Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018, section 3).
+
+    It rests on rates of use by group and age, learned from blocks that were wanted again and from those that were not. Groups are
+    what tells conversations that go on from those that have ended: how often blocks like it were used, and how long its
+    sequence is. Until something is learned it is LRU."""
+
+    learns = True
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[int, int, int], int] = {}
+        self._weights: list[float] = []
+        self._ended = np.zeros((0, _NUM_AGES))
+        """(groups, ages) blocks that were wanted again at that age; times the age beyond the bucket's begin in `_excess`."""
+        self._excess = np.zeros((0, _NUM_AGES))
+        self._values: list[list[float]] = []
+
+    def group(self, uses: int, num_tokens: int, priority: int) -> int:
+        key = (_rank(_USES, uses), _rank(_TOKENS, num_tokens), priority)
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = len(self._rows)
+            self._weights.append(2.0**priority)
+            self._ended = np.vstack((self._ended, np.zeros(_NUM_AGES)))
+            self._excess = np.vstack((self._excess, np.zeros(_NUM_AGES)))
+        return row
+
+    def value(self, group: int, age: int) -> float:
+        if group >= len(self._values):
+            return 1.0 / (age + 1)
+        return self._values[group][_bucket(age)]
+
+    def reused(self, group: int, age: int) -> None:
+        bucket = _bucket(age)
+        self._ended[group, bucket] += 1
+        self._excess[group, bucket] += age - _BEGINS[bucket]
+
+    def learn(self, groups: Sequence[int], ages: Sequence[int]) -> None:
+        waiting, excess = _histogram(groups, ages, len(self._rows))
+        exposure = _exposure(waiting + self._ended, excess + self._excess)
+        pooled = (self._ended.sum(0) + 0.1) / (exposure.sum(0) + _BEGINS[1:] - _BEGINS[:-1])
+        rates = (self._ended + _GUESS_USES) / (exposure + _GUESS_USES / pooled)
+        weights = np.asarray(self._weights)[:, None]
+        self._values = (_hit_density(rates) * weights).tolist()
+        self._ended *= _REMEMBERED
+        self._excess *= _REMEMBERED
+
+
+_BEGINS = np.array([0.0, *(2.0 ** (i / 2) for i in range(1, _NUM_AGES + 1))])
+"""Ages at which the buckets begin: two in each doubling; the last entry ends the last one."""
+
+
+def _bucket(age: int) -> int:
+    """By halves of doublings, without a logarithm."""
+    if age < 2:
+        return 0
+    octave = age.bit_length() - 1
+    return min(2 * octave + (age * age >= 1 << (2 * octave + 1)), _NUM_AGES - 1)
+
+
+def _rank(limits: Sequence[int], number: int) -> int:
+    return sum(number > limit for limit in limits)
+
+
+def _histogram(groups: Sequence[int], ages: Sequence[int], num_groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """(num_groups, _NUM_AGES) each: how many, and the sum of their ages beyond the bucket's begin."""
+    age = np.asarray(ages, dtype=float)
+    bucket = np.clip(np.searchsorted(_BEGINS, age, "right") - 1, 0, _NUM_AGES - 1)
+    cell = np.asarray(groups, dtype=np.int64) * _NUM_AGES + bucket
+    size = num_groups * _NUM_AGES
+    count = np.bincount(cell, minlength=size).reshape(num_groups, _NUM_AGES)
+    excess = np.bincount(cell, age - _BEGINS[bucket], size).reshape(num_groups, _NUM_AGES)
+    return count, excess
+
+
+def _exposure(count: np.ndarray, excess: np.ndarray) -> np.ndarray:
+    """(groups, ages) block-ages spent in each bucket by blocks that ended, or wait, in it or a later one."""
+    beyond = count[:, ::-1].cumsum(1)[:, ::-1] - count
+    return beyond * np.diff(_BEGINS) + excess
+
+
+def _hit_density(rates: np.ndarray) -> np.ndarray:
+    """(groups, ages) from rates of use: the largest ratio, over all times to keep it on, of expected hits to expected age."""
+    widths = np.diff(_BEGINS)
+    used = -np.expm1(-rates * widths)
+    held = used / rates
+    best = np.zeros_like(rates)
+    for begin in range(_NUM_AGES):
+        left = np.cumprod(1.0 - used[:, begin:], 1)
+        left = np.hstack((np.ones((len(rates), 1)), left[:, :-1]))
+        hits = np.cumsum(left * used[:, begin:], 1)
+        ages = np.cumsum(left * held[:, begin:], 1)
+        best[:, begin] = (hits / ages).max(1)
+    return best
