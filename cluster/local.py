@@ -9,7 +9,9 @@ import uvloop
 
 from cluster.api.draining import drain
 from cluster.api.factory import build_app
+from cluster.api.live import LiveRules
 from cluster.api.server import HttpServer
+from cluster.api.tls import ingress_tls
 from cluster.frontend import Frontend
 from cluster.instance import Instance, Role
 from cluster.model_card import ModelCard
@@ -94,19 +96,21 @@ def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], N
 
 
 async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
+    tls, live = ingress_tls(config.serve), LiveRules(config)
     observers = make_observers(card.name, config.serve.otlp_endpoint)
     async with LocalCluster.running(config, observers.observe) as cluster:
-        app = build_app(cluster.frontend, config, card, observers)
-        server = HttpServer(app, config.serve.host, [config.serve.port], shared=False)
+        app = build_app(cluster.frontend, config, card, live.access, observers)
+        server = HttpServer(app, config.serve.host, [config.serve.port], shared=False, tls=tls)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        serving = server.start()
+        serving, watching = server.start(), asyncio.create_task(live.run())
         on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        await _cancel(watching)
         await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
     observers.close()
 

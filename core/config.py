@@ -3,15 +3,19 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from core.errors import ConfigError
 from core.types import Slo
 
 ENV_PREFIX = "BATON_"
 _SECRETS = frozenset({"api_keys", "cluster_key", "keys"})
+
+
+C = TypeVar("C", bound=BaseModel)
 
 
 class _Frozen(BaseModel):
@@ -124,6 +128,15 @@ class ServeConfig(_Frozen):
     """A longer body is refused with 413."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
+    live_file: str = ""
+    """A YAML file with `slo_classes` and `tenants`, which are added to those here or replace them; each ingress reads it again
+    whenever it or a file of keys has changed. A change that is not valid is refused as a whole."""
+    tls_cert: str = ""
+    """PEM file of the certificate that the ingress shows; it then speaks HTTPS only. Needs `tls_key`."""
+    tls_key: str = ""
+    """PEM file of the certificate's private key."""
+    tls_client_ca: str = ""
+    """PEM file of the authority that must have signed every client's certificate; empty: clients need none."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     log_format: Literal["text", "json"] = "text"
     """`json`: one object a line, with request ids."""
@@ -151,6 +164,20 @@ class TenantConfig(_Frozen):
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
+def _named(classes: Any) -> Any:
+    """A class is called as its key is; and a dataclass would ignore what it does not know."""
+    if not isinstance(classes, dict):
+        return classes
+    known = {field.name for field in fields(Slo)}
+    for name, given in classes.items():
+        if isinstance(given, dict) and (unknown := sorted(set(given) - known)):
+            raise ValueError(f"{name}.{unknown[0]} is unknown")
+    return {name: {**slo, "name": name} if isinstance(slo, dict) else slo for name, slo in classes.items()}
+
+
+SloClasses = Annotated[Mapping[str, Slo], BeforeValidator(_named)]
+
+
 class ClusterConfig(_Frozen):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
@@ -165,7 +192,7 @@ class ClusterConfig(_Frozen):
     """What an instance asks of Ray; it does not bound its threads."""
     cluster_key: SecretStr | None = None
     """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
-    slo_classes: Mapping[str, Slo] = {
+    slo_classes: SloClasses = {
         "interactive": Slo("interactive", 0.45, 0.04, 2),
         "chat": Slo("chat", 1.0, 0.05, 1),
         "standard": Slo(),
@@ -173,6 +200,25 @@ class ClusterConfig(_Frozen):
         "batch": Slo("batch", 3600.0, 10.0, -1),
     }
     tenants: Mapping[TenantName, TenantConfig] = {}
+
+
+class LiveConfig(_Frozen):
+    """What may change while the cluster runs."""
+
+    slo_classes: SloClasses = {}
+    tenants: Mapping[TenantName, TenantConfig] = {}
+
+
+def overlay(config: ClusterConfig, content: Mapping[str, Any]) -> ClusterConfig:
+    """`config` with the service classes and tenants of `content` beside or in place of its own. Raises ConfigError."""
+    if unknown := [name for name in content if name not in LiveConfig.model_fields]:
+        raise ConfigError(f"{unknown[0]!r} cannot change while the server runs; slo_classes and tenants can")
+    live = _validated(LiveConfig, {name: value or {} for name, value in content.items()})
+    changed = {
+        "slo_classes": {**config.slo_classes, **live.slo_classes},
+        "tenants": {**config.tenants, **live.tenants},
+    }
+    return _consistent(config.model_copy(update=changed))
 
 
 def load(
@@ -191,8 +237,12 @@ def load(
             _put(values, keys, text if keys == ["cluster_key"] else _parse(text))
     for dotted, value in (overrides or {}).items():
         _put(values, dotted.split("."), value)
+    return _consistent(_validated(ClusterConfig, values))
+
+
+def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
     try:
-        return _consistent(ClusterConfig.model_validate(values))
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -216,8 +266,9 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
             "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
         )
     for name, slo in config.slo_classes.items():
-        if slo.weight <= 0:
-            raise ConfigError(f"slo_classes.{name}.weight must be greater than 0")
+        for figure in ("ttft_s", "tpot_s", "weight"):
+            if getattr(slo, figure) <= 0:
+                raise ConfigError(f"slo_classes.{name}.{figure} must be greater than 0")
     for name, tenant in config.tenants.items():
         if unknown := [one for one in tenant.slo_classes if one not in config.slo_classes]:
             raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")

@@ -162,7 +162,7 @@ def _announce_start(config: ClusterConfig, card: ModelCard, local: bool) -> None
 
 def _announce_ready(config: ClusterConfig, card: ModelCard) -> None:
     host = "127.0.0.1" if config.serve.host in ("0.0.0.0", "::") else config.serve.host
-    base = f"http://{host}:{config.serve.port}"
+    base = f"{'https' if config.serve.tls_cert else 'http'}://{host}:{config.serve.port}"
     key = ' -H "Authorization: Bearer $YOUR_KEY"' if config.serve.api_keys else ""
     prompt = "# Parse the command line.\\ndef parse_args("
     body = f'{{"model": "{card.name}", "prompt": "{prompt}", "max_tokens": 64, "temperature": 0}}'

@@ -122,6 +122,10 @@ class Access:
                 self._digest(key.get_secret_value().encode()): tenant for key in tenant.rules.keys
             }
 
+    @property
+    def asks_for_keys(self) -> bool:
+        return self._rules.asks_for_keys
+
     def tenant_of(self, authorization: str) -> Tenant:
         """The holder of the key in an Authorization header. Raises RequestError (401).
 

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from cluster.api.access import Access, read_rules
+from cluster.api.access import Access
 from cluster.api.app import create_app
 from cluster.api.generator import Generator
 from cluster.api.params import ApiSettings
@@ -12,8 +12,9 @@ from core.config import ClusterConfig
 from models.tokenizer import load_tokenizer
 
 
-def build_app(generator: Generator, config: ClusterConfig, card: ModelCard, observers: Observers) -> FastAPI:
-    """Raises ConfigError."""
+def build_app(
+    generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
+) -> FastAPI:
     settings = ApiSettings(
         model_name=card.name,
         max_context_tokens=card.max_context_tokens,
@@ -23,5 +24,4 @@ def build_app(generator: Generator, config: ClusterConfig, card: ModelCard, obse
         max_body_bytes=config.serve.max_body_bytes,
         body_timeout_s=config.serve.body_timeout_s,
     )
-    access = Access(read_rules(config))
     return create_app(generator, load_tokenizer(card.folder), settings, access, observers)

@@ -5,11 +5,14 @@ import contextlib
 import errno
 import math
 import socket
+import ssl
 from collections.abc import Sequence
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.api.connection import Connection
 
 _KEEP_ALIVE_S = 75
 _STOP_S = 5.0
@@ -20,13 +23,24 @@ class HttpServer:
 
     With `shared`, several processes of this host may listen on one port."""
 
-    def __init__(self, app: FastAPI, host: str, ports: Sequence[int], *, shared: bool) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str,
+        ports: Sequence[int],
+        *,
+        shared: bool,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._closing = _Closing(app)
         config = uvicorn.Config(
             self._closing,
             log_level="warning",
             lifespan="off",
             access_log=False,
+            http=Connection,
+            ws="none",
+            ssl_context_factory=None if tls is None else lambda *_: tls,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
         self._config, self._server = config, _Server(config)

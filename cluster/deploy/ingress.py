@@ -10,7 +10,9 @@ from ray import serve
 
 from cluster.api.draining import drain
 from cluster.api.factory import build_app
+from cluster.api.live import LiveRules
 from cluster.api.server import HttpServer
+from cluster.api.tls import ingress_tls
 from cluster.deploy.logs import configure_logging
 from cluster.deploy.pools import mail_host, scheduler_resolver
 from cluster.frontend import Frontend
@@ -43,9 +45,13 @@ class Ingress:
             observers.observe,
         )
         self._running = asyncio.create_task(self._frontend.run())
-        app = build_app(self._frontend, config, card, observers)
+        live = LiveRules(config)
+        self._watching = asyncio.create_task(live.run())
+        app = build_app(self._frontend, config, card, live.access, observers)
         ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
-        self._server = HttpServer(app, config.serve.host, ports, shared=len(ports) == 1)
+        self._server = HttpServer(
+            app, config.serve.host, ports, shared=len(ports) == 1, tls=ingress_tls(config.serve)
+        )
         self._serving = self._server.start()
         self._drained: asyncio.Task[None] | None = None
         del pools  # bound here only so that Serve deploys them with this application
@@ -58,6 +64,11 @@ class Ingress:
             )
         await asyncio.shield(self._drained)
 
+    async def why_not(self) -> str:
+        """Why a request would not be answered now; empty: it would be."""
+        _, reason = await self._frontend.ready()
+        return reason
+
     async def check_health(self) -> None:
         if self._serving.done() and self._drained is None:
             raise RuntimeError("this ingress has stopped listening")
@@ -66,5 +77,6 @@ class Ingress:
         with contextlib.suppress(AttributeError):  # the constructor failed
             await self.drain()
             self._running.cancel()
+            self._watching.cancel()
             await self._frontend.close()
             self._finish()

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import ray
 from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 
 from cluster.deploy.app import build_application
 from cluster.deploy.keys import cluster_key
@@ -80,11 +81,6 @@ class Cluster:
             raise
         return cls(config, handle, owns_ray)
 
-    @property
-    def base_url(self) -> str:
-        host = self._config.serve.host
-        return f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{self._config.serve.port}"
-
     def wait_ready(self, stop: threading.Event | None = None, timeout_s: float = _READY_TIMEOUT_S) -> bool:
         """True once a request would be answered; False when `stop` was set first. Raises ConfigError at the deadline."""
         deadline = time.monotonic() + timeout_s
@@ -92,15 +88,14 @@ class Cluster:
         last = "no answer yet"
         while time.monotonic() < deadline:
             try:
-                answer = httpx.get(f"{self.base_url}/ready", timeout=5.0)
-                if answer.status_code == 200:
+                last = self._handle.why_not.remote().result(timeout_s=5.0)
+                if not last:
                     return True
-                last = answer.text[:200]
-            except httpx.HTTPError as error:
-                last = str(error)
+            except (RayServeException, RayError, TimeoutError) as error:
+                last = str(error).partition("\n")[0]
             if stop.wait(0.1):
                 return False
-        raise ConfigError(f"the cluster was not ready after {timeout_s:g} s; /ready said: {last}")
+        raise ConfigError(f"the cluster was not ready after {timeout_s:g} s; the ingress said: {last}")
 
     def drain(self) -> None:
         """Every ingress stops to take requests and finishes the running ones, within the configuration's deadlines."""

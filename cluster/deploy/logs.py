@@ -10,8 +10,8 @@ from core.errors import ConfigError
 
 _TEXT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 _OURS = ("baton", "cluster", "core", "decode", "engine", "kvtransfer", "models", "net", "parallel", "prefill")
-_AUDIT = "cluster.api.audit"
-"""Refusals are logged at any level."""
+_ALWAYS = ("cluster.api.audit", "cluster.api.live")
+"""Refused requests and changes of the rules are logged at any level."""
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
@@ -26,7 +26,8 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
         logger.handlers[:] = [handler]
         logger.setLevel(number)
         logger.propagate = False
-    logging.getLogger(_AUDIT).setLevel(logging.INFO)
+    for name in _ALWAYS:
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 class JsonFormatter(logging.Formatter):
