@@ -1,0 +1,46 @@
+"""Tiny models that can be served: with the embedded model's tokenizer, and without an end of sequence."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.hub import resolve
+from tests.models.checkpoints import FAMILIES, make
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+
+
+def make_served(folder: Path, family: str, draw: int) -> Any:
+    """The reference; `folder` is what a server takes as its model."""
+    config = FAMILIES[family](random.Random(f"{family}{draw}"), draw)
+    config.vocab_size, config.eos_token_id = 4096, None
+    reference = make(folder, config, seed=2)
+    reference.generation_config.eos_token_id = None
+    for name in TOKENIZER:
+        shutil.copy(resolve("embedded") / name, folder / name)
+    return reference
+
+
+def some_prompts(seed: int, count: int) -> list[list[int]]:
+    """Of 5 to 60 tokens; every other one begins as the one before it does."""
+    rng = random.Random(seed)
+    prompts: list[list[int]] = []
+    for i in range(count):
+        shared = prompts[-1][: rng.randint(1, len(prompts[-1]))] if i % 2 else []
+        prompts.append(shared + [rng.randrange(2, 4096) for _ in range(rng.randint(5, 30))])
+    return prompts
+
+
+def greedy(reference: Any, prompt: list[int], count: int) -> tuple[int, ...]:
+    with torch.inference_mode():
+        out = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    return tuple(out[0, len(prompt) :].tolist())
