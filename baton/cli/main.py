@@ -10,6 +10,7 @@ from baton.cli.deploy import deploy
 from baton.cli.doctor import doctor
 from baton.cli.serve import serve
 from baton.cli.simulate import simulate
+from baton.cli.top import top
 from core.errors import ConfigError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app.command()(bench)
 app.command()(simulate)
 app.command()(doctor)
 app.command()(deploy)
+app.command()(top)
 
 
 def main() -> None:

@@ -1,0 +1,157 @@
+"""`baton top`: a running cluster in the terminal, once a second, from any of its ingresses."""
+
+import time
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from core.errors import ConfigError
+
+_BAR_CELLS = 12
+
+
+def top(
+    base_url: Annotated[
+        str, typer.Option(envvar="OPENAI_BASE_URL", help="An ingress; /v1 may be left out.")
+    ] = "http://127.0.0.1:8000",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
+) -> None:
+    """Watch instances, queues, links and SLO attainment. Ctrl-C ends it."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    base, console = base_url.rstrip("/").removesuffix("/v1"), Console(highlight=False)
+    try:
+        with httpx.Client(base_url=base, headers=headers, timeout=5) as http:
+            first = view(_look(http))
+            if once or not console.is_terminal:
+                console.print(first)
+                return
+            with Live(first, console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    time.sleep(interval)
+                    live.update(_next(http), refresh=True)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{base_url} is no URL: {error}") from None
+    except httpx.HTTPError as error:
+        raise ConfigError(f"no ingress answers at {base}: {error}") from None
+    except KeyboardInterrupt:
+        return
+
+
+def _look(http: httpx.Client) -> dict[str, Any]:
+    """Raises ConfigError, httpx.HTTPError."""
+    answer = http.get("/cluster")
+    if answer.status_code == 401:
+        raise ConfigError(f"{http.base_url} asks for an API key: --api-key")
+    answer.raise_for_status()
+    return answer.json()
+
+
+def _next(http: httpx.Client) -> RenderableType:
+    """A server that does not answer for a while is something to be watched, not an end."""
+    try:
+        return view(_look(http))
+    except httpx.HTTPError as error:
+        return Text(f"{http.base_url} does not answer: {error or type(error).__name__}", style="red")
+
+
+def view(status: dict[str, Any]) -> Group:
+    """What /cluster has said, as tables."""
+    state = (
+        f"[red]not accepting: {escape(status['why_not'])}[/]" if status["why_not"] else "[green]accepting[/]"
+    )
+    head = f"[bold]Baton[/] {escape(status['model'])}   {state}   {status['num_queued']} waiting for a place"
+    return Group(
+        Text.from_markup(head),
+        _classes(status["classes"]),
+        _instances(status["instances"]),
+        _links(status["links"]),
+    )
+
+
+def _classes(classes: list[dict[str, Any]]) -> Table:
+    table = _table(
+        "service classes, last minute at this ingress",
+        "class",
+        "attainment",
+        *("requests/s", "TTFT p50", "p99", "target", "TPOT p50", "p99", "target", "tokens/s"),
+    )
+    for c in classes:
+        times = [_time(c[name]) for name in ("ttft_p50_s", "ttft_p99_s", "ttft_target_s")]
+        times += [_time(c[name]) for name in ("tpot_p50_s", "tpot_p99_s", "tpot_target_s")]
+        share = _bar(
+            c["attainment"],
+            "green" if c["attainment"] >= 0.99 else "yellow" if c["attainment"] >= 0.9 else "red",
+        )
+        table.add_row(
+            escape(c["name"]), share, f"{c['requests_per_s']:.2f}", *times, f"{c['output_tokens_per_s']:.1f}"
+        )
+    return table
+
+
+def _instances(instances: list[dict[str, Any]]) -> Table:
+    table = _table(
+        "instances",
+        "role",
+        "address",
+        "state",
+        "KV in use",
+        *("running", "waiting", "prompt tokens", "step", "prefix hits"),
+    )
+    for i in instances:
+        role = "both" if i["prefills"] and i["decodes"] else "prefill" if i["prefills"] else "decode"
+        state = (
+            "[red]broken accounting[/]"
+            if i["defect"]
+            else "[yellow]draining[/]"
+            if i["leaving"]
+            else "[green]serving[/]"
+        )
+        used = 1 - i["free_blocks"] / i["num_blocks"] if i["num_blocks"] else 0.0
+        work = i["work"]
+        asked = work["prefix_queried_tokens"]
+        hits = f"{work['prefix_hit_tokens'] / asked:.0%}" if asked else "-"
+        counts = [str(i[name]) for name in ("num_running", "num_waiting", "queued_tokens")]
+        bar = _bar(used, "red" if used > 0.95 else "blue")
+        table.add_row(role, escape(i["address"]), state, bar, *counts, _time(i["step_s"]), hits)
+    return table
+
+
+def _links(links: list[dict[str, Any]]) -> Table:
+    table = _table(
+        "links, last minute at this ingress", "from", "to", "by", *("MB/s", "hand-overs/s", "exposed p50")
+    )
+    for link in links:
+        ends = [escape(link[name]) for name in ("source", "target", "transport")]
+        rates = (f"{link['bytes_per_s'] / 1e6:.2f}", f"{link['transfers_per_s']:.2f}")
+        table.add_row(*ends, *rates, _time(link["exposed_p50_s"]))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Words on the left, figures on the right."""
+    table = Table(
+        title=title, title_justify="left", title_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0)
+    )
+    words = {"class", "attainment", "role", "address", "state", "KV in use", "from", "to", "by"}
+    for name in columns:
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
+    return table
+
+
+def _bar(share: float, colour: str) -> Text:
+    full = round(share * _BAR_CELLS)
+    return Text.assemble(("━" * full, colour), ("━" * (_BAR_CELLS - full), "grey37"), f" {share:4.0%}")
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds * 1000:.{1 if seconds < 0.01 else 0}f} ms"
