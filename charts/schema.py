@@ -174,9 +174,21 @@ class Autoscaling(_Values):
     resources: Raw = {}
 
 
-class RayAuth(_Values):
-    existingSecret: str = ""
-    """With the entry `auth_token`; empty: KubeRay makes one for each cluster."""
+class Topology(_Values):
+    enabled: bool = True
+    """Instances read where their node stands from its labels, and the scheduler prefers near ones."""
+    labels: dict[Literal["zone", "rack", "nvlink_domain", "nic_gbit_per_s"], str] = {}
+    """The label of each fact, where it is not the usual one (docs/kubernetes.md)."""
+
+
+class Controller(_Values):
+    """A small pod beside the cluster: events on the RayService when instances join, drain or are fenced."""
+
+    enabled: bool = True
+    scale: bool = False
+    """Worker groups follow what Serve wants to run, within minReplicas and maxReplicas. Not beside Ray's own autoscaler."""
+    resources: Raw = {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+    periodSeconds: int = Field(default=5, ge=1)
 
 
 def _pods(name: str) -> Raw:
@@ -240,7 +252,10 @@ class ChartValues(Model):
     modelCache: ModelCache = ModelCache()
     upgrade: Upgrade = Upgrade()
     autoscaling: Autoscaling = Autoscaling()
-    rayAuth: RayAuth = RayAuth()
+    rayAuth: ExistingSecret = ExistingSecret()
+    """Ray's own token, without which nobody talks to its control plane; the entry `auth_token`. Empty: one is made and kept."""
+    topology: Topology = Topology()
+    controller: Controller = Controller()
     gcsFaultTolerance: Raw = {}
     """KubeRay's gcsFaultToleranceOptions: the head may restart without ending the cluster."""
     networkPolicy: NetworkPolicy = NetworkPolicy()

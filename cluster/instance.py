@@ -4,12 +4,22 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from core.config import ClusterConfig
 from core.kv import KVShard
-from core.messages import Failed, Leaving, Message, PrefillFailed, Register, StartPrefill, Submit, WorkCounts
+from core.messages import (
+    Failed,
+    Leaving,
+    Message,
+    PrefillFailed,
+    Register,
+    Site,
+    StartPrefill,
+    Submit,
+    WorkCounts,
+)
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
 from core.types import TokenOut
 from decode.policy import HeadroomPolicy
@@ -50,6 +60,7 @@ class Parts:
     """Where KV goes that the pool has no room for."""
     model: str = ""
     """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
+    site: Site = field(default_factory=Site)
 
 
 class Instance:
@@ -97,6 +108,7 @@ class Instance:
             parts.shard.layout.token_bytes,
             sends=True,
             replicates=bool(config.transfer.kv_replicas) and parts.tiers is not None,
+            site=parts.site,
         )
         interval_s = config.schedule.report_interval_s
         self._reporter = Reporter(

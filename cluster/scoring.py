@@ -17,10 +17,11 @@ preemption  a pool that is nearly full preempts: fill^4 as its probability x the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
+from cluster.links import LinkModel, bytes_per_s, nearness
 from core.kv import num_blocks_for
 
 _SHORTLIST = 4
@@ -86,8 +87,7 @@ class PlacementPolicy(Protocol):
 class CostModel:
     """Constants of the cost, until they are measured per deployment."""
 
-    same_host_bytes_per_s: float = 2.5e9
-    other_host_bytes_per_s: float = 1.2e9
+    links: LinkModel = field(default_factory=LinkModel)
     handover_s: float = 0.003
     link_share: float = 0.1
     itl_harm: float = 0.5
@@ -132,11 +132,11 @@ class CostPolicy:
         return self._cheapest(ask, decode, sources)
 
     def _cheapest(self, ask: Ask, decode: Member, sources: Sequence["_Source"]) -> Choice:
-        """Of running on `decode` alone and of the likeliest sources: the quickest few, and the quickest on its host."""
+        """Of running on `decode` alone and of the likeliest sources: the quickest few, and the quickest of the nearest."""
         best = Choice(decode, None, self._local_s(ask, decode))
         if not sources or ask.to_move(decode) <= self._threshold:
             return best
-        near = next((s for s in sources if s.member.info.host == decode.info.host), sources[0])
+        near = min(sources, key=lambda source: nearness(source.member.info, decode.info))
         for source in (*sources[:_SHORTLIST], near):
             cost_s = self._disaggregated_s(ask, source, decode)
             if cost_s < best.cost_s and source.member is not decode:
@@ -149,9 +149,8 @@ class CostPolicy:
 
     def _disaggregated_s(self, ask: Ask, source: "_Source", decode: Member) -> float:
         model = self._model
-        same_host = source.member.info.host == decode.info.host
-        bandwidth = model.same_host_bytes_per_s if same_host else model.other_host_bytes_per_s
-        link_s = ask.to_move(decode) * decode.info.kv_token_bytes / bandwidth
+        rate = bytes_per_s(model.links, source.member.info, decode.info)
+        link_s = ask.to_move(decode) * decode.info.kv_token_bytes / rate
         harm_s = 0.0
         if source.member.info.decodes:
             harm_s = source.compute_s * (source.member.num_seqs + 1) * model.itl_harm

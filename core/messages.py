@@ -70,6 +70,18 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Site:
+    """Where a host stands, as far as it is known."""
+
+    zone: str = ""
+    rack: str = ""
+    nvlink_domain: str = ""
+    """Hosts with the same one reach each other's GPUs over NVLink."""
+    nic_bytes_per_s: float = 0.0
+    """0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class Register:
     """An instance introduces itself; it repeats this whenever it has (re)connected to a scheduler."""
 
@@ -89,6 +101,7 @@ class Register:
     """A decode instance that hands the KV of prefixes it has cached to others, computing what is missing."""
     replicates: bool = False
     """It keeps copies of its sealed blocks with a buddy, and others' with itself."""
+    site: Site = Site()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import os
+from dataclasses import replace
 from typing import Any
 
 import ray
 import ray.util
 from ray import serve
 
+from cluster.deploy.kube.topology import read_site
 from cluster.deploy.logs import configure_logging
 from cluster.instance import Instance, Role
 from cluster.real_parts import remote_parts
@@ -48,6 +51,7 @@ class _Pool:
         parts = await asyncio.to_thread(
             remote_parts, config, resolve(config.model.path), self.role, mail, key
         )
+        parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
         self._instance = Instance(config, self.role, mail, WallClock(), scheduler_resolver(scheduler), parts)
         self._instance.run()
 

@@ -2,12 +2,14 @@
 
 import json
 import re
-import shlex
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from cluster.deploy.kube.controller import parser
+from cluster.deploy.kube.groups import offered_resources
+from cluster.deploy.kube.topology import label_names
 from core.config import ClusterConfig
 from tests.charts.rendering import (
     EXAMPLES,
@@ -19,12 +21,6 @@ from tests.charts.rendering import (
     render,
     serve_config,
 )
-
-
-def resources_of(group: Object) -> dict[str, float]:
-    """What a pod of the group offers Ray: as a shell and `ray start` would read it."""
-    text = group["rayStartParams"].get("resources", "'{}'")
-    return json.loads(shlex.split(text)[0])
 
 
 def container(template: Object) -> Object:
@@ -39,7 +35,7 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
     for group in cluster_spec(objects)["workerGroupSpecs"]:
         num_pods = group["replicas"] * group.get("numOfHosts", 1)
         limits = container(group["template"])["resources"].get("limits", {})
-        for resource, number in resources_of(group).items():
+        for resource, number in offered_resources(group).items():
             offered[resource] += number * num_pods
         offered["GPU"] += limits.get("nvidia.com/gpu", 0) * num_pods
     asked: Counter[str] = Counter()
@@ -93,10 +89,8 @@ def test_pods_are_placed_as_the_values_say() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_runs_as_root(name: str) -> None:
     objects = example(name)
-    templates = [
-        *pods(objects).values(),
-        *(job["spec"]["template"] for job in of_kind(objects, "Job").values()),
-    ]
+    others = [*of_kind(objects, "Job").values(), *of_kind(objects, "Deployment").values()]
+    templates = [*pods(objects).values(), *(made["spec"]["template"] for made in others)]
     for template in templates:
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
@@ -216,7 +210,7 @@ def test_evictions_take_one_pod_of_a_group_at_a_time_and_never_the_head() -> Non
 
 def test_secrets_are_made_once_or_taken_from_elsewhere() -> None:
     made = of_kind(render(), "Secret")
-    assert set(made) == {"demo-baton-api-keys", "demo-baton-cluster-key"}
+    assert set(made) == {"demo-baton-api-keys", "demo-baton-cluster-key", "demo-baton-ray-token"}
     assert all(one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for one in made.values())
     objects = example("existing-secrets")
     assert of_kind(objects, "Secret") == {}
@@ -235,6 +229,45 @@ def test_no_secret_is_readable_and_rays_token_is_on(name: str) -> None:
     for secret in of_kind(objects, "Secret").values():
         assert not any(value in public for value in secret["data"].values())
     assert cluster_spec(objects)["authOptions"]["mode"] == "token"
+
+
+def test_who_may_ask_the_kubernetes_api_and_what() -> None:
+    objects = example("h200-rdma")
+    for name, template in pods(objects).items():
+        assert template["spec"]["automountServiceAccountToken"] is (name in ("prefill", "decode"))
+    [role] = of_kind(objects, "ClusterRole").values()
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    [binding] = of_kind(objects, "ClusterRoleBinding").values()
+    [subject] = binding["subjects"]
+    assert subject["name"] == pods(objects)["decode"]["spec"]["serviceAccountName"]
+    env = {one["name"]: one for one in container(pods(objects)["decode"])["env"]}
+    assert env["BATON_KUBE_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    assert label_names({"BATON_KUBE_LABELS": env["BATON_KUBE_LABELS"]["value"]})["rack"] == "example.com/rack"
+    off = render({"topology": {"enabled": False}, "controller": {"enabled": False}})
+    assert not any(made["kind"].endswith(("Role", "RoleBinding")) for made in off)
+    assert not any(template["spec"]["automountServiceAccountToken"] for template in pods(off).values())
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_the_controller_may_do_what_it_does(scale: bool) -> None:
+    objects = render({"controller": {"scale": scale}, "models": {"two": {}}})
+    [role] = of_kind(objects, "Role").values()
+    may = {
+        (resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]
+    }
+    assert {("rayservices", "get"), ("rayclusters", "get"), ("events", "create")} <= may
+    assert ({("rayclusters", "patch"), ("pods", "list")} <= may) is scale
+    [deployment] = of_kind(objects, "Deployment").values()
+    [controller] = deployment["spec"]["template"]["spec"]["containers"]
+    command: list[str] = controller["command"]
+    assert ("--scale" in command) is scale
+    services = of_kind(objects, "Service")
+    asked = [part.removeprefix("--endpoint=http://").split(":") for part in command if "endpoint" in part]
+    assert {(name, int(port)) for name, port in asked} == {
+        (name, made["spec"]["ports"][0]["port"]) for name, made in services.items()
+    }
+    parsed = parser().parse_args(command[3:])
+    assert (parsed.namespace, parsed.kind, parsed.name) == ("llm", "RayService", "demo-baton")
 
 
 def test_prometheus_has_a_key_of_its_own() -> None:

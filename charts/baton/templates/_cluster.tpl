@@ -3,9 +3,7 @@
 rayVersion: {{ .Chart.Annotations.rayVersion | quote }}
 authOptions:
   mode: token
-  {{- with .Values.rayAuth.existingSecret }}
-  secretName: {{ . }}
-  {{- end }}
+  secretName: {{ include "baton.rayTokenSecret" . }}
 enableInTreeAutoscaling: {{ .Values.autoscaling.enabled }}
 {{- if .Values.autoscaling.enabled }}
 autoscalerOptions:

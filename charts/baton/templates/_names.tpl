@@ -41,3 +41,7 @@ labels:
 {{- define "baton.clusterKeySecret" -}}
 {{ default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
 {{- end -}}
+
+{{- define "baton.rayTokenSecret" -}}
+{{ default (printf "%s-ray-token" (include "baton.fullname" .)) .Values.rayAuth.existingSecret }}
+{{- end -}}

@@ -15,8 +15,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
-  serviceAccountName: {{ include "baton.fullname" $root }}
-  automountServiceAccountToken: {{ and $root.Values.autoscaling.enabled (eq .kind "head") }}
+  serviceAccountName: {{ include "baton.fullname" $root }}{{ if .pool }}-instances{{ end }}
+  automountServiceAccountToken: {{ or (and .pool $root.Values.topology.enabled) (and (eq .kind "head") $root.Values.autoscaling.enabled) | ternary true false }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add (include "baton.drainSeconds" $root | int) 30 }}
   securityContext:
@@ -139,6 +139,14 @@ resources:
     secretKeyRef: {name: {{ . }}, key: token}
 {{- end }}
 - {name: HF_HOME, value: /models}
+{{- if and .pool .root.Values.topology.enabled }}
+- name: BATON_KUBE_NODE
+  valueFrom:
+    fieldRef: {fieldPath: spec.nodeName}
+{{- with .root.Values.topology.labels }}
+- {name: BATON_KUBE_LABELS, value: {{ toJson . | quote }}}
+{{- end }}
+{{- end }}
 {{- with .pod.env }}
 {{ toYaml . }}
 {{- end }}

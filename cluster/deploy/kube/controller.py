@@ -1,0 +1,179 @@
+"""`python -m cluster.deploy.kube.controller`: beside a cluster that KubeRay runs, what KubeRay does not do for it.
+
+It writes events on the RayService (or RayCluster) when instances join, drain or are fenced, and with `--scale` it keeps each
+worker group as large as what Serve wants to run there, where Ray's own autoscaler is off. It holds nothing that it could not
+learn again; while it is away only that does not happen."""
+
+import argparse
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from cluster.deploy.kube.groups import Change, changes, demand, patch
+from cluster.deploy.kube.notices import Instances, Notice
+from cluster.deploy.rest import ServeRest
+from core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_RAY = ("ray.io", "v1")
+_PLURALS = {"RayService": "rayservices", "RayCluster": "rayclusters"}
+_CONFLICT, _TEST_FAILED = 409, 422
+_ATTEMPTS = 3
+_TIMEOUT_S = 10.0
+
+
+class Owner:
+    """The RayService or RayCluster `name`, through the Kubernetes API."""
+
+    def __init__(self, api: Any, namespace: str, kind: str, name: str) -> None:
+        self._core, self._objects = client.CoreV1Api(api), client.CustomObjectsApi(api)
+        self._namespace, self._kind, self._name = namespace, kind, name
+
+    def cluster(self) -> dict[str, Any] | None:
+        """The RayCluster that serves now; None: there is none yet."""
+        found = self._get(self._kind, self._name)
+        if self._kind == "RayCluster":
+            return found
+        active = found.get("status", {}).get("activeServiceStatus", {}).get("rayClusterName", "")
+        return self._get("RayCluster", active) if active else None
+
+    def pods(self, cluster: str) -> list[Any]:
+        selector = f"ray.io/cluster={cluster}"
+        found = self._core.list_namespaced_pod(
+            self._namespace, label_selector=selector, _request_timeout=_TIMEOUT_S
+        )
+        pods: list[Any] = found.items
+        return [pod for pod in pods if pod.metadata.deletion_timestamp is None]
+
+    def apply(self, cluster: str, change: Change, resource_version: str) -> bool:
+        """False: somebody else was faster, and nothing was changed."""
+        body = patch(change, resource_version)
+        try:
+            self._objects.patch_namespaced_custom_object(
+                *_RAY,
+                self._namespace,
+                _PLURALS["RayCluster"],
+                cluster,
+                body,
+                _content_type="application/json-patch+json",
+                _request_timeout=_TIMEOUT_S,
+            )
+        except ApiException as error:
+            if error.status in (_CONFLICT, _TEST_FAILED):
+                return False
+            raise
+        return True
+
+    def tell(self, notice: Notice, now: datetime) -> None:
+        """An event on the object."""
+        event = client.CoreV1Event(
+            metadata=client.V1ObjectMeta(generate_name=f"{self._name}-", namespace=self._namespace),
+            involved_object=client.V1ObjectReference(
+                api_version="/".join(_RAY),
+                kind=self._kind,
+                name=self._name,
+                namespace=self._namespace,
+                uid=self._get(self._kind, self._name)["metadata"]["uid"],
+            ),
+            type=notice.kind,
+            reason=notice.reason,
+            message=notice.message,
+            first_timestamp=now,
+            last_timestamp=now,
+            count=1,
+            source=client.V1EventSource(component="baton"),
+        )
+        self._core.create_namespaced_event(self._namespace, event, _request_timeout=_TIMEOUT_S)
+
+    def _get(self, kind: str, name: str) -> dict[str, Any]:
+        found: Any = self._objects.get_namespaced_custom_object(
+            *_RAY, self._namespace, _PLURALS[kind], name, _request_timeout=_TIMEOUT_S
+        )
+        return found
+
+
+def fit(owner: Owner, applications: Callable[[], Mapping[str, Any]]) -> int:
+    """Bring every worker group to its size; returns how many were changed. A lost race is read and tried again."""
+    done = 0
+    for _ in range(_ATTEMPTS):
+        cluster = owner.cluster()
+        if cluster is None:
+            return done
+        name, running = cluster["metadata"]["name"], applications()
+        pods = owner.pods(name)
+        groups: dict[str, list[str]] = {}
+        for pod in pods:
+            groups.setdefault(pod.metadata.labels.get("ray.io/group", ""), []).append(pod.metadata.name)
+        addresses = _addresses(running)
+        busy = {pod.metadata.name for pod in pods if pod.status.pod_ip in addresses}
+        wanted = changes(cluster["spec"], demand(running), groups, busy)
+        if not wanted:
+            return done
+        if owner.apply(name, wanted[0], cluster["metadata"]["resourceVersion"]):
+            log.info("group %s: %d pods", wanted[0].group, wanted[0].replicas)
+            done += 1
+    return done
+
+
+def _addresses(applications: Mapping[str, Any]) -> set[str]:
+    return {
+        replica["node_ip"]
+        for application in applications.values()
+        for deployment in application["deployments"].values()
+        for replica in deployment["replicas"]
+        if replica.get("node_ip")
+    }
+
+
+def watch(owner: Owner, endpoint: str, api_key: str, seen: Instances) -> None:
+    """One look at the instances behind `endpoint`. Raises httpx.HTTPError where it does not answer."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    answer = httpx.get(f"{endpoint}/cluster", headers=headers, timeout=_TIMEOUT_S).raise_for_status()
+    for notice in seen.look(answer.json()["instances"]):
+        owner.tell(notice, datetime.now(UTC))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--namespace", required=True)
+    made.add_argument("--kind", choices=_PLURALS, required=True)
+    made.add_argument("--name", required=True)
+    made.add_argument("--endpoint", action="append", default=[], help="a model's API; may be repeated")
+    made.add_argument("--scale", action="store_true", help="size the worker groups by what Serve wants")
+    made.add_argument("--dashboard", required=True, help="of the Ray cluster")
+    made.add_argument("--period-s", type=float, default=5.0)
+    return made
+
+
+def main() -> None:
+    given = parser().parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    config.load_incluster_config()
+    owner = Owner(client.ApiClient(), given.namespace, given.kind, given.name)
+    seen = {endpoint: Instances() for endpoint in given.endpoint}
+    while True:
+        for endpoint, instances in seen.items():
+            _try(lambda: watch(owner, endpoint, os.environ.get("BATON_METRICS_KEY", ""), instances))  # noqa: B023
+        if given.scale:
+            _try(lambda: fit(owner, lambda: ServeRest(given.dashboard).applications()))
+        time.sleep(given.period_s)
+
+
+def _try(work: Callable[[], object]) -> None:
+    """What cannot be reached now will be looked at again."""
+    try:
+        work()
+    except (ApiException, httpx.HTTPError, ConfigError, OSError) as error:
+        log.warning("%s: %s", type(error).__name__, error)
+
+
+if __name__ == "__main__":
+    main()

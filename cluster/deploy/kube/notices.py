@@ -1,0 +1,52 @@
+"""What happens to instances between one look at `/cluster` and the next, in the words of a Kubernetes event. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    kind: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+class Instances:
+    """What was seen last. An instance is gone when it is missing twice: a scheduler that has just started knows nobody yet."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Mapping[str, Any]] = {}
+        self._missing: set[str] = set()
+
+    def look(self, instances: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
+        """`instances` as /cluster gives them."""
+        present = {one["address"]: one for one in instances}
+        for address, one in present.items():
+            yield from _changed(one, self._known.get(address, {}))
+        for address in [address for address in self._known if address not in present]:
+            if address in self._missing:
+                yield _gone(self._known.pop(address))
+        self._known |= present
+        self._missing = self._known.keys() - present.keys()
+
+
+def _changed(one: Mapping[str, Any], earlier: Mapping[str, Any]) -> Iterator[Notice]:
+    if not earlier:
+        yield Notice("Normal", "InstanceJoined", f"{_name(one)} takes requests")
+    if one["leaving"] and not earlier.get("leaving", False):
+        yield Notice("Normal", "InstanceDraining", f"{_name(one)} leaves: what runs there moves")
+    if one["defect"] and one["defect"] != earlier.get("defect", ""):
+        yield Notice("Warning", "InstanceDefect", f"{_name(one)}: {one['defect']}")
+
+
+def _gone(one: Mapping[str, Any]) -> Notice:
+    if one["leaving"]:
+        return Notice("Normal", "InstanceDrained", f"{_name(one)} has left")
+    lost = f"{_name(one)} was lost: its peers fence it off from their KV, and its requests go on elsewhere"
+    return Notice("Warning", "InstanceFenced", lost)
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    roles = [role for role, has in (("prefill", one["prefills"]), ("decode", one["decodes"])) if has]
+    return f"{' and '.join(roles)} instance {one['address']}"

@@ -1,0 +1,55 @@
+"""How fast KV may go from one instance to another, by where their hosts stand. Pure.
+
+A rate is measured by the transports once two instances have met; this is what the scheduler assumes before. What is not known
+of a host is not held against it: two hosts of which nothing is known are as near as those of one rack."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from core.messages import Register
+
+
+class Nearness(IntEnum):
+    """Nearer is less."""
+
+    HOST = 0
+    NVLINK = 1
+    RACK = 2
+    ZONE = 3
+    FAR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModel:
+    same_host_bytes_per_s: float = 2.5e9
+    other_host_bytes_per_s: float = 1.2e9
+    """Where the network cards are not known."""
+    nic_share: float = 0.7
+    """Of a network card's rate what a KV transfer gets."""
+    beyond_rack_share: float = 0.5
+    beyond_zone_share: float = 0.1
+    """Networks narrow on the way up: what of a host's rate is left beyond its rack, and beyond its zone."""
+
+
+def nearness(one: Register, other: Register) -> Nearness:
+    if one.host == other.host:
+        return Nearness.HOST
+    here, there = one.site, other.site
+    if here.nvlink_domain and here.nvlink_domain == there.nvlink_domain:
+        return Nearness.NVLINK
+    if here.zone and there.zone and here.zone != there.zone:
+        return Nearness.FAR
+    if here.rack and there.rack and here.rack != there.rack:
+        return Nearness.ZONE
+    return Nearness.RACK
+
+
+def bytes_per_s(model: LinkModel, one: Register, other: Register) -> float:
+    near = nearness(one, other)
+    if near is Nearness.HOST:
+        return model.same_host_bytes_per_s
+    slower_nic = min(one.site.nic_bytes_per_s, other.site.nic_bytes_per_s)
+    rate = slower_nic * model.nic_share or model.other_host_bytes_per_s
+    if near is Nearness.FAR:
+        return rate * model.beyond_zone_share
+    return rate * model.beyond_rack_share if near is Nearness.ZONE else rate

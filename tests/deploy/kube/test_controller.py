@@ -1,0 +1,143 @@
+"""The controller against an API server: worker groups follow Serve, races are lost without harm, events say what happened."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from cluster.deploy.kube.controller import Owner, fit
+from cluster.deploy.kube.notices import Instances, Notice
+from tests.charts.rendering import cluster_spec, render
+from tests.deploy.kube.fake_api import FakeApi
+
+CLUSTER = "demo-baton-raycluster-x"
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    """What the chart makes, with the pods that KubeRay would have made of it."""
+    fake = FakeApi()
+    spec = cluster_spec(
+        render({"config": {"prefill_instances": 1, "decode_instances": 2}, "decode": {"maxReplicas": 4}})
+    )
+    for group in spec["workerGroupSpecs"]:
+        group["minReplicas"] = 0
+        group["maxReplicas"] = 4
+        for number in range(group["replicas"]):
+            add_pod(fake, group["groupName"], number)
+    fake.put("rayclusters", {"metadata": {"name": CLUSTER, "uid": "c"}, "spec": spec})
+    status = {"activeServiceStatus": {"rayClusterName": CLUSTER}}
+    fake.put("rayservices", {"metadata": {"name": "demo-baton", "uid": "s"}, "spec": {}, "status": status})
+    return fake
+
+
+def add_pod(fake: FakeApi, group: str, number: int) -> None:
+    labels = {"ray.io/cluster": CLUSTER, "ray.io/group": group}
+    status = {"podIP": f"10.0.{len(group)}.{number}"}
+    fake.pods.append({"metadata": {"name": f"{group}-{number}", "labels": labels}, "status": status})
+
+
+@pytest.fixture
+def owner(api: FakeApi) -> Iterator[Owner]:
+    with api.serving() as url:
+        yield Owner(client.ApiClient(client.Configuration(host=url)), "llm", "RayService", "demo-baton")
+
+
+def serve(**wanted: int) -> dict[str, Any]:
+    """As Serve describes what it runs: `decode=3` replicas, on the first pods of their group."""
+    deployments = {
+        role: {
+            "target_num_replicas": number,
+            "deployment_config": {"ray_actor_options": {"num_cpus": 0.25, "resources": {role: 1}}},
+            "replicas": [{"node_ip": f"10.0.{len(role)}.{i}"} for i in range(number)],
+        }
+        for role, number in wanted.items()
+    }
+    return {"baton": {"deployments": deployments}}
+
+
+def sizes(api: FakeApi) -> dict[str, int]:
+    groups = api.objects["rayclusters", CLUSTER]["spec"]["workerGroupSpecs"]
+    return {group["groupName"]: group["replicas"] for group in groups}
+
+
+def deleted(api: FakeApi, group: str) -> list[str]:
+    groups = api.objects["rayclusters", CLUSTER]["spec"]["workerGroupSpecs"]
+    [found] = [one for one in groups if one["groupName"] == group]
+    return found.get("scaleStrategy", {}).get("workersToDelete", [])
+
+
+def test_groups_grow_with_what_serve_wants(api: FakeApi, owner: Owner) -> None:
+    assert sizes(api) == {"ingress": 1, "prefill": 1, "decode": 2}
+    assert fit(owner, lambda: serve(ingress=2, prefill=2, decode=3)) == 2
+    assert sizes(api) == {"ingress": 1, "prefill": 2, "decode": 3}, "an ingress pod has room for four"
+    assert fit(owner, lambda: serve(ingress=2, prefill=2, decode=3)) == 0
+    assert fit(owner, lambda: serve(ingress=2, prefill=2, decode=9)) == 1
+    assert sizes(api)["decode"] == 4, "its maximum"
+
+
+def test_a_group_shrinks_by_the_pods_that_run_nothing(api: FakeApi, owner: Owner) -> None:
+    running = serve(ingress=1, prefill=1, decode=2)
+    running["baton"]["deployments"]["decode"]["target_num_replicas"] = 1
+    assert fit(owner, lambda: running) == 0, "both pods are busy: Serve drains one of them first"
+    running["baton"]["deployments"]["decode"]["replicas"].pop(0)
+    assert fit(owner, lambda: running) == 1
+    assert (sizes(api)["decode"], deleted(api, "decode")) == (1, ["decode-0"])
+
+
+def test_a_lost_race_is_read_again(api: FakeApi, owner: Owner) -> None:
+    def meddle() -> None:
+        """Somebody puts a group in front of ours and changes its size: every index means another group now."""
+        cluster = api.objects["rayclusters", CLUSTER]
+        cluster["spec"]["workerGroupSpecs"].insert(0, {"groupName": "other", "replicas": 7})
+        api.put("rayclusters", cluster)
+
+    api.before_patch = [meddle]
+    assert fit(owner, lambda: serve(ingress=1, prefill=2, decode=2)) == 1
+    assert api.num_refused == 1
+    assert sizes(api) == {"other": 7, "ingress": 1, "prefill": 2, "decode": 2}
+
+
+def test_a_service_without_a_cluster_is_left_alone(api: FakeApi, owner: Owner) -> None:
+    api.objects["rayservices", "demo-baton"]["status"] = {}
+    assert fit(owner, lambda: serve(decode=3)) == 0
+
+
+def instance(address: str, leaving: bool = False, defect: str = "") -> dict[str, Any]:
+    return {"address": address, "prefills": False, "decodes": True, "leaving": leaving, "defect": defect}
+
+
+def test_what_happens_to_instances_is_told_once() -> None:
+    seen = Instances()
+    a, b = instance("a:1"), instance("b:1")
+    reasons = lambda instances: [notice.reason for notice in seen.look(instances)]  # noqa: E731
+    assert reasons([a, b]) == ["InstanceJoined", "InstanceJoined"]
+    assert reasons([a, b]) == []
+    assert reasons([a, instance("b:1", leaving=True)]) == ["InstanceDraining"]
+    assert reasons([a]) == []
+    assert reasons([a]) == ["InstanceDrained"]
+    assert reasons([]) == [], "a scheduler that has just started knows nobody yet"
+    assert reasons([a]) == []
+    assert reasons([]) == []
+    assert reasons([]) == ["InstanceFenced"]
+    assert reasons([instance("a:1", defect="block 3 is free twice")]) == ["InstanceJoined", "InstanceDefect"]
+
+
+def test_an_event_is_about_the_service(api: FakeApi, owner: Owner) -> None:
+    from datetime import UTC, datetime
+
+    owner.tell(
+        Notice("Warning", "InstanceFenced", "decode instance a:1 was lost"),
+        datetime(2026, 11, 21, tzinfo=UTC),
+    )
+    [event] = api.events
+    assert event["involvedObject"] == {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "name": "demo-baton",
+        "namespace": "llm",
+        "uid": "s",
+    }
+    assert (event["type"], event["reason"]) == ("Warning", "InstanceFenced")
+    assert event["metadata"]["generateName"] == "demo-baton-"
