@@ -6,12 +6,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.deploy.kube.controller import parser
 from cluster.deploy.kube.groups import offered_resources
 from cluster.deploy.kube.topology import label_names
 from core.config import ClusterConfig
 from tests.charts.rendering import (
+    CHART,
     EXAMPLES,
     Object,
     cluster_spec,
@@ -343,3 +345,15 @@ def test_the_doctor_takes_the_options_that_it_is_given() -> None:
 
     known = {option for param in get_command(app).commands["doctor"].params for option in param.opts}  # type: ignore[attr-defined]
     assert {part for part in command if re.match("--", part)} <= known
+
+
+def test_dashboards_and_rules_arrive_as_they_were_written() -> None:
+    objects = example("everything")
+    files = CHART / "files"
+    [rule] = of_kind(objects, "PrometheusRule").values()
+    assert rule["spec"] == yaml.safe_load((files / "alerts.yaml").read_text())
+    boards = of_kind(objects, "ConfigMap")["demo-baton-dashboards"]
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    written = {path.name: json.loads(path.read_text()) for path in (files / "dashboards").glob("*.json")}
+    assert {name: json.loads(text) for name, text in boards["data"].items()} == written
+    assert written
