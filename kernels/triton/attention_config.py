@@ -95,6 +95,10 @@ def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
         block_m, block_n, warps, stages = min(rows, 32), 16, 1, 1
     elif shape.dtype == torch.float32:
         block_m, block_n, warps, stages = min(rows, 32), 32, 4, 2
+    elif (
+        shape.head_dim > 256
+    ):  # latents: keys and values are one tile, and an accumulator as wide needs all registers
+        block_m, block_n, warps, stages = min(rows, 64), 32, 8, 3
     elif rows <= _DECODE_ROWS:
         block_m, block_n, warps, stages = rows, 32 if wide else 64, 4, 5
     elif wide:

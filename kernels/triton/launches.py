@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.ops import AttentionMeta
 from kernels.triton import activation, norm, rope
 from kernels.triton.attention import TritonAttention
+from kernels.triton.latent import absorbed_attention
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
 NUM_BLOCKS, BLOCK_SIZE = 1024, 16
@@ -90,6 +91,11 @@ def _attention(
     attend(q, kv, _step(lens), 0.1, window, soft_cap, _float(HEADS) if sinks else None, scales)
 
 
+def _latent_attention(lens: list[tuple[int, int]]) -> None:
+    q = tensor(sum(query for query, _ in lens), 128, 576)
+    absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), _step(lens), 0.1, 512)
+
+
 FLOAT8 = (90, 100)
 PREFILL, DECODE = [(2048, 4096)], [(1, 8192)] * 16
 
@@ -108,5 +114,6 @@ LAUNCHES = (
     Launch("attention, decode, heads of 256, window", lambda: _attention(DECODE, 256, 4096), (90,)),
     Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
     Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
+    Launch("attention, latents", lambda: _latent_attention(DECODE)),
     Launch("attention, batch-invariant", lambda: _attention(PREFILL + DECODE, split_tokens=1024), (90,)),
 )

@@ -1,0 +1,114 @@
+"""Multi-head latent attention over a paged cache of latents (arXiv:2405.04434, section 2.1), with queries brought into the latent
+space: all heads of a token share one key, whose first part is the value as well and is read once for both.
+
+Memory-bound in decode up to some hundred heads. Floor: the latents of every context are read once."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.ops import AttentionMeta
+from kernels.triton.attention_config import Part, Shape, plan
+from kernels.triton.attention_reduce import Partials, reduce_splits
+from kernels.triton.platform import dot_dtype
+from kernels.triton.softmax import online_softmax, with_sink
+from kernels.triton.tiles import rows_of
+
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _latent_kernel(
+    q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
+    scale_log2, split_tokens, table_stride,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPLIT: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (tile, block of heads, split); see attention._attention_kernel."""
+    tile, head_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
+    query_len, context_len = tl.load(query_lens + seq), tl.load(context_lens + seq)
+    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
+    position = context_len - query_len + token
+    begin, end = 0, min(context_len - query_len + first + BLOCK_M // HEADS, context_len)
+    if SPLIT:
+        begin, end = split * split_tokens, min(end, (split + 1) * split_tokens)
+
+    size: tl.constexpr = RANK + ROTATED
+    column, rotated = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
+    row = (tl.load(starts + seq) + token).to(tl.int64) * GROUP + head
+    mask = exists[:, None] & (column < RANK)[None, :]
+    rotated_mask = exists[:, None] & (rotated < ROTATED)[None, :]
+    q_latent = tl.load(q + row[:, None] * size + column[None, :], mask, 0.0).to(DOT)
+    q_rotated = tl.load(q + row[:, None] * size + RANK + rotated[None, :], rotated_mask, 0.0).to(DOT)
+    acc = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
+    largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    blocks = table + seq.to(tl.int64) * table_stride
+    for start in tl.range(begin, end, BLOCK_N):
+        at = start + tl.arange(0, BLOCK_N)
+        there = at < end
+        block = tl.load(blocks + at // BLOCK_SIZE, there, 0).to(tl.int64)
+        vector = kv + (block * BLOCK_SIZE + at % BLOCK_SIZE)[:, None] * size
+        latent = tl.load(vector + column[None, :], there[:, None] & (column < RANK)[None, :], 0.0).to(DOT)
+        key = tl.load(
+            vector + RANK + rotated[None, :], there[:, None] & (rotated < ROTATED)[None, :], 0.0
+        ).to(DOT)
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rotated, tl.trans(key), scores, input_precision="ieee") * scale_log2
+        visible = (at[None, :] <= position[:, None]) & there[None, :]
+        scores = tl.where(visible, scores, float("-inf"))
+        weights, factor, largest, total = online_softmax(scores, largest, total)
+        acc = tl.dot(weights.to(DOT), latent, acc * factor[:, None], input_precision="ieee")
+    if SPLIT:
+        part = ((tile * tl.num_programs(1) + head_block) * tl.num_programs(2) + split).to(tl.int64) * BLOCK_M
+        part += tl.arange(0, BLOCK_M)
+        tl.store(partial + part[:, None] * RANK + column[None, :], acc, mask)
+        tl.store(partial_stats + part * 2, largest, exists)
+        tl.store(partial_stats + part * 2 + 1, total, exists)
+    else:
+        factor, total = with_sink(largest, total, out, head, exists, False)
+        acc = acc * (factor / total)[:, None]
+        tl.store(out + row[:, None] * RANK + column[None, :], acc.to(out.dtype.element_ty), mask)
+
+
+def absorbed_attention(q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, rank: int) -> Tensor:
+    """(T, H, R + P) queries in the latent space, latents (num_blocks, 1, 1, block_size, R + P) -> (T, H, R) of latents."""
+    q = q.contiguous()
+    num_tokens, num_heads, size = q.shape
+    out = torch.empty((num_tokens, num_heads, rank), dtype=q.dtype, device=q.device)
+    shape = Shape(num_heads, 1, size, kv_layer.shape[3], q.dtype)
+    for part in plan(meta, shape, 0, q.device):
+        _attend(part, shape, q, kv_layer, out, scale)
+    return out
+
+
+def _attend(part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float) -> None:
+    tiles, config, splits, rank = part.tiles, part.config, part.num_splits, out.shape[2]
+    head_blocks = config.num_head_blocks(shape)
+    partials = None
+    if splits > 1:
+        partials = Partials.empty(tiles.num_tiles, head_blocks, splits, config.block_m, rank, q.device)
+    _latent_kernel[(tiles.num_tiles, head_blocks, splits)](
+        q, kv_layer, out, partials and partials.values, partials and partials.stats, tiles.tile_seqs, tiles.tile_tokens,
+        tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
+        scale * _LOG2E, part.split_tokens, tiles.table.stride(0),
+        GROUP=shape.num_heads, HEADS=config.heads, RANK=rank, ROTATED=shape.head_dim - rank,
+        BLOCK_R=max(16, triton.next_power_of_2(rank)), BLOCK_P=max(16, triton.next_power_of_2(shape.head_dim - rank)),
+        BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=splits > 1,
+        DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    if partials is not None:
+        reduce_splits(partials, tiles, None, out, 1, config.heads)
+
+
+def latent_attention(
+    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
+) -> Tensor:
+    """`Ops.latent_attention`, absorbed for all: prompts cost about three times the flops that expanding their keys would."""
+    nope, rank = k_up.shape[1:]
+    in_latents = torch.einsum("thn,hnr->thr", q[..., :nope], k_up)
+    queries = torch.cat((in_latents, q[..., nope:]), -1)
+    return torch.einsum("thr,hvr->thv", absorbed_attention(queries, kv_layer, meta, scale, rank), v_up)
