@@ -7,9 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, ExpertWeights
+from kernels.packing import FourBit
 from kernels.triton import activation, norm, rope
 from kernels.triton.attention import TritonAttention
+from kernels.triton.gemm_four_bit import linear_four_bit
+from kernels.triton.gemm_scaled import linear_scaled
+from kernels.triton.grouped import add_lora, experts
 from kernels.triton.latent import absorbed_attention
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
@@ -96,6 +100,35 @@ def _latent_attention(lens: list[tuple[int, int]]) -> None:
     absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), _step(lens), 0.1, 512)
 
 
+def _scaled(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
+    x, weight = tensor(rows, HIDDEN, dtype=dtype), tensor(2 * MIDDLE, HIDDEN, dtype=dtype)
+    if blockwise:
+        scales = _float(rows, HIDDEN // 128), _float(2 * MIDDLE // 128, HIDDEN // 128)
+    else:
+        scales = _float(rows), _float(2 * MIDDLE)
+    linear_scaled(x, weight, *scales, torch.bfloat16)
+
+
+def _four_bit(group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
+    words = tensor(HIDDEN // 8, MIDDLE, dtype=torch.int32)
+    shape = (HIDDEN // group, MIDDLE)
+    weight = FourBit(
+        words, tensor(*shape, dtype=scales), tensor(*shape, dtype=zeros) if zeros else None, group
+    )
+    linear_four_bit(tensor(16, HIDDEN), weight)
+
+
+def _groups(rows: int) -> None:
+    held = ExpertWeights(tensor(64, 2 * 1408, 2048), tensor(64, 2048, 1408))
+    slots = tensor(rows, 6, dtype=torch.int64)
+    experts(tensor(rows, 2048), slots, _float(rows, 6), held, activation.silu_mul)
+
+
+def _adapters() -> None:
+    x, adapters = tensor(256, HIDDEN), tensor(256, dtype=torch.int64)
+    add_lora(tensor(256, HIDDEN), x, tensor(8, 16, HIDDEN), tensor(8, HIDDEN, 16), adapters)
+
+
 FLOAT8 = (90, 100)
 PREFILL, DECODE = [(2048, 4096)], [(1, 8192)] * 16
 
@@ -115,5 +148,14 @@ LAUNCHES = (
     Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
     Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
+    Launch("int8 product", lambda: _scaled(4096, torch.int8)),
+    Launch("float8 product", lambda: _scaled(4096, torch.float8_e4m3fn), FLOAT8),
+    Launch("float8 product by blocks", lambda: _scaled(4096, torch.float8_e4m3fn, blockwise=True), FLOAT8),
+    Launch("float8 product, few rows", lambda: _scaled(16, torch.float8_e4m3fn, blockwise=True), (90,)),
+    Launch("four-bit product", lambda: _four_bit(128, torch.bfloat16, torch.uint8)),
+    Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8, None)),
+    Launch("experts, many rows", lambda: _groups(4096)),
+    Launch("experts, few rows", lambda: _groups(16), (90,)),
+    Launch("adapters", _adapters, (80, 90)),
     Launch("attention, batch-invariant", lambda: _attention(PREFILL + DECODE, split_tokens=1024), (90,)),
 )

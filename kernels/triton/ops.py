@@ -8,6 +8,7 @@ from kernels.ops import AttentionMeta, Ops
 from kernels.ref import reference_ops
 from kernels.triton.activation import gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention
+from kernels.triton.grouped import experts
 from kernels.triton.latent import latent_attention
 from kernels.triton.norm import rms_norm
 from kernels.triton.rope import rope, write_kv
@@ -25,6 +26,7 @@ def triton_ops() -> Ops:
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
         write_kv=_write_kv,
+        experts=experts,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
     )

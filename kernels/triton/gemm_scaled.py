@@ -1,0 +1,111 @@
+"""Products of 8-bit activations and weights: float8 or int8, scaled for each row and channel (or for all), or by blocks.
+
+Persistent programs take output tiles in an order that keeps both operands in L2. Floor for many rows: 2 M N K flops at
+the 8-bit rate. For few, memory-bound: the weight is read once."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.triton.platform import INTERPRETED, capability, num_programs
+
+SCALE_BLOCK = 128
+"""Of block scales: rows and columns of the weight, and elements of an activation's row, that share one."""
+_BAND = 8
+"""Rows of tiles that are computed before the next columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def config_for(num_rows: int, device: torch.device) -> Config:
+    if INTERPRETED:
+        return Config(16, 32, SCALE_BLOCK, 1, 1)
+    if num_rows <= 64:
+        return Config(max(16, triton.next_power_of_2(num_rows)), 32, SCALE_BLOCK, 4, 5)
+    if capability(device) < 90:
+        return Config(128, 64, 64, 8, 3)
+    return Config(128, 128, SCALE_BLOCK, 8, 4)
+
+
+@triton.jit
+def tile_of(index, num_m, num_n, BAND: tl.constexpr):
+    """Row and column of the `index`-th output tile: down a band of BAND rows, then to the next column."""
+    per_band = BAND * num_n
+    first = index // per_band * BAND
+    height = min(num_m - first, BAND)
+    within = index % per_band
+    return first + within % height, within // height
+
+
+@triton.jit
+def _gemm_kernel(
+    a, b, a_scales, b_scales, bias, out, M, N, K, a_scale_stride, b_scale_stride, out_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
+    BLOCKWISE: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """a (M, K), b (N, K): descriptors. Scales: element i at i * stride, or BLOCKWISE row-major with strides of rows."""
+    num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
+    for index in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0)):
+        tile_m, tile_n = tile_of(index, num_m, num_n, BAND)
+        row, column = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+        for k in tl.range(0, tl.cdiv(K, BLOCK_K)):
+            left = a.load([tile_m * BLOCK_M, k * BLOCK_K])
+            right = b.load([tile_n * BLOCK_N, k * BLOCK_K])
+            if BLOCKWISE:
+                a_scale = tl.load(a_scales + row * a_scale_stride + k, row < M, 0.0)
+                b_scale = tl.load(b_scales + column // BLOCK_K * b_scale_stride + k, column < N, 0.0)
+                acc += tl.dot(left, right.T) * (a_scale[:, None] * b_scale[None, :])
+            else:
+                acc = tl.dot(left, right.T, acc, out_dtype=ACC)
+        result = acc.to(tl.float32)
+        if not BLOCKWISE:
+            result *= tl.load(a_scales + row * a_scale_stride, row < M, 0.0)[:, None]
+            result *= tl.load(b_scales + column * b_scale_stride, column < N, 0.0)[None, :]
+        if BIAS:
+            result += tl.load(bias + column, column < N, 0.0).to(tl.float32)[None, :]
+        target = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), (row < M)[:, None] & (column < N)[None, :])
+
+
+def linear_scaled(
+    x: Tensor, weight: Tensor, x_scales: Tensor, weight_scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:  # fmt: skip
+    """x (M, K), weight (N, K), both float8_e4m3fn or both int8, K a multiple of 16 -> (M, N) of `dtype`.
+
+    Scales, float32, multiply: x_scales (M,) or (1,) with weight_scales (N,) or (1,); or, from compute capability 9.0 on, for
+    float8 and K a multiple of 128, x_scales (M, K / 128) with weight_scales (ceil(N / 128), K / 128)."""
+    (num_rows, inner), size = x.shape, weight.shape[0]
+    blockwise = weight_scales.dim() == 2
+    assert inner % (SCALE_BLOCK if blockwise else 16) == 0
+    out = torch.empty((num_rows, size), dtype=dtype, device=x.device)
+    if not num_rows:
+        return out
+    config = config_for(num_rows, x.device)
+    assert not blockwise or config.block_k == SCALE_BLOCK
+    tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(size, config.block_n)
+    _gemm_kernel[(min(tiles, num_programs(x.device)),)](
+        TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
+        TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
+        x_scales, weight_scales, bias, out, num_rows, size, inner,
+        _stride(x_scales), _stride(weight_scales), out.stride(0),
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, BAND=_BAND, BLOCKWISE=blockwise,
+        BIAS=bias is not None, ACC=tl.int32 if x.dtype == torch.int8 else tl.float32,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def _stride(scales: Tensor) -> int:
+    return 0 if scales.numel() == 1 else scales.stride(0)

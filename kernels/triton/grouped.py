@@ -1,0 +1,129 @@
+"""Products of rows with the matrix of each row's group: experts of a mixture, adapters of a batch.
+
+Rows are sorted by group, each group's run is cut into tiles, and programs find theirs by searching the tiles' ends; nothing of
+that leaves the device. Floor: each group's matrix that has a row is read once, or 2 flops for each row and element of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.ops import ExpertWeights
+from kernels.triton.platform import INTERPRETED, dot_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Pairs of a row and its group, sorted by group; those of group -1 come first and are in no tile."""
+
+    order: Tensor
+    """(P,) int64: pairs, as they were, in their order here."""
+    starts: Tensor
+    """(G + 1,) int64: where each group's pairs begin here."""
+    tile_ends: Tensor
+    """(G,) int64: tiles of each group and of those before it."""
+    block_m: int
+    max_tiles: int
+
+
+def group_rows(groups: Tensor, num_groups: int) -> Groups:
+    """groups (P,) int64: of each pair, -1 for none."""
+    num_pairs = groups.numel()
+    average = triton.cdiv(num_pairs, num_groups)
+    block_m = 16 if INTERPRETED else min(128, max(16, triton.next_power_of_2(average)))
+    counts = torch.zeros(num_groups + 1, dtype=torch.int64, device=groups.device)
+    counts.scatter_add_(0, groups + 1, torch.ones_like(groups))
+    tile_ends = ((counts[1:] + block_m - 1) // block_m).cumsum(0)
+    max_tiles = min(num_pairs, num_groups + num_pairs // block_m)
+    return Groups(groups.argsort(stable=True), counts.cumsum(0), tile_ends, block_m, max_tiles)
+
+
+@triton.jit
+def _grouped_kernel(
+    x, weight, bias, out, order, starts, tile_ends, num_groups, N, K, width, x_stride, weight_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
+    GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (columns, tile). Rows of x: GATHER: pair // width, else the pair's place in the order. Rows of out: SCATTER: the
+    pair, else its place."""
+    tile = tl.program_id(1)
+    each = tl.arange(0, BLOCK_G)
+    ends = tl.load(tile_ends + each, each < num_groups, tile + 1)
+    group = tl.sum((ends <= tile).to(tl.int32), 0)
+    if group < num_groups:
+        before = tl.sum(tl.where(each == group - 1, ends, 0), 0)
+        end = tl.load(starts + group + 1)
+        place = tl.load(starts + group) + (tile - before) * BLOCK_M + tl.arange(0, BLOCK_M)
+        exists = place < end
+        pair = tl.load(order + place, exists, 0)
+        source = pair // width if GATHER else place
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        inner = tl.arange(0, BLOCK_K)
+        inside = column < N
+        left = x + source[:, None] * x_stride + inner[None, :]
+        right = weight + group.to(tl.int64) * weight_stride + column[None, :] * K + inner[:, None]
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in tl.range(0, K, BLOCK_K):
+            there = inner < K - k
+            a = tl.load(left + k, exists[:, None] & there[None, :], 0.0).to(DOT)
+            b = tl.load(right + k, inside[None, :] & there[:, None], 0.0).to(DOT)
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+        if BIAS:
+            acc += tl.load(bias + group * N + column, inside, 0.0).to(tl.float32)[None, :]
+        row = pair if SCATTER else place
+        target = out + row[:, None] * N + column[None, :]
+        mask = exists[:, None] & inside[None, :]
+        if ADD:
+            acc += tl.load(target, mask, 0.0).to(tl.float32)
+        tl.store(target, acc.to(out.dtype.element_ty), mask)
+
+
+def grouped_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out: Tensor, *,
+    width: int = 0, scatter: bool = False, add: bool = False,
+) -> None:  # fmt: skip
+    """x times each pair's (N, K) of weight (G, N, K), contiguous, into `out` (P, N), to what is there if `add`.
+
+    `width` > 0: pair p's row of x (R, K) is p // width; else x (P, K) is in the groups' order. `scatter`: so is out, or in the
+    pairs' own. Rows of pairs without a group are not written."""
+    _, size, inner = weight.shape
+    assert weight.is_contiguous()
+    assert out.is_contiguous()
+    if not groups.max_tiles:
+        return
+    small = groups.block_m <= 32
+    block_n = min(triton.next_power_of_2(size), 32 if INTERPRETED else 64 if small else 128)
+    block_k = min(triton.next_power_of_2(inner), 32 if INTERPRETED else 128 if small else 64)
+    _grouped_kernel[(triton.cdiv(size, block_n), groups.max_tiles)](
+        x, weight, bias, out, groups.order, groups.starts, groups.tile_ends, weight.shape[0], size, inner, width or 1,
+        x.stride(0), weight.stride(0), BLOCK_M=groups.block_m, BLOCK_N=max(16, block_n), BLOCK_K=max(16, block_k),
+        BLOCK_G=triton.next_power_of_2(weight.shape[0]), GATHER=width > 0, SCATTER=scatter, BIAS=bias is not None,
+        ADD=add, DOT=dot_dtype(x.dtype), num_warps=4 if small else 8, num_stages=4 if small else 3,
+    )  # fmt: skip
+
+
+def experts(
+    x: Tensor, slots: Tensor, weights: Tensor, held: ExpertWeights, activate: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """`Ops.experts`. Sums are in float32, in the order of each row's slots."""
+    num_rows, width = slots.shape
+    flat = slots.flatten()
+    groups = group_rows(flat, held.down.shape[0])
+    inner = torch.empty((flat.numel(), held.gate_up.shape[1]), dtype=x.dtype, device=x.device)
+    grouped_linear(x, held.gate_up, held.gate_up_bias, groups, inner, width=width)
+    pairs = torch.zeros((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
+    grouped_linear(activate(inner), held.down, None, groups, pairs, scatter=True)
+    parts = pairs.view(num_rows, width, -1).float() * weights[..., None]
+    return parts.sum(1).to(x.dtype)
+
+
+def add_lora(out: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, adapters: Tensor) -> None:
+    """out (T, N), contiguous, += expand[a] @ shrink[a] @ x for each row's adapter a; shrink (A, r, K), expand (A, N, r), adapters
+    (T,) int64, -1 for none. A scaling belongs into `expand`."""
+    groups = group_rows(adapters, shrink.shape[0])
+    narrow = torch.empty((len(x), shrink.shape[1]), dtype=x.dtype, device=x.device)
+    grouped_linear(x, shrink, None, groups, narrow, width=1)
+    grouped_linear(narrow, expand, None, groups, out, scatter=True, add=True)
