@@ -1,0 +1,83 @@
+"""Each alert rule fires on what it is for, and none on a healthy cluster, by promtool's own evaluation."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.cluster_process import ROOT
+
+ALERTS = ROOT / "charts" / "baton" / "files" / "alerts.yaml"
+AT = "40m"
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="needs Debian's prometheus (.ci/apt.txt)"
+)
+
+HEALTHY = {
+    "baton_scheduler_up": "1x60",
+    "baton_accepting": "1x60",
+    'baton_instance_defective{address="d0"}': "0x60",
+    'baton_instance_leaving{address="d0"}': "0x60",
+    'baton_instance_kv_usage_ratio{address="d0",role="decode"}': "0.6x60",
+    "baton_requests_failed_total": "0x60",
+    "baton_requests_finished_total": "0+600x60",
+    'baton_slo_requests_total{slo_class="chat",attained="true"}': "0+590x60",
+    'baton_slo_requests_total{slo_class="chat",attained="false"}': "0+10x60",
+    "baton_requests_rejected_total": "0x60",
+    'baton_placement_wait_seconds_bucket{le="5"}': "0+600x60",
+    'baton_placement_wait_seconds_bucket{le="+Inf"}': "0+600x60",
+    'baton_kv_transfer_exposed_seconds_bucket{le="0.2"}': "0+600x60",
+    'baton_kv_transfer_exposed_seconds_bucket{le="+Inf"}': "0+600x60",
+    'baton_instance_preemptions_total{address="d0"}': "0x60",
+    'baton_instance_fences_total{address="d0"}': "0x60",
+    "baton_attempts_lost_total": "0x60",
+}
+TROUBLE = {
+    "BatonSchedulerUnreachable": {"baton_scheduler_up": "0x60"},
+    "BatonNotAccepting": {"baton_accepting": "0x60"},
+    "BatonBlockAccountingBroken": {'baton_instance_defective{address="d0"}': "1x60"},
+    "BatonFailures": {"baton_requests_failed_total": "0+20x60"},
+    "BatonAttainmentLow": {'baton_slo_requests_total{slo_class="chat",attained="false"}': "0+200x60"},
+    "BatonRefusingForLoad": {"baton_requests_rejected_total": "0+60x60"},
+    "BatonPlacementSlow": {
+        'baton_placement_wait_seconds_bucket{le="5"}': "0+500x60",
+        'baton_placement_wait_seconds_bucket{le="60"}': "0+600x60",
+    },
+    "BatonKvNearlyFull": {'baton_instance_kv_usage_ratio{address="d0",role="decode"}': "0.99x60"},
+    "BatonPreempting": {'baton_instance_preemptions_total{address="d0"}': "0+30x60"},
+    "BatonTransferExposed": {
+        'baton_kv_transfer_exposed_seconds_bucket{le="0.2"}': "0+500x60",
+        'baton_kv_transfer_exposed_seconds_bucket{le="2"}': "0+600x60",
+    },
+    "BatonInstancesLost": {"baton_attempts_lost_total": "0+5x60"},
+    "BatonFencing": {'baton_instance_fences_total{address="d0"}': "0+1x60"},
+    "BatonDrainStuck": {'baton_instance_leaving{address="d0"}': "1x60"},
+}
+
+
+def test_every_rule_is_tried() -> None:
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == list(TROUBLE)
+
+
+@pytest.mark.parametrize("expected", ["", *TROUBLE])
+def test_it_fires_alone(expected: str, tmp_path: Path) -> None:
+    series = HEALTHY | TROUBLE.get(expected, {})
+    case: dict[str, Any] = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{"eval_time": AT, "alertname": alert, "exp_alerts": []} for alert in TROUBLE],
+    }
+    file = tmp_path / "case.yaml"
+    file.write_text(
+        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [case]})
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    firing = {alert for alert in TROUBLE if f"alertname: {alert}," in done.stdout + done.stderr}
+    assert firing == ({expected} if expected else set()), done.stdout + done.stderr
