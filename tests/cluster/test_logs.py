@@ -5,13 +5,14 @@ import sys
 import pytest
 
 from cluster import request_context
+from cluster.deploy import logs
 from cluster.deploy.logs import JsonFormatter, configure_logging
 from core.errors import ConfigError
 
 
 @pytest.fixture
 def restored():
-    names = ("cluster", "cluster.api.audit")
+    names = (*logs._OURS, *logs._ALWAYS)  # pyright: ignore[reportPrivateUsage]
     before = [
         (logging.getLogger(n), list(logging.getLogger(n).handlers), logging.getLogger(n).level) for n in names
     ]
