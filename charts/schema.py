@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from core.config import ClusterConfig
+from core.config import ClusterConfig, LiveConfig
 
 CHART = Path(__file__).parent / "baton"
 SCHEMA, DEFAULTS = CHART / "values.schema.json", CHART / "files" / "defaults.json"
@@ -85,7 +85,7 @@ class Pool(Group):
     """The pods of the prefill or of the decode instances."""
 
     gpusPerPod: int = Field(default=0, ge=0)
-    """GPUs that a node has for a pod: it holds as many instances as fit, and an instance that needs more gets several pods.
+    """GPUs that a node has for a pod: it holds as many instances as fit, each with a GPU for each of its ranks.
     0: instances compute on CPUs."""
     instancesPerPod: int = Field(default=1, ge=1)
     """Of instances on CPUs."""
@@ -241,10 +241,14 @@ class ChartValues(Model):
     fullnameOverride: str = ""
     image: Image = Image()
     models: dict[ModelName, Model] = {}
+    live: LiveConfig = LiveConfig()
+    """What changes while the ingresses run, without a roll-out: service classes and tenants, of all models."""
     head: Head = Head()
     apiKeys: ApiKeys = ApiKeys()
     clusterKey: ExistingSecret = ExistingSecret()
     """Authenticates Baton's processes to each other; the entry `cluster-key`. Empty: one is made and kept."""
+    ingressTls: ExistingSecret = ExistingSecret()
+    """Of type kubernetes.io/tls with `ca.crt`, for the names of the Services: the ingresses speak HTTPS. Empty: HTTP."""
     kvTls: ExistingSecret = ExistingSecret()
     """Of type kubernetes.io/tls with `ca.crt`, for every instance: KV travels encrypted. Empty: it does not."""
     huggingFace: ExistingSecret = ExistingSecret()

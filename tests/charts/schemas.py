@@ -24,6 +24,8 @@ _ENDPOINT = {
         "port": {"type": "string"},
         "path": {"type": "string", "pattern": "^/"},
         "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
+        "scheme": {"enum": ["http", "https"]},
+        "tlsConfig": {"type": "object", "required": ["ca", "serverName"]},
         "authorization": {
             "type": "object",
             "additionalProperties": False,

@@ -11,7 +11,7 @@ import yaml
 from cluster.deploy.kube.controller import parser
 from cluster.deploy.kube.groups import offered_resources
 from cluster.deploy.kube.topology import label_names
-from core.config import ClusterConfig
+from core.config import ClusterConfig, overlay
 from tests.charts.rendering import (
     CHART,
     EXAMPLES,
@@ -105,7 +105,7 @@ def test_nothing_runs_as_root(name: str) -> None:
 def test_ready_and_alive_are_two_questions() -> None:
     made = pods(render({"config": {"serve": {"port": 9000}}}))
     ingress = container(made["ingress"])
-    assert ingress["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http"}
+    assert ingress["readinessProbe"]["httpGet"] == {"path": "/ready", "port": "http", "scheme": "HTTP"}
     assert {"name": "http", "containerPort": 9000} in ingress["ports"]
     for template in made.values():
         ray = container(template)
@@ -216,9 +216,11 @@ def test_secrets_are_made_once_or_taken_from_elsewhere() -> None:
     assert all(one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for one in made.values())
     objects = example("existing-secrets")
     assert of_kind(objects, "Secret") == {}
-    text = json.dumps(pods(objects)["decode"])
-    for name in ("llm-api-keys", "llm-cluster-key", "llm-kv-tls", "hf-token"):
-        assert f'"{name}"' in text
+    decode, ingress = (json.dumps(pods(objects)[name]) for name in ("decode", "ingress"))
+    assert all(f'"{name}"' in decode for name in ("llm-cluster-key", "llm-kv-tls", "hf-token"))
+    assert all(f'"{name}"' in ingress for name in ("llm-cluster-key", "llm-api-keys", "llm-tls"))
+    assert "llm-api-keys" not in decode, "only who needs a secret has it"
+    assert "kv-tls" not in ingress
     assert cluster_spec(objects)["authOptions"] == {"mode": "token", "secretName": "llm-ray-token"}
     [application] = serve_config(objects)["applications"]
     assert application["args"]["transfer"]["tls_ca"] == "/etc/baton/kv-tls/ca.crt"
@@ -270,6 +272,34 @@ def test_the_controller_may_do_what_it_does(scale: bool) -> None:
     }
     parsed = parser().parse_args(command[3:])
     assert (parsed.namespace, parsed.kind, parsed.name) == ("llm", "RayService", "demo-baton")
+
+
+def test_https_is_known_to_everybody_who_asks() -> None:
+    objects = example("existing-secrets")
+    [application] = serve_config(objects)["applications"]
+    assert application["args"]["serve"]["tls_cert"] == "/etc/baton/ingress-tls/tls.crt"
+    assert container(pods(objects)["ingress"])["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    [endpoint] = of_kind(objects, "PodMonitor")["demo-baton"]["spec"]["podMetricsEndpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]["ca"]["secret"]["name"]) == ("https", "llm-tls")
+    [deployment] = of_kind(objects, "Deployment").values()
+    command = deployment["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert {"--endpoint=https://demo-baton:80", "--ca=/etc/baton/ingress-tls/ca.crt"} <= set(command)
+
+
+def test_classes_and_tenants_change_without_a_new_pod() -> None:
+    def made(tokens: int) -> list[Object]:
+        tenant = {"keys_file": "/etc/tenants/a", "max_tokens_per_min": tokens}
+        return render({"live": {"tenants": {"a": tenant}, "slo_classes": {"fast": {"ttft_s": 0.2}}}})
+
+    before, after = made(100), made(200)
+    assert [one for one in before if one["kind"] == "RayService"] == [
+        one for one in after if one["kind"] == "RayService"
+    ]
+    text = of_kind(after, "ConfigMap")["demo-baton-live"]["data"]["live.yaml"]
+    [application] = serve_config(after)["applications"]
+    assert application["args"]["serve"]["live_file"] == "/etc/baton/live/live.yaml"
+    live = overlay(ClusterConfig.model_validate(application["args"]), yaml.safe_load(text))
+    assert (live.tenants["a"].max_tokens_per_min, live.slo_classes["fast"].ttft_s) == (200, 0.2)
 
 
 def test_prometheus_has_a_key_of_its_own() -> None:

@@ -81,6 +81,9 @@ def test_a_typo_fails(values: dict[str, object]) -> None:
             {"expose": {"ingress": {"enabled": True, "host": "a.example"}}, "models": {"two": {}}},
             "a host of its own",
         ),
+        ({"config": {"serve": {"tls_client_ca": "/ca"}}}, "kubelet"),
+        ({"live": {"tenants": {"a": {"keys": ["hush"]}}}}, "keys_file"),
+        ({"config": {"engine": {"device": "cuda"}}}, "gpusPerPod"),
         ({"controller": {"scale": True}, "autoscaling": {"enabled": True}}, "choose one"),
     ],
 )

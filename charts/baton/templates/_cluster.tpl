@@ -28,10 +28,10 @@ workerGroupSpecs:
 {{- range $model := include "baton.models" . | fromJsonArray }}
   {{- /* Room for an ingress, the scheduler, and the next version of each beside it while Serve rolls one out. */}}
   {{- $resources := dict (printf "%singress" $model.prefix) 4 }}
-  {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas "hosts" 1) }}
+  {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas) }}
   {{- range $role, $pool := $model.pools }}
   {{- $resources := dict $pool.resource $pool.perPod }}
-  {{- include "baton.group" (dict "root" $ "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas "hosts" $pool.hosts) }}
+  {{- include "baton.group" (dict "root" $ "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas) }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -41,9 +41,6 @@ workerGroupSpecs:
   replicas: {{ int .replicas }}
   minReplicas: {{ ternary .replicas .pod.minReplicas (kindIs "invalid" .pod.minReplicas) | int }}
   maxReplicas: {{ ternary .replicas .pod.maxReplicas (kindIs "invalid" .pod.maxReplicas) | int }}
-  {{- if gt (int .hosts) 1 }}
-  numOfHosts: {{ int .hosts }}
-  {{- end }}
   rayStartParams:
     {{- toYaml (mergeOverwrite (include "baton.rayStart" . | fromYaml) .pod.rayStartParams) | nindent 4 }}
   template:

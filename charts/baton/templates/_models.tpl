@@ -39,40 +39,41 @@ Every model of the release, as a JSON list. Each has
 {{- end -}}
 
 {{/*
-One pool: gpus (of one instance), hosts (pods of one instance), perPod (instances of one pod), podGpus, replicas (of the
-worker group), shmBytes, and what one instance asks of Ray: actor, and where it has several pods bundles.
+One pool: perPod (instances of one pod), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray
+(actor). An instance's ranks are processes of one pod, with a GPU each.
 */}}
 {{- define "baton.pool" -}}
 {{- $config := .model.effective -}}
 {{- $pool := index .model.values .role -}}
 {{- $instances := index $config (printf "%s_instances" .role) | int -}}
+{{- $ranks := include "baton.ranks" . | int -}}
 {{- $node := $pool.gpusPerPod | int -}}
-{{- $gpus := 0 -}}{{- $hosts := 1 -}}{{- $perPod := $pool.instancesPerPod | int -}}
-{{- if gt $node 0 -}}
-  {{- $gpus = include "baton.ranks" . | int -}}
-  {{- $hosts = max 1 (div (add $gpus $node -1) $node) | int -}}
-  {{- $perPod = max 1 (min $instances (div $node $gpus)) | int -}}
-  {{- if and (gt $hosts 1) (ne (mod $gpus $node | int) 0) -}}
-    {{- fail (printf "%s: an instance of %s takes %d GPUs, which do not fill pods of %d: set %s.gpusPerPod to a divisor of %d" .model.name .role $gpus $node .role $gpus) -}}
-  {{- end -}}
+{{- $gpus := ternary $ranks 0 (gt $node 0) -}}
+{{- $perPod := $pool.instancesPerPod | int -}}
+{{- if gt $gpus $node -}}
+  {{- fail (printf "%s: a %s instance has %d ranks, which need a GPU each in one pod, but %s.gpusPerPod is %d" .model.name .role $gpus .role $node) -}}
 {{- end -}}
-{{- $podGpus := ternary $node (mul $gpus $perPod | int) (gt $hosts 1) -}}
+{{- if $gpus -}}{{- $perPod = min $instances (div $node $gpus) | int -}}{{- end -}}
+{{- if and (eq $config.engine.device "cuda") (not $gpus) -}}
+  {{- fail (printf "%s: engine.device is cuda, but %s.gpusPerPod is 0" .model.name .role) -}}
+{{- end -}}
 {{- $needed := div (add $instances $perPod -1) $perPod | int -}}
 {{- $resource := printf "%s%s" .model.prefix .role -}}
-{{- $share := ternary $node $gpus (gt $hosts 1) -}}
-{{- $actor := dict "num_cpus" $config.cpus_per_instance "num_gpus" $share "resources" (dict $resource 1) -}}
-{{- $bundles := list -}}
-{{- range until $hosts -}}
-  {{- $bundles = append $bundles (dict "CPU" $config.cpus_per_instance "GPU" $share $resource 1) -}}
-{{- end -}}
-{{- $kv := mul (int64 $config.engine.kv_bytes) $perPod -}}
-{{- dict "gpus" $gpus "hosts" $hosts "perPod" $perPod "podGpus" $podGpus "actor" $actor "bundles" $bundles "resource" $resource
+{{- $cpus := mulf $config.cpus_per_instance $ranks -}}
+{{- $actor := dict "num_cpus" $cpus "num_gpus" $gpus "resources" (dict $resource 1) -}}
+{{- $kv := mul (int64 $config.engine.kv_bytes) $ranks $perPod -}}
+{{- dict "perPod" $perPod "podGpus" (mul $gpus $perPod | int) "actor" $actor "resource" $resource
     "replicas" (ternary $needed ($pool.replicas | int) (kindIs "invalid" $pool.replicas))
+    "kvBytes" ($kv | toString)
     "shmBytes" (add $kv (include "baton.objectStoreBytes" . | int64) 1073741824 | int64 | toString) | toJson -}}
 {{- end -}}
 
-{{/* Ranks of one instance: a GPU each. */}}
-{{- define "baton.ranks" -}}1{{- end -}}
+{{/* Ranks of one instance: the product of its mesh's axes. */}}
+{{- define "baton.ranks" -}}
+{{- $ranks := 1 -}}
+{{- range $axis, $size := index .model.effective .role -}}{{- $ranks = mul $ranks (int $size) -}}{{- end -}}
+{{- $ranks -}}
+{{- end -}}
 
 {{/* Neither tokens nor KV pass through Ray's object store. */}}
 {{- define "baton.objectStoreBytes" -}}268435456{{- end -}}

@@ -45,3 +45,8 @@ labels:
 {{- define "baton.rayTokenSecret" -}}
 {{ default (printf "%s-ray-token" (include "baton.fullname" .)) .Values.rayAuth.existingSecret }}
 {{- end -}}
+
+{{/* What the ingresses speak. */}}
+{{- define "baton.scheme" -}}
+{{ ternary "https" "http" (not (empty .Values.ingressTls.existingSecret)) }}
+{{- end -}}

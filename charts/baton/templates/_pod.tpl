@@ -155,10 +155,18 @@ resources:
 {{- define "baton.mounts" -}}
 - {name: shm, mountPath: /dev/shm}
 - {name: models, mountPath: /models}
+{{- if eq .kind "ingress" }}
 {{- if .root.Values.apiKeys.enabled }}
 - {name: api-keys, mountPath: /etc/baton/api-keys, readOnly: true}
 {{- end }}
-{{- if .root.Values.kvTls.existingSecret }}
+{{- if .root.Values.ingressTls.existingSecret }}
+- {name: ingress-tls, mountPath: /etc/baton/ingress-tls, readOnly: true}
+{{- end }}
+{{- if .root.Values.live }}
+- {name: live, mountPath: /etc/baton/live, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if and .pool .root.Values.kvTls.existingSecret }}
 - {name: kv-tls, mountPath: /etc/baton/kv-tls, readOnly: true}
 {{- end }}
 {{- if and (eq .kind "head") (eq .root.Values.kind "RayCluster") }}
@@ -181,15 +189,27 @@ resources:
   {{- else }}
   emptyDir: {}
   {{- end }}
+{{- if eq .kind "ingress" }}
 {{- if .root.Values.apiKeys.enabled }}
 - name: api-keys
   secret:
     secretName: {{ include "baton.apiKeysSecret" .root }}
     items: [{key: api-keys, path: api-keys}]
 {{- end }}
+{{- with .root.Values.ingressTls.existingSecret }}
+- name: ingress-tls
+  secret: {secretName: {{ . }}}
+{{- end }}
+{{- if .root.Values.live }}
+- name: live
+  configMap: {name: {{ include "baton.fullname" .root }}-live}
+{{- end }}
+{{- end }}
+{{- if .pool }}
 {{- with .root.Values.kvTls.existingSecret }}
 - name: kv-tls
   secret: {secretName: {{ . }}}
+{{- end }}
 {{- end }}
 {{- if and (eq .kind "head") (eq .root.Values.kind "RayCluster") }}
 - name: serve-config
@@ -236,7 +256,7 @@ livenessProbe:
   failureThreshold: 6
 readinessProbe:
   {{- if eq .kind "ingress" }}
-  httpGet: {path: /ready, port: http}
+  httpGet: {path: /ready, port: http, scheme: {{ include "baton.scheme" .root | upper }}}
   periodSeconds: 2
   failureThreshold: 1
   {{- else }}
@@ -248,8 +268,7 @@ readinessProbe:
 
 {{/* Limits, shared memory, RDMA ports, GPUs and the links between them: a node that is not fit never becomes ready. */}}
 {{- define "baton.doctorContainer" -}}
-{{- $kv := mul (int64 .model.effective.engine.kv_bytes) .pool.perPod | toString -}}
-{{- $pod := mergeOverwrite (deepCopy .pod) (dict "env" (append .pod.env (dict "name" "BATON_ENGINE__KV_BYTES" "value" $kv))) -}}
+{{- $pod := mergeOverwrite (deepCopy .pod) (dict "env" (append .pod.env (dict "name" "BATON_ENGINE__KV_BYTES" "value" .pool.kvBytes))) -}}
 - name: doctor
   {{- include "baton.container" (merge (dict "pod" $pod) .) | nindent 2 }}
   command: [baton, doctor]

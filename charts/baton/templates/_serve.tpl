@@ -19,10 +19,6 @@ applications:
   {{- range $role, $pool := $model.pools }}
   - name: {{ title $role }}Pool
     ray_actor_options: {{ toJson $pool.actor }}
-    {{- if gt (int $pool.hosts) 1 }}
-    placement_group_bundles: {{ toJson $pool.bundles }}
-    placement_group_strategy: STRICT_SPREAD
-    {{- end }}
   {{- end }}
 {{- end }}
 {{- end -}}
@@ -32,6 +28,11 @@ applications:
 {{- $serve := default (dict) $args.serve -}}
 {{- if not (hasKey $serve "host") -}}{{- $_ := set $serve "host" "0.0.0.0" -}}{{- end -}}
 {{- if .root.Values.apiKeys.enabled -}}{{- $_ := set $serve "api_keys_file" "/etc/baton/api-keys/api-keys" -}}{{- end -}}
+{{- if .root.Values.ingressTls.existingSecret -}}
+  {{- $tls := dict "tls_cert" "/etc/baton/ingress-tls/tls.crt" "tls_key" "/etc/baton/ingress-tls/tls.key" -}}
+  {{- $serve = mergeOverwrite $serve $tls -}}
+{{- end -}}
+{{- if .root.Values.live -}}{{- $_ := set $serve "live_file" "/etc/baton/live/live.yaml" -}}{{- end -}}
 {{- $_ := set $args "serve" $serve -}}
 {{- if .root.Values.kvTls.existingSecret -}}
   {{- $tls := dict "tls_cert" "/etc/baton/kv-tls/tls.crt" "tls_key" "/etc/baton/kv-tls/tls.key" "tls_ca" "/etc/baton/kv-tls/ca.crt" -}}

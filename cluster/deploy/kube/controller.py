@@ -7,6 +7,7 @@ learn again; while it is away only that does not happen."""
 import argparse
 import logging
 import os
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -100,6 +101,14 @@ class Owner:
         return found
 
 
+def http_client(api_key: str, ca: str) -> httpx.Client:
+    """`ca`: PEM file of the authority that has signed the ingresses' certificates; empty: as the system trusts."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.Client(
+        headers=headers, verify=ssl.create_default_context(cafile=ca or None), timeout=_TIMEOUT_S
+    )
+
+
 def fit(owner: Owner, applications: Callable[[], Mapping[str, Any]]) -> int:
     """Bring every worker group to its size; returns how many were changed. A lost race is read and tried again."""
     done = 0
@@ -133,10 +142,9 @@ def _addresses(applications: Mapping[str, Any]) -> set[str]:
     }
 
 
-def watch(owner: Owner, endpoint: str, api_key: str, seen: Instances) -> None:
+def watch(owner: Owner, http: httpx.Client, endpoint: str, seen: Instances) -> None:
     """One look at the instances behind `endpoint`. Raises httpx.HTTPError where it does not answer."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    answer = httpx.get(f"{endpoint}/cluster", headers=headers, timeout=_TIMEOUT_S).raise_for_status()
+    answer = http.get(f"{endpoint}/cluster").raise_for_status()
     for notice in seen.look(answer.json()["instances"]):
         owner.tell(notice, datetime.now(UTC))
 
@@ -147,6 +155,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--kind", choices=_PLURALS, required=True)
     made.add_argument("--name", required=True)
     made.add_argument("--endpoint", action="append", default=[], help="a model's API; may be repeated")
+    made.add_argument("--ca", default="", help="PEM file of the authority of the endpoints' certificates")
     made.add_argument("--scale", action="store_true", help="size the worker groups by what Serve wants")
     made.add_argument("--dashboard", required=True, help="of the Ray cluster")
     made.add_argument("--period-s", type=float, default=5.0)
@@ -158,10 +167,11 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     config.load_incluster_config()
     owner = Owner(client.ApiClient(), given.namespace, given.kind, given.name)
+    http = http_client(os.environ.get("BATON_METRICS_KEY", ""), given.ca)
     seen = {endpoint: Instances() for endpoint in given.endpoint}
     while True:
         for endpoint, instances in seen.items():
-            _try(lambda: watch(owner, endpoint, os.environ.get("BATON_METRICS_KEY", ""), instances))  # noqa: B023
+            _try(lambda: watch(owner, http, endpoint, instances))  # noqa: B023
         if given.scale:
             _try(lambda: fit(owner, lambda: ServeRest(given.dashboard).applications()))
         time.sleep(given.period_s)

@@ -46,11 +46,8 @@ def changes(
     made: list[Change] = []
     for index, group in enumerate(spec["workerGroupSpecs"]):
         offered = offered_resources(group)
-        hosts = int(group.get("numOfHosts", 1))
-        needs = [
-            math.ceil(wanted.get(name, 0.0) / (amount * hosts)) for name, amount in offered.items() if amount
-        ]
-        if not needs or hosts > 1:
+        needs = [math.ceil(wanted.get(name, 0.0) / amount) for name, amount in offered.items() if amount]
+        if not needs:
             continue
         size, now = _bounded(max(needs), group), int(group.get("replicas", 0))
         idle = tuple(pod for pod in pods.get(group["groupName"], ()) if pod not in busy)[: max(0, now - size)]

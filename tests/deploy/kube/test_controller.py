@@ -1,13 +1,17 @@
 """The controller against an API server: worker groups follow Serve, races are lost without harm, events say what happened."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 from kubernetes import client
 
-from cluster.deploy.kube.controller import Owner, fit
+from cluster.deploy.kube.controller import Owner, fit, watch
 from cluster.deploy.kube.notices import Instances, Notice
+from core.messages import InstanceStatus
 from tests.charts.rendering import cluster_spec, render
 from tests.deploy.kube.fake_api import FakeApi
 
@@ -105,7 +109,27 @@ def test_a_service_without_a_cluster_is_left_alone(api: FakeApi, owner: Owner) -
 
 
 def instance(address: str, leaving: bool = False, defect: str = "") -> dict[str, Any]:
-    return {"address": address, "prefills": False, "decodes": True, "leaving": leaving, "defect": defect}
+    """As /cluster describes it."""
+    return asdict(InstanceStatus(address, False, True, 64, 64, 0, 0, defect, leaving=leaving))
+
+
+def test_what_the_endpoint_says_becomes_events(api: FakeApi, owner: Owner) -> None:
+    answers = [[instance("a:1")], [instance("a:1", leaving=True)], [], []]
+
+    def cluster(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/cluster"
+        return httpx.Response(200, json={"instances": answers.pop(0)})
+
+    seen = Instances()
+    with httpx.Client(transport=httpx.MockTransport(cluster)) as http:
+        for _ in range(4):
+            watch(owner, http, "http://demo-baton", seen)
+    assert [event["reason"] for event in api.events] == [
+        "InstanceJoined",
+        "InstanceDraining",
+        "InstanceDrained",
+    ]
+    assert "decode instance a:1" in api.events[0]["message"]
 
 
 def test_what_happens_to_instances_is_told_once() -> None:
@@ -125,8 +149,6 @@ def test_what_happens_to_instances_is_told_once() -> None:
 
 
 def test_an_event_is_about_the_service(api: FakeApi, owner: Owner) -> None:
-    from datetime import UTC, datetime
-
     owner.tell(
         Notice("Warning", "InstanceFenced", "decode instance a:1 was lost"),
         datetime(2026, 11, 21, tzinfo=UTC),
