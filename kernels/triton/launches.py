@@ -14,7 +14,9 @@ from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora, experts
+from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
+from kernels.triton.sampling import logprobs, penalise, sample
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
 NUM_BLOCKS, BLOCK_SIZE = 1024, 16
@@ -129,6 +131,19 @@ def _adapters() -> None:
     add_lora(tensor(256, HIDDEN), x, tensor(8, 16, HIDDEN), tensor(8, HIDDEN, 16), adapters)
 
 
+def _moves() -> None:
+    pool = tensor(32, NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
+    ids = tensor(64, dtype=torch.int64)
+    copy_blocks(pool, pool, ids, ids)
+
+
+def _sampling() -> None:
+    logits, each, tokens = _float(64, 128256), _float(64), tensor(64, dtype=torch.int64)
+    penalise(logits, tokens, tokens, tokens, each, each, each)
+    sample(logits, each, tensor(64, dtype=torch.int32), each, each, tensor(64, dtype=torch.float64))
+    logprobs(logits, tokens, 5)
+
+
 FLOAT8 = (90, 100)
 PREFILL, DECODE = [(2048, 4096)], [(1, 8192)] * 16
 
@@ -157,5 +172,7 @@ LAUNCHES = (
     Launch("experts, many rows", lambda: _groups(4096)),
     Launch("experts, few rows", lambda: _groups(16), (90,)),
     Launch("adapters", _adapters, (80, 90)),
+    Launch("KV moves", _moves),
+    Launch("sampling", _sampling),
     Launch("attention, batch-invariant", lambda: _attention(PREFILL + DECODE, split_tokens=1024), (90,)),
 )

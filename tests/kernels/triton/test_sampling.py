@@ -1,0 +1,90 @@
+"""Tokens drawn on a device against the engine's sampler, which is itself tested against transformers; log-probabilities."""
+
+import pytest
+import torch
+
+from core.types import SamplingParams
+from engine.sampler import distribution, uniform
+from kernels.triton.sampling import logprobs, penalise, sample
+
+V = 100
+
+
+def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
+    """By definition, row by row."""
+    tokens = logits.argmax(-1)
+    for row, sampling in enumerate(params):
+        if sampling.temperature > 0:
+            cumulative = distribution(logits[row : row + 1], [sampling])[0].double().cumsum(-1)
+            target = uniforms[row] * cumulative[-1]
+            tokens[row] = int(torch.searchsorted(cumulative, target, right=True))
+    return tokens
+
+
+def on_device(
+    logits: torch.Tensor, params: list[SamplingParams], uniforms: torch.Tensor, device: torch.device
+):
+    def column(name: str, dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([getattr(p, name) for p in params], dtype=dtype, device=device)
+
+    floats = {name: column(name, torch.float32) for name in ("temperature", "top_p", "min_p")}
+    return sample(
+        logits.to(device), floats["temperature"], column("top_k", torch.int32), floats["top_p"], floats["min_p"],
+        uniforms.to(device),
+    ).cpu()  # fmt: skip
+
+
+CUTS = [
+    {},
+    {"top_k": 7},
+    {"top_p": 0.6},
+    {"min_p": 0.2},
+    {"top_k": 20, "top_p": 0.8, "min_p": 0.05},
+    {"top_p": 0.01},
+]
+
+
+@pytest.mark.parametrize("with_ties", [False, True])
+def test_the_draw_of_the_engine(device: torch.device, with_ties: bool) -> None:
+    params = [SamplingParams(temperature=1.3, **cut) for cut in CUTS]  # type: ignore[arg-type]
+    params += [SamplingParams(temperature=0.0), SamplingParams(temperature=0.4, top_p=0.9)]
+    logits = torch.randn(len(params), V) * 3
+    if with_ties:
+        logits = logits.round()
+    for position in range(2):
+        uniforms = torch.tensor([uniform(seed, position) for seed in range(len(params))], dtype=torch.float64)
+        assert torch.equal(on_device(logits, params, uniforms, device), draw(logits, params, uniforms))
+
+
+def test_a_number_next_to_one_draws_the_last_token_that_may_be(device: torch.device) -> None:
+    logits, params = torch.tensor([[0.0, 5.0, 4.9, -50.0]]), [SamplingParams(temperature=1.0, top_k=2)]
+    assert on_device(logits, params, torch.tensor([1 - 2.0**-53], dtype=torch.float64), device).item() == 2
+
+
+def test_penalties(device: torch.device) -> None:
+    logits = torch.randn(3, V)
+    repetition, presence, frequency = (
+        torch.tensor([1.0, 1.3, 1.1]),
+        torch.tensor([0.5, 0.0, 0.2]),
+        torch.rand(3),
+    )
+    entries = [(0, 3, 2), (0, 9, 0), (1, 3, 0), (2, 99, 5), (2, 0, 1)]
+    want = logits.clone()
+    for row, token, count in entries:
+        value = (
+            want[row, token] / repetition[row] if want[row, token] > 0 else want[row, token] * repetition[row]
+        )
+        want[row, token] = value - (presence[row] + frequency[row] * count if count else 0)
+    got = logits.to(device)
+    columns = [torch.tensor(column, device=device) for column in zip(*entries, strict=True)]
+    penalise(got, *columns, *(x.to(device) for x in (repetition, presence, frequency)))
+    torch.testing.assert_close(got.cpu(), want)
+
+
+def test_logprobs(device: torch.device) -> None:
+    logits, tokens = torch.randn(4, V) * 5, torch.tensor([3, 99, 0, 77])
+    want = logits.log_softmax(-1)
+    chosen, values, ids = logprobs(logits.to(device), tokens.to(device), 5)
+    torch.testing.assert_close(chosen.cpu(), want.gather(1, tokens[:, None])[:, 0])
+    torch.testing.assert_close(values.cpu(), want.topk(5).values)
+    assert torch.equal(ids.cpu(), want.topk(5).indices)
