@@ -246,6 +246,12 @@ _FACTS = {
     ),
     "prompt_tokens_per_second": _Fact("Measured rate of recent steps with prompts", lambda i: i.tokens_per_s),
     "step_seconds": _Fact("Smoothed duration of recent steps", lambda i: i.step_s),
+    "decode_step_error_ratio": _Fact(
+        "Mean error of predicted durations of steps without prompts", lambda i: i.steps.decode.error
+    ),
+    "prompt_step_error_ratio": _Fact(
+        "Mean error of predicted durations of steps with prompts", lambda i: i.steps.prompt.error
+    ),
     "leaving": _Fact("Is it draining?", lambda i: i.leaving),
     "defective": _Fact("Has its self-check found its block accounting broken?", lambda i: bool(i.defect)),
     "live_grants": _Fact("Rights to write into its pool that are open", lambda i: i.work.live_grants),

@@ -71,7 +71,8 @@ def create_app(
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         message = f"{http.method} {http.url.path}: {error.detail}"
-        request_id = _request_id(http)
+        request_id = http.state.request_id = _request_id(http)
+        audit.refused(http, "", error.status_code, "no_such_route", None)
         response = error_response(RequestError(message, status=error.status_code), request_id)
         response.headers.update({**(error.headers or {}), "X-Request-Id": request_id})
         return response

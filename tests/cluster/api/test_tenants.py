@@ -154,6 +154,8 @@ async def test_each_refusal_leaves_one_line_without_secrets(caplog: pytest.LogCa
     ]
     for body, headers, _ in cases:
         await made.post(COMPLETIONS, body, **headers, **{"x-request-id": "mine"})
+    await made.http.get("/wp-admin%0A/forged", headers={"x-request-id": "mine"})
+    cases.append((None, {}, "tenant=- GET /wp-admin\\n/forged status=404 code=no_such_route"))
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(cases)
     for line, (_, _, expected) in zip(lines, cases, strict=True):
