@@ -37,10 +37,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
 
 
 def ask(server: ServeProcess, number: int) -> None:
-    """One request; most are answered, every fourth is one request too many of a tenant, or wrong."""
+    """One request, every other one with a prompt that no cache has; every fourth is of a tenant that may not ask so often."""
+    name = f"new_{number}" if number % 2 else "old"
     body = {
         "model": "baton-embedded",
-        "prompt": f"def f{number % 3}(x):\n" * 12,
+        "prompt": f"def {name}(x):\n" * 12,
         "max_tokens": 24,
         "n": 1 + number % 2,
     }
