@@ -75,8 +75,8 @@ def run_cell(task: tuple[Path, str, str, int, str, int]) -> tuple[str, dict[str,
     fleet = Fleet(
         GPU, MODEL, num_prefill, NUM_GPUS - num_prefill if num_prefill else 0, 0 if num_prefill else NUM_GPUS
     )
-    make = SCHEDULERS["baton" if name == SPLIT else name].make
-    curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, make))
+    entry = SCHEDULERS["baton" if name == SPLIT else name]
+    curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, entry))
     guess = bound(part, slo, TARGETS[0], seed) / 2
     began = time.perf_counter()
     per_copy = part.rate / NUM_GPUS

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from core.types import Slo
 from sim.baselines.sarathi import token_budget
+from sim.baselines.table import Entry
 from sim.catalogued import Fleet, coarse_config
 from sim.coarse.workload import Load, jobs
-from sim.coarse.world import MakeScheduler, simulate
+from sim.coarse.world import simulate
 from sim.report import attainment, served_coarsely
 from sim.workload import Row
 
@@ -38,15 +39,12 @@ class Window:
         return Load(self.rows, self.duration_s, copies, self.start_s, seed)
 
 
-def attained(window: Window, copies: float, seed: int, slo: Slo, fleet: Fleet, make: MakeScheduler) -> float:
+def attained(window: Window, copies: float, seed: int, slo: Slo, fleet: Fleet, entry: Entry) -> float:
     """Share of the requests that held both targets."""
     work = jobs(window.load(copies, seed), slo, window.block_tokens)
-    # A step that decodes takes no more prompt tokens than the time per token allows, whoever schedules.
-    config = replace(
-        coarse_config(fleet, window.block_tokens),
-        mixed_batch_tokens=token_budget(fleet.step_model, slo.tpot_s),
-    )
-    outcome = simulate(config, work, make, until_s=window.duration_s + _PATIENCE_S)
+    budget = 0 if entry.paced else token_budget(fleet.step_model, slo.tpot_s)
+    config = replace(coarse_config(fleet, window.block_tokens), mixed_batch_tokens=budget)
+    outcome = simulate(config, work, entry.make, until_s=window.duration_s + _PATIENCE_S)
     return attainment(served_coarsely(outcome), slo)
 
 

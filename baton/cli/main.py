@@ -8,6 +8,7 @@ from baton.cli.bench import bench
 from baton.cli.chat import chat
 from baton.cli.deploy import deploy
 from baton.cli.doctor import doctor
+from baton.cli.profile import profile
 from baton.cli.serve import serve
 from baton.cli.simulate import simulate
 from baton.cli.top import top
@@ -23,6 +24,7 @@ app.command()(serve)
 app.command()(chat)
 app.command()(bench)
 app.command()(simulate)
+app.command()(profile)
 app.command()(doctor)
 app.command()(deploy)
 app.command()(top)

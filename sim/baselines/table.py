@@ -25,6 +25,8 @@ Kind = Literal["static", "dynamic"]
 class Entry:
     make: MakeScheduler
     kind: Kind
+    paced: bool = False
+    """Its instances bound the prompt tokens of a step that decodes as ours do (engine.pacing); others by Sarathi's budget."""
     """`static`: instances are split into prefill and decode in a fixed ratio; `dynamic`: any instance does either."""
 
 
@@ -37,7 +39,7 @@ def _routed(make_router: Callable[[], Router]) -> MakeScheduler:
 
 OURS = "baton"
 SCHEDULERS: dict[str, Entry] = {
-    OURS: Entry(production, "dynamic"),
+    OURS: Entry(production, "dynamic", paced=True),
     "round-robin": Entry(_routed(RoundRobin), "static"),
     "power-of-two": Entry(_routed(PowerOfTwo), "static"),
     "least-loaded": Entry(_routed(LeastLoaded), "static"),

@@ -41,7 +41,7 @@ class DeviceConfig:
     """What it has learned of its step times; in production it learns on."""
     lookahead: bool = True
     mixed_batch_tokens: int = 0
-    """Tokens of a step that decodes too; 0: as many as of any other."""
+    """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
 
 
 class Surroundings(Protocol):
@@ -290,8 +290,7 @@ class Device:
 
     def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
         """Prompts in the room that the decoding sequences leave in the step."""
-        batch = len(self._decoding)
-        budget = ((batch and self._config.mixed_batch_tokens) or self.info.max_batch_tokens) - batch
+        budget = self._prompt_budget()
         chunks: list[_Chunk] = []
         for stay in self._prompts:
             budget -= self._take_chunk(stay, budget, chunks)
@@ -307,6 +306,17 @@ class Device:
             self._prompts.append(stay)
             budget -= self._take_chunk(stay, budget, chunks)
         return chunks
+
+    def _prompt_budget(self) -> int:
+        """Prompt tokens that the next step may compute."""
+        batch, limit = len(self._decoding), self._config.mixed_batch_tokens
+        if batch and limit:
+            return limit - batch
+        budget = self.info.max_batch_tokens - batch
+        if not batch or not (self._prompts or self._waiting):
+            return budget
+        decoding = cast(list[Sequence], [*self._decoding.values()])
+        return self._policy.prompt_tokens(decoding, self._context, self._config.steps, budget)
 
     @property
     def _num_running(self) -> int:

@@ -60,7 +60,7 @@ class CoarseConfig:
     message_s: float = 0.0002
     lookahead: bool = True
     mixed_batch_tokens: int = 0
-    """Tokens of a step that decodes too; 0: `max_batch_tokens`."""
+    """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @property

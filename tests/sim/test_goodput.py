@@ -45,8 +45,8 @@ def test_no_scheduler_beats_the_bound() -> None:
     copies = part.duration_s / bound_seconds(work, cost, SLO, 64, MAX_NUM_SEQS, 0.9)
     fleet = Fleet("L40S", "llama-3.1-8b", 0, 0, 1)
     for name in ("sarathi", "baton"):
-        assert attained(part, 2 * copies, 0, SLO, fleet, SCHEDULERS[name].make) < 0.9
-    assert attained(part, 0.1 * copies, 0, SLO, fleet, SCHEDULERS["sarathi"].make) > 0.9
+        assert attained(part, 2 * copies, 0, SLO, fleet, SCHEDULERS[name]) < 0.9
+    assert attained(part, 0.1 * copies, 0, SLO, fleet, SCHEDULERS["sarathi"]) > 0.9
 
 
 def test_dearer_requests_are_given_up_first() -> None:
