@@ -17,7 +17,7 @@ from cluster.instance import Instance, Role
 from cluster.model_card import ModelCard
 from cluster.observers import make_observers
 from cluster.real_parts import local_parts
-from cluster.routing import GlobalScheduler
+from cluster.recording import make_scheduler
 from cluster.scheduler_node import SchedulerNode
 from cluster.timeline import Observe, nobody
 from core.clock import WallClock
@@ -46,7 +46,7 @@ class LocalCluster:
         async with contextlib.AsyncExitStack() as stack:
             scheduler_mail = network.join("scheduler")
             stack.push_async_callback(scheduler_mail.close)
-            node = SchedulerNode(scheduler_mail, clock, GlobalScheduler(config.schedule))
+            node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule))
             stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
 
             async def resolve() -> str:

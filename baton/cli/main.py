@@ -9,6 +9,7 @@ from baton.cli.chat import chat
 from baton.cli.deploy import deploy
 from baton.cli.doctor import doctor
 from baton.cli.profile import profile
+from baton.cli.replay import replay
 from baton.cli.serve import serve
 from baton.cli.simulate import simulate
 from baton.cli.top import top
@@ -25,6 +26,7 @@ app.command()(chat)
 app.command()(bench)
 app.command()(simulate)
 app.command()(profile)
+app.command()(replay)
 app.command()(doctor)
 app.command()(deploy)
 app.command()(top)

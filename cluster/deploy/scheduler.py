@@ -7,7 +7,7 @@ from ray import serve
 
 from cluster.deploy.logs import configure_logging
 from cluster.deploy.pools import mail_host
-from cluster.routing import GlobalScheduler
+from cluster.recording import make_scheduler
 from cluster.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig
@@ -19,7 +19,7 @@ class Scheduler:
     async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
-        self._node = SchedulerNode(self._mail, WallClock(), GlobalScheduler(config.schedule))
+        self._node = SchedulerNode(self._mail, WallClock(), make_scheduler(config.schedule))
         self._running = asyncio.create_task(self._node.run())
 
     async def endpoint(self) -> str:
