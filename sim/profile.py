@@ -1,8 +1,8 @@
 """A step-time model fitted to measured steps, and its file. Pure but for the file.
 
-Least squares on relative errors, no coefficient negative (the most negative is left out until none is), one fit for steps that
-only decode and one for steps with prompts, as `core.steps` has it; prompts have a term for attention pairs too. Errors are those of a
-fit to every other step on the rest."""
+Least squares on relative errors, no coefficient negative (the most negative is left out until none is): one fit for steps that
+only decode and one for steps with prompts, as in `core.steps`; the latter has a term for attention pairs too. Errors are those
+of a fit to every other step on the rest."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
