@@ -1,11 +1,13 @@
 """`baton deploy`: check a Serve file strictly, send it to a running Ray cluster, and follow it until it serves."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from baton.cli.ray_program import run_ray
 from baton.cli.serve import read_yaml
 from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
@@ -19,13 +21,21 @@ def deploy(
     address: Annotated[
         str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="The Ray cluster's dashboard.")
     ] = DASHBOARD,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Deploy from the head of this `baton up` cluster instead.")
+    ] = None,
     timeout_s: Annotated[float, typer.Option(min=1, help="How long to wait until everything runs.")] = 600.0,
 ) -> None:
     """Deploy, or upgrade what runs: replicas are replaced a few at a time, and each finishes or moves what it has first."""
     schema, configs = check_serve_file(read_yaml(file))
+    if cluster is not None:
+        remote = f"/tmp/baton-deploy-{file.name}"
+        run_ray("rsync-up", str(cluster), str(file), remote)
+        run_ray("exec", str(cluster), f"baton deploy {shlex.quote(remote)} --timeout-s {timeout_s:g}")
+        return
     rest = ServeRest(address)
     rest.deploy(schema)
-    rest.wait_running(list(configs), timeout_s, lambda line: console.print(f"  {line}"))
+    rest.wait(list(configs), timeout_s, lambda line: console.print(f"  {line}"))
     for name, config in configs.items():
         console.print(
             f"[green]{name} runs.[/] OpenAI endpoint: port {config.serve.port} of the nodes with an ingress"

@@ -9,7 +9,9 @@ from baton.cli.chat import chat
 from baton.cli.deploy import deploy
 from baton.cli.doctor import doctor
 from baton.cli.profile import profile
+from baton.cli.ray_up import down, status, up
 from baton.cli.replay import replay
+from baton.cli.rollout import rollout
 from baton.cli.serve import serve
 from baton.cli.simulate import simulate
 from baton.cli.top import top
@@ -28,8 +30,12 @@ app.command()(simulate)
 app.command()(profile)
 app.command()(replay)
 app.command()(doctor)
+app.command()(up)
+app.command()(down)
+app.command()(status)
 app.command()(deploy)
 app.command()(top)
+app.command()(rollout)
 
 
 def main() -> None:

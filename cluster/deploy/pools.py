@@ -1,4 +1,4 @@
-"""The deployments that hold instances: a replica is one instance, owns its placement group and dies with its worker."""
+"""The deployments that hold instances: a replica is one instance and dies with its worker."""
 
 import asyncio
 import contextlib

@@ -36,22 +36,36 @@ class ServeRest:
         except RuntimeError as error:
             raise ConfigError(f"Serve refuses it: {' '.join(str(error).split())}") from None
 
+    def details(self) -> dict[str, Any]:
+        """Serve's ServeInstanceDetails."""
+        return self._client.get_serve_details()
+
     def applications(self) -> dict[str, Any]:
         """What runs, by application name, as in Serve's ApplicationDetails."""
-        return self._client.get_serve_details()["applications"]
+        return self.details()["applications"]
 
-    def wait_running(self, names: list[str], timeout_s: float, say: Callable[[str], None]) -> None:
-        """Until each of `names` runs as it was sent last; `say` hears of every change. Raises ConfigError."""
+    def wait(
+        self,
+        names: list[str],
+        timeout_s: float,
+        say: Callable[[str], None],
+        done: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    ) -> None:
+        """Until each of `names` runs as it was sent last and the details are `done`; `say` hears of every change.
+
+        Raises ConfigError."""
         deadline, said = time.monotonic() + timeout_s, ""
         while time.monotonic() < deadline:
-            found = {name: app for name, app in self.applications().items() if name in names}
+            details = self.details()
+            found = {name: app for name, app in details["applications"].items() if name in names}
             if (summary := summarize(found)) != said:
                 said = summary
                 say(summary)
             for name, app in found.items():
                 if app["status"] in _FAILED:
                     raise ConfigError(f"{name}: {app['status']}: {_cause(app)}")
-            if len(found) == len(names) and all(app["status"] == "RUNNING" for app in found.values()):
+            running = len(found) == len(names) and all(app["status"] == "RUNNING" for app in found.values())
+            if running and done(details):
                 return
             time.sleep(_POLL_S)
         raise ConfigError(f"not running after {timeout_s:g} s: {said}")

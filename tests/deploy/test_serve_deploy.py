@@ -36,10 +36,19 @@ def dashboard() -> Iterator[str]:
         assert head.wait(60) == 0
 
 
+@pytest.fixture(scope="module")
+def port() -> int:
+    return free_port()
+
+
 def deploy(content: dict[str, Any], dashboard: str, folder: Path) -> subprocess.CompletedProcess[str]:
     path = folder / "app.yaml"
     path.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "baton.cli", "deploy", str(path), "--address", dashboard]
+    return baton("deploy", str(path), "--address", dashboard)
+
+
+def baton(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "baton.cli", *args]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False, env=ENV
     )
@@ -86,9 +95,8 @@ class Load:
 
 
 async def test_a_new_version_replaces_everything_under_load_and_nothing_is_lost(
-    dashboard: str, tmp_path: Path
+    dashboard: str, port: int, tmp_path: Path
 ) -> None:
-    port = free_port()
     content = example(port)
     content["applications"][0]["deployments"][0]["num_replicas"] = 2
     result = await asyncio.to_thread(deploy, content, dashboard, tmp_path)
@@ -101,12 +109,50 @@ async def test_a_new_version_replaces_everything_under_load_and_nothing_is_lost(
     content["applications"][0]["args"]["engine"] = {"max_batch_tokens": 256}
     result = await asyncio.to_thread(deploy, content, dashboard, tmp_path)
     assert result.returncode == 0, result.stderr
+    new = await asyncio.to_thread(instances, url)
+    assert len(new) == 4
+    assert not new & old
+    await load.stop()
+    assert load.wrong == []
+    assert load.num_done > 10
+
+
+async def test_a_rollout_restarts_one_pool_after_the_other_and_nothing_is_lost(
+    dashboard: str, port: int
+) -> None:
+    """Of what the test before has deployed."""
+    url = f"http://127.0.0.1:{port}"
+    old = await asyncio.to_thread(instances, url)
+    load = Load(url, 4)
+    pools = ("--only", "DecodePool", "--only", "PrefillPool")
+    result = await asyncio.to_thread(baton, "rollout", *pools, "--address", dashboard)
+    assert result.returncode == 0, result.stderr
     await load.stop()
     new = await asyncio.to_thread(instances, url)
     assert len(new) == 4
     assert not new & old
     assert load.wrong == []
-    assert load.num_done > 10
+    assert result.stderr.index("PrefillPool: replacing 2") < result.stderr.index("DecodePool: replacing 2")
+
+
+async def test_what_serve_takes_away_leaves_nothing_unanswered(
+    dashboard: str, port: int, tmp_path: Path
+) -> None:
+    """One decode instance fewer, under load: its sequences go on at the other."""
+    content = example(port)
+    content["applications"][0]["args"]["engine"] = {"max_batch_tokens": 256}
+    content["applications"][0]["deployments"][0]["num_replicas"] = 2
+    content["applications"][0]["deployments"][1]["num_replicas"] = 1
+    url = f"http://127.0.0.1:{port}"
+    load = Load(url, 4)
+    result = await asyncio.to_thread(deploy, content, dashboard, tmp_path)
+    assert result.returncode == 0, result.stderr
+    async with asyncio.timeout(60):
+        while len(await asyncio.to_thread(instances, url)) != 3:
+            await asyncio.sleep(0.2)
+    await load.stop()
+    assert load.wrong == []
+    assert load.num_done > 4
 
 
 def test_what_cannot_be_built_is_said_in_one_line(dashboard: str, tmp_path: Path) -> None:

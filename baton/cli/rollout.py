@@ -1,0 +1,48 @@
+"""`baton rollout`: replace the processes of a running application, pool after pool, while it serves."""
+
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from baton.cli.deploy import DASHBOARD
+from baton.cli.ray_program import run_ray
+from cluster.deploy.rest import ServeRest
+from cluster.deploy.rollout import ORDER
+from cluster.deploy.rollout import rollout as roll
+
+console = Console(stderr=True, highlight=False)
+
+
+def rollout(
+    app: Annotated[str, typer.Option(help="The application's name.")] = "baton",
+    only: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(ORDER)}: these alone; may be repeated.")
+    ] = None,
+    address: Annotated[
+        str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="The Ray cluster's dashboard.")
+    ] = DASHBOARD,
+    cluster: Annotated[
+        Path | None, typer.Option(help="From the head of this `baton up` cluster instead.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(min=1, help="How long one pool may take.")] = 1800.0,
+) -> None:
+    """Restart prefill, decode, scheduler and ingress in turn, so that they run what their nodes have now. Nothing is lost."""
+    if unknown := set(only or ()) - set(ORDER):
+        raise typer.BadParameter(f"{min(unknown)}: one of {', '.join(ORDER)}", param_hint="--only")
+    chosen = tuple(name for name in ORDER if not only or name in only)
+    if cluster is not None:
+        options = "".join(f" --only {name}" for name in chosen)
+        run_ray("exec", str(cluster), f"baton rollout --app {app}{options} --timeout-s {timeout_s:g}")
+        return
+    roll(
+        ServeRest(address),
+        app,
+        chosen,
+        secrets.token_hex(4),
+        timeout_s,
+        lambda line: console.print(f"  {line}"),
+    )
+    console.print(f"[green]{app} runs on new processes.[/]")
