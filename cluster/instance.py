@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from core.config import ClusterConfig
-from core.kv import KVShard
+from core.kv import KVShard, RankPool
 from core.messages import (
     Failed,
     Leaving,
@@ -61,6 +61,8 @@ class Parts:
     model: str = ""
     """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
     site: Site = field(default_factory=Site)
+    pools: tuple[RankPool, ...] = ()
+    """Of the ranks; none: there is one, which has all of `shard`."""
 
 
 class Instance:
@@ -83,6 +85,7 @@ class Instance:
             parts.make_senders(),
             parts.staging,
             parts.model,
+            parts.pools,
             now=clock.now,
         )
         group = parts.make_group(self._pusher)
@@ -135,6 +138,7 @@ class Instance:
             lambda commit: worker.on_complete(commit),
             lambda grant_id: worker.on_corrupted(grant_id),
             parts.model,
+            parts.pools,
         )
         inbox.attach(parts.make_receivers(inbox))
         worker = self._decode = DecodeWorker(

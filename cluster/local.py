@@ -58,7 +58,7 @@ class LocalCluster:
             for role in (*decodes, *prefills):
                 mail = network.join(role)
                 instance = Instance(
-                    config, role, mail, clock, resolve, local_parts(config, folder, mail, fabric)
+                    config, role, mail, clock, resolve, local_parts(config, folder, role, mail, fabric)
                 )
                 stack.push_async_callback(instance.close)
                 instance.run()

@@ -5,8 +5,10 @@ from pathlib import Path
 
 from core.config import ClusterConfig
 from core.errors import ConfigError
+from engine.dims import dims_of, mesh_of
 from models.families import read_spec
 from models.hub import resolve
+from parallel.plans import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class ModelCard:
 
 
 def read_model_card(config: ClusterConfig) -> ModelCard:
-    """Raises ConfigError for a missing model, UnsupportedModel for one that Baton cannot serve."""
+    """Raises ConfigError for a missing model and for ranks that it cannot be cut for, UnsupportedModel for a model that Baton
+    cannot serve."""
     path = config.model.path
     folder = resolve(path)
     spec = read_spec(folder)
@@ -30,6 +33,8 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         raise ConfigError(
             f"model.max_context_tokens is {limit}, but {path} was made for {spec.max_context_tokens}"
         )
+    for role, parallel in (("prefill", config.prefill), ("decode", config.decode)):
+        check(dims_of(spec), mesh_of(parallel), role)
     return ModelCard(
         name=config.model.name or _default_name(path),
         folder=str(folder),

@@ -1,11 +1,11 @@
 """How an instance's KV pool is reached: the memory it lies in, its receivers and its senders, as the configuration chooses."""
 
-import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.instance import Role
+from cluster.memory import take_memory
 from core.config import TransferConfig
 from core.errors import ConfigError
 from kvtransfer.inbox import Inbox
@@ -29,6 +29,8 @@ class PoolAccess:
     buffer: memoryview
     make_receivers: Callable[[Inbox], list[Receiver]]
     make_senders: Callable[[], list[Sender]]
+    path: str
+    """By which the instance's ranks can map the memory."""
     staging: Staging | None = None
     """Where KV is converted for holders that store it otherwise: in memory that the senders read, behind the pool."""
 
@@ -51,7 +53,7 @@ def remote_access(
             f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
         )
     segment = SharedSegment(num_bytes) if role == "decode" and "shm" in ways else None
-    memory = segment.buffer if segment else memoryview(mmap.mmap(-1, num_bytes + STAGING_BYTES))
+    memory, path = (segment.buffer, str(segment.path)) if segment else take_memory(num_bytes + STAGING_BYTES)
     host = mail.address.rpartition(":")[0]
     mediums = [known[way](memory, host) for way in ways if way in known]
 
@@ -71,7 +73,7 @@ def remote_access(
         return made
 
     staging = None if segment else Staging(memory, num_bytes)
-    return PoolAccess(memory[:num_bytes], receivers, senders, staging)
+    return PoolAccess(memory[:num_bytes], receivers, senders, path, staging)
 
 
 def _ways(config: TransferConfig) -> tuple[str, ...]:

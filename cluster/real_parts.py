@@ -1,15 +1,16 @@
 """The parts of a real instance on this host: a model's ranks, a pool in memory that the chosen transports can reach."""
 
-import mmap
 from pathlib import Path
 
 from cluster.instance import Parts, Role
 from cluster.media import MEDIA
+from cluster.memory import take_memory
 from cluster.pool_access import PoolAccess, remote_access
 from core.config import ClusterConfig
-from core.ports import LayerSink, Mail
+from core.ports import LayerSink, Mail, WorkerGroup
 from engine.build import PoolSize, build_group, size_pool
-from engine.group import InlineGroup
+from engine.dims import mesh_of
+from engine.ranks.start import start_ranks
 from engine.tiers.build import build_tiers
 from kvtransfer.inbox import Inbox
 from kvtransfer.staging import STAGING_BYTES, Staging
@@ -18,12 +19,14 @@ from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, Loop
 from kvtransfer.transport.shm import host_id
 from models.revision import weights_revision
 from net.mail import TcpMail
+from parallel.mesh import Mesh
 
 
-def local_parts(config: ClusterConfig, folder: Path, mail: Mail, fabric: LoopbackFabric) -> Parts:
+def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric) -> Parts:
     """An instance that shares its process, and so its memory, with the others."""
-    size = size_pool(folder, config.model, config.engine)
-    memory = memoryview(mmap.mmap(-1, size.num_bytes + STAGING_BYTES))
+    mesh = mesh_of(config.prefill if role == "prefill" else config.decode)
+    size = size_pool(folder, config.model, config.engine, mesh, role)
+    memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
     def receivers(inbox: Inbox) -> list[Receiver]:
@@ -36,20 +39,27 @@ def local_parts(config: ClusterConfig, folder: Path, mail: Mail, fabric: Loopbac
         config,
         folder,
         size,
-        PoolAccess(buffer, receivers, senders, Staging(memory, size.num_bytes)),
+        mesh,
+        PoolAccess(buffer, receivers, senders, path, Staging(memory, size.num_bytes)),
         "process",
     )
 
 
 def remote_parts(config: ClusterConfig, folder: Path, role: Role, mail: TcpMail, key: bytes) -> Parts:
     """An instance in a process of its own, reached by shared memory on this host and by TCP from others."""
-    size = size_pool(folder, config.model, config.engine)
+    mesh = mesh_of(config.prefill if role == "prefill" else config.decode)
+    size = size_pool(folder, config.model, config.engine, mesh, role)
     access = remote_access(config.transfer, role, mail, key, size.num_bytes, MEDIA)
-    return _parts(config, folder, size, access, host_id())
+    return _parts(config, folder, size, mesh, access, host_id())
 
 
-def _parts(config: ClusterConfig, folder: Path, size: PoolSize, access: PoolAccess, host: str) -> Parts:
-    def group(sink: LayerSink | None) -> InlineGroup:
+def _parts(
+    config: ClusterConfig, folder: Path, size: PoolSize, mesh: Mesh, access: PoolAccess, host: str
+) -> Parts:
+    def group(sink: LayerSink | None) -> WorkerGroup:
+        if mesh.size > 1:
+            memory = access.path, size.num_bytes
+            return start_ranks(folder, config.engine, size, mesh, memory, sink)
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)
@@ -65,4 +75,5 @@ def _parts(config: ClusterConfig, folder: Path, size: PoolSize, access: PoolAcce
         access.staging,
         tiers,
         revision,
+        pools=size.pools,
     )

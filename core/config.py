@@ -64,6 +64,21 @@ class EngineConfig(_Frozen):
     """Which operations run on a GPU; `auto`: Triton's where it is installed. CPUs have PyTorch's."""
 
 
+class ParallelConfig(_Frozen):
+    """The ranks of each instance of a pool: tp x pp x ep processes. The two pools choose theirs apart from each other."""
+
+    tp: int = Field(default=1, ge=1, le=1024)
+    """Tensor parallel: ranks among which matrices and attention heads are cut."""
+    pp: int = Field(default=1, ge=1, le=1024)
+    """Pipeline parallel: stages of layers."""
+    ep: int = Field(default=1, ge=1, le=1024)
+    """Expert parallel: ranks among which a mixture's experts are spread; each has the whole attention."""
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp * self.ep
+
+
 class TransferConfig(_Frozen):
     transport: Literal["auto", "shm", "tcp", "nixl", "gloo", "nccl", "cuda_ipc", "loopback"] = "auto"
     """`auto`: of shared memory, TCP and (on hosts with RDMA) NIXL the one that is measured to be the fastest between two
@@ -187,11 +202,13 @@ class ClusterConfig(_Frozen):
     mail: MailConfig = MailConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
+    prefill: ParallelConfig = ParallelConfig()
+    decode: ParallelConfig = ParallelConfig()
     prefill_instances: int = Field(default=1, ge=0)
     decode_instances: int = Field(default=1, ge=1)
     ingress_instances: int = Field(default=1, ge=1)
     cpus_per_instance: float = Field(default=0.25, gt=0)
-    """What an instance asks of Ray; it does not bound its threads."""
+    """What each rank of an instance asks of Ray; it does not bound its threads."""
     cluster_key: SecretStr | None = None
     """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
     slo_classes: SloClasses = {
@@ -202,6 +219,10 @@ class ClusterConfig(_Frozen):
         "batch": Slo("batch", 3600.0, 10.0, -1),
     }
     tenants: Mapping[TenantName, TenantConfig] = {}
+
+    def cpus_of(self, pool: ParallelConfig) -> float:
+        """What an instance of this pool asks of Ray; its ranks are processes within its share."""
+        return self.cpus_per_instance * pool.num_ranks
 
 
 class LiveConfig(_Frozen):
@@ -276,6 +297,12 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
             raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")
         if not tenant.keys and not tenant.keys_file:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
+    tiers = engine.host_cache_bytes or engine.disk_cache_bytes
+    if tiers and max(config.prefill.num_ranks, config.decode.num_ranks) > 1:
+        raise ConfigError(
+            "engine.host_cache_bytes and disk_cache_bytes work with instances of one rank only: "
+            "leave tp, pp and ep of prefill and decode at 1, or do without them"
+        )
     return config
 
 

@@ -48,6 +48,10 @@ class WorkerGroup(Protocol):
     All writes of a step are in the KV pool when its result is returned."""
 
     async def execute(self, plan: StepPlan) -> StepResult: ...
+    async def lost(self) -> Exception:
+        """Returns when a rank has failed by itself, also between steps; no step can be executed from then on."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -7,15 +7,18 @@ import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
-from core.kv import KVShard
+from core.kv import KVShard, RankPool, lay_out
 from core.ports import LayerSink
 from engine.devices import choose_device
+from engine.dims import dims_of, shards_of
 from engine.group import InlineGroup
 from engine.kvpool import KVPool, Pool
 from engine.mirror import MirroredPool
 from engine.runner import Runner
 from models.families import read_spec
 from models.registry import choose_dtype, load_model
+from parallel.mesh import ONE_RANK, Mesh
+from parallel.plans import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +26,32 @@ class PoolSize:
     shard: KVShard
     num_blocks: int
     max_context_tokens: int
+    pools: tuple[RankPool, ...]
+    """Of the instance's ranks."""
 
     @property
     def num_bytes(self) -> int:
-        return self.shard.pool_bytes(self.num_blocks)
+        return self.pools[-1].base_bytes + self.pools[-1].num_bytes
 
 
-def size_pool(folder: Path, model: ModelConfig, engine: EngineConfig) -> PoolSize:
+def size_pool(
+    folder: Path, model: ModelConfig, engine: EngineConfig, mesh: Mesh = ONE_RANK, role: str = "instance"
+) -> PoolSize:
     """How many blocks an instance has, from the model's description alone. Raises ConfigError."""
     spec = read_spec(folder)
     dtype = choose_dtype(spec, model.dtype, choose_device(engine.device))
-    shard = KVShard.whole(spec.kv_layout(engine.block_size, dtype))
-    num_blocks = engine.num_blocks or engine.kv_bytes // shard.pool_bytes(1)
+    check(dims_of(spec), mesh, role)
+    layout = spec.kv_layout(engine.block_size, dtype)
+    shards = shards_of(spec, mesh, layout)
+    block_bytes = sum(shard.pool_bytes(1) for shard in shards)
+    num_blocks = engine.num_blocks or engine.kv_bytes // block_bytes
     if num_blocks < 2:
         raise ConfigError(
-            f"engine.kv_bytes of {engine.kv_bytes} holds {num_blocks} blocks of {shard.pool_bytes(1)} bytes"
+            f"engine.kv_bytes of {engine.kv_bytes} holds {num_blocks} blocks of {block_bytes} bytes"
         )
-    return PoolSize(shard, num_blocks, model.max_context_tokens or spec.max_context_tokens)
+    max_context_tokens = model.max_context_tokens or spec.max_context_tokens
+    pools = lay_out(shards, num_blocks)
+    return PoolSize(KVShard.whole(layout), num_blocks, max_context_tokens, pools)
 
 
 def build_group(
@@ -56,9 +68,13 @@ def build_group(
     torch.set_num_threads(engine.num_threads)
     device = choose_device(engine.device)
     loaded = load_model(folder, size.shard.layout.dtype, device, kernels=engine.kernels)
-    pool: Pool
-    if device.type == "cpu":
-        pool = KVPool(size.shard, size.num_blocks, buffer)
-    else:
-        pool = MirroredPool(size.shard, size.num_blocks, buffer, device)
+    pool = make_pool(size.pools[0], buffer, device)
     return InlineGroup(Runner(loaded, pool, engine.block_size, sink).step)
+
+
+def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> Pool:
+    """A rank's, where it lies in its instance's memory. Raises ConfigError."""
+    buffer = memory[place.base_bytes : place.base_bytes + place.num_bytes]
+    if device.type == "cpu":
+        return KVPool(place.shard, place.num_blocks, buffer)
+    return MirroredPool(place.shard, place.num_blocks, buffer, device)

@@ -1,23 +1,55 @@
 """A model's description as `parallel` sees it: what may be cut, and how much each piece weighs."""
 
+from core.config import ParallelConfig
+from core.kv import KVLayout, KVShard
 from models.spec import ModelSpec
-from parallel.plans import Dims
+from parallel.mesh import Mesh
+from parallel.plans import Dims, part_of
 
 
 def dims_of(spec: ModelSpec) -> Dims:
     head_weights = spec.vocab_size * spec.hidden_size
+    sparse = (False,) * spec.num_layers if spec.moe is None else spec.moe.sparse
+    widths = [] if all(sparse) else [spec.intermediate_size]
+    if spec.moe is not None:
+        widths += [spec.moe.intermediate_size, *filter(None, [spec.moe.shared_size])]
     return Dims(
         spec.num_layers,
         spec.num_heads,
         spec.num_kv_heads,
         spec.vocab_size,
-        (spec.intermediate_size,),
-        (_layer_weights(spec),) * spec.num_layers,
+        tuple(widths),
+        tuple(_attention_weights(spec) + _mlp_weights(spec, is_sparse) for is_sparse in sparse),
         head_weights,
         head_weights,
+        0 if spec.moe is None else spec.moe.num_experts,
     )
 
 
-def _layer_weights(spec: ModelSpec) -> int:
-    attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    return spec.hidden_size * (attention + 3 * spec.intermediate_size)
+def mesh_of(parallel: ParallelConfig) -> Mesh:
+    return Mesh(pp=parallel.pp, ep=parallel.ep, tp=parallel.tp)
+
+
+def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, ...]:
+    """What each rank of a mesh keeps of the KV."""
+    parts = [part_of(dims_of(spec), mesh, rank) for rank in range(mesh.size)]
+    return tuple(KVShard(layout, part.layers, part.kv_heads) for part in parts)
+
+
+def _attention_weights(spec: ModelSpec) -> int:
+    if spec.mla is None:
+        return spec.hidden_size * 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    mla, heads = spec.mla, spec.num_heads
+    query = spec.hidden_size * heads * spec.head_dim
+    if mla.q_rank:
+        query = mla.q_rank * (spec.hidden_size + heads * spec.head_dim)
+    latent = spec.hidden_size * (mla.kv_rank + mla.rope_dim)
+    expanded = mla.kv_rank * heads * (mla.nope_dim + mla.value_dim)
+    return query + latent + expanded + heads * mla.value_dim * spec.hidden_size
+
+
+def _mlp_weights(spec: ModelSpec, sparse: bool) -> int:
+    if spec.moe is None or not sparse:
+        return 3 * spec.hidden_size * spec.intermediate_size
+    width = spec.moe.num_experts * spec.moe.intermediate_size + spec.moe.shared_size
+    return spec.hidden_size * (3 * width + spec.moe.num_experts)

@@ -17,6 +17,11 @@ class InlineGroup:
     async def execute(self, plan: StepPlan) -> StepResult:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
 
+    async def lost(self) -> Exception:
+        return (
+            await asyncio.get_running_loop().create_future()
+        )  # a rank in this process fails in `execute` or with all of it
+
     async def close(self) -> None:
         """Waits for the running step."""
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)

@@ -162,6 +162,8 @@ class Engine:
     async def run(self) -> None:
         """Until `close`. One step runs, one more is planned and submitted behind it."""
         in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        lost = asyncio.create_task(self._group.lost())
+        lost.add_done_callback(lambda _: self._changed.set())
         try:
             while not self._closing:
                 while (
@@ -171,6 +173,8 @@ class Engine:
                     in_flight.append((plan, asyncio.create_task(self._group.execute(plan))))
                     await asyncio.sleep(0)  # the step starts before the next one is planned
                 if not in_flight:
+                    if lost.done():
+                        raise lost.result()
                     self._changed.clear()
                     await self._changed.wait()
                     continue
@@ -181,9 +185,9 @@ class Engine:
         except Exception as error:
             self._on_error(error)
         finally:
-            for _, task in in_flight:
+            for task in (lost, *(task for _, task in in_flight)):
                 task.cancel()
-            await asyncio.gather(*(task for _, task in in_flight), return_exceptions=True)
+            await asyncio.gather(lost, *(task for _, task in in_flight), return_exceptions=True)
 
     async def close(self) -> None:
         self._closing = True

@@ -7,7 +7,7 @@ import torch
 
 from core.kv import num_blocks_for
 from core.plan import Sampled, StepPlan, StepResult
-from core.ports import LayerSink
+from core.ports import LayerDone, LayerSink
 from engine.batch import RankSeq, build_batch
 from engine.kvpool import Pool
 from engine.sampler import sample
@@ -29,7 +29,7 @@ class Runner:
         for new in plan.new:
             self._seqs[new.key] = RankSeq(new)
         self._pool.copy_blocks(plan.copies)
-        self._take_in(plan)
+        take_in(self._pool, plan, self._block_size)
         seqs = [self._seqs[item.key] for item in plan.work]
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
         hidden = self._model.forward(
@@ -37,38 +37,11 @@ class Runner:
             batch.positions,
             self._pool.layers,
             batch.meta,
-            self._layer_hook(plan, batch.meta.slots),
+            layer_hook(self._pool, batch.meta.slots, step_started(self._sink, plan)),
         )
         sampled = self._sample(plan, seqs, hidden[batch.sample_rows])
         self._pool.synchronise()
         return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
-
-    def _take_in(self, plan: StepPlan) -> None:
-        """Whatever of new sequences is computed already may have been computed elsewhere."""
-        if not self._pool.is_mirrored:
-            return
-        new = {seq.key for seq in plan.new}
-        known = [
-            item.block_ids[: num_blocks_for(item.start, self._block_size)]
-            for item in plan.work
-            if item.key in new
-        ]
-        if blocks := [block for ids in known for block in ids]:
-            self._pool.arrived(torch.tensor(blocks, dtype=torch.int64))
-
-    def _layer_hook(self, plan: StepPlan, slots: torch.Tensor) -> Callable[[int], None] | None:
-        pushed = self._sink is not None and any(item.push for item in plan.work)
-        layer_done = self._sink.step_started(plan) if self._sink is not None and pushed else None
-        if not self._pool.is_mirrored:
-            return None if layer_done is None else lambda layer: layer_done(0, layer)
-
-        def written(layer: int) -> None:
-            self._pool.written(layer, slots)
-            if layer_done is not None:
-                self._pool.synchronise()
-                layer_done(0, layer)
-
-        return written
 
     def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
         chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]
@@ -78,3 +51,38 @@ class Runner:
         for (_, seq), drawn in zip(chosen, out, strict=True):
             seq.append(drawn.token)
         return out
+
+
+def take_in(pool: Pool, plan: StepPlan, block_size: int) -> None:
+    """Whatever of new sequences is computed already may have been computed elsewhere."""
+    if not pool.is_mirrored:
+        return
+    new = {seq.key for seq in plan.new}
+    known = [
+        item.block_ids[: num_blocks_for(item.start, block_size)] for item in plan.work if item.key in new
+    ]
+    if blocks := [block for ids in known for block in ids]:
+        pool.arrived(torch.tensor(blocks, dtype=torch.int64))
+
+
+def step_started(sink: LayerSink | None, plan: StepPlan) -> LayerDone | None:
+    """Whom to tell of the step's layers, if anybody waits for them."""
+    return sink.step_started(plan) if sink is not None and any(item.push for item in plan.work) else None
+
+
+def layer_hook(
+    pool: Pool, slots: torch.Tensor, layer_done: LayerDone | None, first_layer: int = 0
+) -> Callable[[int], None] | None:
+    """What is to be called with each layer of the model when its KV of the tokens at `slots` is computed.
+
+    `first_layer` is the pool's first."""
+    if not pool.is_mirrored:
+        return None if layer_done is None else lambda layer: layer_done(0, layer)
+
+    def written(layer: int) -> None:
+        pool.written(layer - first_layer, slots)
+        if layer_done is not None:
+            pool.synchronise()
+            layer_done(0, layer)
+
+    return written

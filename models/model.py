@@ -53,6 +53,7 @@ class Model:
             spec.rope, spec.rotated_dim, spec.max_context_tokens
         )
         self._frequencies = frequencies.to(device)
+        self.bytes_read = checkpoint.bytes_read
 
     def _read_ends(self, checkpoint: Checkpoint) -> None:
         spec, names = self.spec, ("model.embed_tokens.weight", "lm_head.weight")

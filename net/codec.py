@@ -4,7 +4,7 @@ A message is `[class name, field, ...]`; nested dataclasses are plain field list
 defaults: missing ones are filled in, surplus ones ignored. Anything else that does not fit raises ProtocolError."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -19,16 +19,22 @@ from core.messages import Message
 Convert = Callable[[Any], Any]
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Any) -> bytes:
+    """`message` is a dataclass."""
     kind = type(message)
     return msgpack.packb([kind.__name__, *_encoder(kind)(message)])  # type: ignore[return-value]
 
 
 def decode(data: bytes | memoryview) -> Message:
     """Raises ProtocolError."""
+    return decode_one_of(_KINDS, data)
+
+
+def decode_one_of(kinds: Mapping[str, type[Any]], data: bytes | memoryview) -> Any:
+    """A message of one of these classes, by name. Raises ProtocolError."""
     try:
         plain: Any = msgpack.unpackb(data, strict_map_key=True)
-        kind = _KINDS[plain[0]]
+        kind = kinds[plain[0]]
         return _decoder(kind)(plain[1:])
     except (KeyError, IndexError, TypeError, ValueError, msgpack.UnpackException) as error:
         raise ProtocolError(

@@ -1,6 +1,7 @@
-"""`kernels.joins` for a rank among others: where tensor-parallel parts are summed, looked up and put together."""
+"""`kernels.joins` for a rank among others: where parts are summed, looked up and put together, and rows go to their experts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -8,13 +9,15 @@ from torch.nn import functional as F
 
 from kernels.joins import ONE_RANK, Joins
 from parallel.comm import Comm
+from parallel.expert import Spread
 from parallel.plans import Range
 
 
-def tensor_joins(tp: Comm, vocab: Sequence[Range]) -> Joins:
-    """`vocab`: the rows of the vocabulary of each rank of the group."""
+def make_joins(tp: Comm, ep: Comm, vocab: Sequence[Range], slots: Sequence[int]) -> Joins:
+    """`vocab`: the rows of the vocabulary of each rank of `tp`; `slots`: which experts the ranks of `ep` hold, in their order."""
+    experts = Spread(ep, slots, tp.all_reduce) if slots else ONE_RANK.experts
     if tp.size == 1:
-        return ONE_RANK
+        return replace(ONE_RANK, experts=experts)
     first, end = vocab[tp.rank]
     widths = [stop - start for start, stop in vocab]
 
@@ -28,4 +31,4 @@ def tensor_joins(tp: Comm, vocab: Sequence[Range]) -> Joins:
         pieces = tp.all_gather(padded)
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], 1)
 
-    return Joins(tp.all_reduce, embed, gather_logits, ONE_RANK.experts)
+    return Joins(tp.all_reduce, embed, gather_logits, experts)

@@ -1,8 +1,8 @@
 """Where each rank of an instance stands: its place on the axes pp, dp, ep and tp. Pure.
 
 Every combination of places is one rank. Neighbours on tp have neighbouring numbers, since they talk the most; then come ep, dp
-and pp. `tp` splits matrices and attention heads, `pp` layers and `ep` experts; sequences are spread over dp x ep: each of these
-*replicas* of the attention weights keeps the KV of its own sequences."""
+and pp. `tp` splits matrices and attention heads, `pp` layers and `ep` experts; ranks that differ on ep or dp alone hold the same
+attention."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,11 +33,6 @@ class Mesh:
     def size(self) -> int:
         return self.pp * self.dp * self.ep * self.tp
 
-    @property
-    def num_replicas(self) -> int:
-        """Copies of the attention weights, each with sequences of its own."""
-        return self.dp * self.ep
-
     def place(self, rank: int) -> Place:
         rest, tp = divmod(rank, self.tp)
         rest, ep = divmod(rest, self.ep)
@@ -46,10 +41,6 @@ class Mesh:
 
     def rank(self, place: Place) -> int:
         return ((place.pp * self.dp + place.dp) * self.ep + place.ep) * self.tp + place.tp
-
-    def replica(self, rank: int) -> int:
-        place = self.place(rank)
-        return place.dp * self.ep + place.ep
 
     def group(self, rank: int, axis: Axis) -> tuple[int, ...]:
         """The ranks that differ from `rank` on `axis` only, itself included, in the axis' order."""
@@ -66,3 +57,6 @@ class Mesh:
     def __str__(self) -> str:
         sizes = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
         return " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one rank"
+
+
+ONE_RANK = Mesh()

@@ -52,19 +52,18 @@ RULES: tuple[Rule, ...] = (
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
 )  # fmt: skip
 
-GATE_UP_FUSED: tuple[Rule, ...] = (
+EXPERTS: tuple[Rule, ...] = (
+    Rule(_EXPERTS[:-2], ((0, "experts"),)),
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (1, "gate_up"))),
     Rule(_EXPERTS + r"down_proj", ((0, "experts"), (2, "width"))),
 )
-"""Experts in one tensor, (experts, 2 x width, hidden) and (experts, hidden, width): transformers 5."""
+"""Which experts, where each has tensors of its own; or all in one, (experts, 2 x width, hidden) and (experts, hidden, width)."""
 
 
 class Sharding:
     """`models.weights.Shard` of one rank: call it with a name and a full shape."""
 
-    def __init__(
-        self, dims: Dims, mesh: Mesh, rank: int, rules: Sequence[Rule] = RULES + GATE_UP_FUSED
-    ) -> None:
+    def __init__(self, dims: Dims, mesh: Mesh, rank: int, rules: Sequence[Rule] = RULES + EXPERTS) -> None:
         self.part = part_of(dims, mesh, rank)
         self._dims, self._tp, self._index = dims, mesh.tp, mesh.place(rank).tp
         self._rules = [(re.compile(rule.pattern), rule) for rule in rules]

@@ -38,6 +38,9 @@ class ModelledGroup:
             )
             return StepResult(plan.step, sampled, step_s)
 
+    async def lost(self) -> Exception:
+        return await asyncio.get_running_loop().create_future()
+
     async def close(self) -> None:
         self._seqs.clear()
 

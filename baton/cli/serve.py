@@ -30,6 +30,24 @@ def serve(
     ] = "",
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
+    prefill_tp: Annotated[
+        int, typer.Option("--prefill-tp", min=1, help="Tensor-parallel ranks of a prefill instance.")
+    ] = 1,
+    prefill_pp: Annotated[
+        int, typer.Option("--prefill-pp", min=1, help="Pipeline stages of a prefill instance.")
+    ] = 1,
+    decode_tp: Annotated[
+        int, typer.Option("--decode-tp", min=1, help="Tensor-parallel ranks of a decode instance.")
+    ] = 1,
+    decode_pp: Annotated[
+        int, typer.Option("--decode-pp", min=1, help="Pipeline stages of a decode instance.")
+    ] = 1,
+    prefill_ep: Annotated[
+        int, typer.Option("--prefill-ep", min=1, help="Expert-parallel ranks of a prefill instance.")
+    ] = 1,
+    decode_ep: Annotated[
+        int, typer.Option("--decode-ep", min=1, help="Expert-parallel ranks of a decode instance.")
+    ] = 1,
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")
     ] = "127.0.0.1",
@@ -72,6 +90,12 @@ def serve(
         "model.max_context_tokens": max_context,
         "prefill_instances": prefill,
         "decode_instances": decode,
+        "prefill.tp": prefill_tp,
+        "prefill.pp": prefill_pp,
+        "prefill.ep": prefill_ep,
+        "decode.tp": decode_tp,
+        "decode.pp": decode_pp,
+        "decode.ep": decode_ep,
         "serve.host": host,
         "serve.port": port,
         "serve.log_level": log_level,
@@ -100,6 +124,12 @@ _DEFAULTS: dict[str, Any] = {
     "model.max_context_tokens": 0,
     "prefill_instances": 1,
     "decode_instances": 1,
+    "prefill.tp": 1,
+    "prefill.pp": 1,
+    "prefill.ep": 1,
+    "decode.tp": 1,
+    "decode.pp": 1,
+    "decode.ep": 1,
     "serve.host": "127.0.0.1",
     "serve.port": 8000,
     "serve.log_level": "warning",

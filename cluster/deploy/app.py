@@ -33,10 +33,10 @@ def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serv
     """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
 
     `one_host`: all of them run on this machine, so they need not listen to any other."""
-    cpus = config.cpus_per_instance
     scheduler = _options(Scheduler, config, 1, 0.1, surge_percent=100).bind(config, key, one_host)
-    pools = [_options(DecodePool, config, config.decode_instances, cpus)]
+    pools = [_options(DecodePool, config, config.decode_instances, config.cpus_of(config.decode))]
     if config.prefill_instances:
+        cpus = config.cpus_of(config.prefill)
         pools.append(_options(PrefillPool, config, config.prefill_instances, cpus))
     bound = [pool.bind(config, key, scheduler, one_host) for pool in pools]
     ingress = _options(Ingress, config, config.ingress_instances, 0.1, surge_percent=100)

@@ -119,13 +119,12 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     if ray_address != "local":
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
         return
-    num_instances = config.prefill_instances + config.decode_instances
+    cpus = config.prefill_instances * config.cpus_of(config.prefill)
+    cpus += config.decode_instances * config.cpus_of(config.decode)
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
-        num_cpus=max(
-            2, int(num_instances * config.cpus_per_instance + 0.1 * (1 + 2 * config.ingress_instances) + 1)
-        ),
+        num_cpus=max(2, int(cpus + 0.1 * (1 + 2 * config.ingress_instances) + 1)),
         num_gpus=0,
         include_dashboard=False,
         namespace=_APP,

@@ -84,7 +84,7 @@ class World:
             mail,
             WallClock(),
             self._resolve,
-            local_parts(self.config, folder, mail, self.fabric),
+            local_parts(self.config, folder, role, mail, self.fabric),
         )
         instance.run()
         return instance

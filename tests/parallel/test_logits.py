@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from core.kv import KVShard
 from engine.dims import dims_of
 from engine.ranks.build import load_part
 from kernels.ops import AttentionMeta
@@ -18,8 +19,16 @@ from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, make
 from tests.parallel.world import World
 
 MESHES = [Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(pp=3), Mesh(tp=2, pp=2)]
-HEADS = {"llama": (5, 1), "mistral": (6, 2), "qwen2": (8, 2), "qwen3": (6, 3), "gemma2": (6, 2)}
-"""Query and KV heads that do not divide evenly: some ranks have more, and some share a KV head."""
+EXPERT_MESHES = [Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(pp=2, ep=2)]
+HEADS = {
+    "llama": (5, 1),
+    "qwen2": (8, 2),
+    "qwen2_moe": (8, 2),
+    "qwen3": (6, 3),
+    "deepseek_v2": (5, 5),
+    "deepseek_v3": (5, 5),
+}
+"""Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 LENGTHS = (19, 9)
 Part = tuple[int, int, list[int]]
 """(sequence, first position, tokens)"""
@@ -40,8 +49,9 @@ def meta_of(parts: list[Part]) -> tuple[torch.Tensor, AttentionMeta]:
 def part_logits(rank: int, store: Any, mesh: Mesh, folder: Path, steps: list[list[Part]]) -> list[Any]:
     """The logits of each step; nothing but on the last stage."""
     part = load_part(folder, "float32", CPU, mesh, rank, store)
-    heads, layers = part.shard.num_heads, part.shard.num_layers
-    kv = [torch.full((64, 2, heads, BLOCK, part.shard.layout.head_dim), torch.nan) for _ in range(layers)]
+    shard = KVShard(part.model.spec.kv_layout(BLOCK, "float32"), part.part.layers, part.part.kv_heads)
+    shape = (64, shard.layout.num_planes, shard.num_heads, BLOCK, shard.layout.head_dim)
+    kv = [torch.full(shape, torch.nan) for _ in range(shard.num_layers)]
     found: list[Any] = []
     pp = part.comms.pp
     for step in steps:
@@ -63,9 +73,11 @@ def part_logits(rank: int, store: Any, mesh: Mesh, folder: Path, steps: list[lis
 def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, world: World) -> None:
     rng = random.Random(family)
     config = FAMILIES[family](rng, 0)
-    config.num_attention_heads, config.num_key_value_heads = HEADS[family]
+    config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
     config.hidden_size = 16 * config.num_attention_heads
     config.num_hidden_layers = 3
+    if hasattr(config, "num_experts"):
+        config.num_experts = 8  # as the other families have
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i % 2] for i in range(3)]
     reference = make(tmp_path, config, seed=1)
@@ -81,8 +93,9 @@ def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, wo
             reference(torch.tensor([texts[seq]])).logits[0, start : start + len(t)] for seq, start, t in step
         ]
         want.append(torch.cat(rows).detach().numpy())
-    for mesh in MESHES:
-        check(dims_of(read_spec(tmp_path)), mesh, "test")
+    dims = dims_of(read_spec(tmp_path))
+    for mesh in MESHES + (EXPERT_MESHES if dims.num_experts else []):
+        check(dims, mesh, "test")
         answers = world.run(mesh.size, part_logits, mesh, tmp_path, steps)
         for rank, found in enumerate(answers):
             assert bool(found) == (mesh.place(rank).pp == mesh.pp - 1)

@@ -28,14 +28,6 @@ def test_groups_of_an_axis_split_the_ranks_and_differ_on_it_alone(mesh: Mesh) ->
                 assert all(getattr(place, a) == getattr(mesh.place(group[0]), a) for a in AXES if a != axis)
 
 
-@given(meshes)
-def test_replicas_are_the_places_on_dp_and_ep(mesh: Mesh) -> None:
-    replicas = {(mesh.place(r).dp, mesh.place(r).ep): mesh.replica(r) for r in range(mesh.size)}
-    assert sorted(replicas.values()) == list(range(mesh.num_replicas))
-    for rank in range(mesh.size):
-        assert mesh.replica(rank) == replicas[mesh.place(rank).dp, mesh.place(rank).ep]
-
-
 def test_tensor_parallel_ranks_are_neighbours() -> None:
     assert Mesh(pp=2, ep=2, tp=2).group(5, "tp") == (4, 5)
     assert str(Mesh(pp=2, tp=4)) == "tp 4 x pp 2"

@@ -9,7 +9,7 @@ from core.errors import UnsupportedModel
 from parallel.mesh import Mesh
 from parallel.plans import Dims
 from parallel.rules import RULES, Rule, Sharding
-from tests.models.checkpoints import FAMILIES
+from tests.models.checkpoints import DENSE
 
 MESHES = [Mesh(tp=tp) for tp in (1, 2, 3, 4)]
 
@@ -30,11 +30,11 @@ def dims_of(config: object) -> Dims:
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("family", sorted(DENSE))
 def test_ranks_together_hold_every_element(family: str, mesh: Mesh) -> None:
     import transformers
 
-    config = FAMILIES[family](random.Random(family), 1)
+    config = DENSE[family](random.Random(family), 1)
     dims = dims_of(config)
     if mesh.tp > dims.num_heads:
         pytest.skip("fewer heads than ranks")

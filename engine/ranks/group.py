@@ -1,0 +1,159 @@
+"""core.ports.WorkerGroup over ranks in processes of their own: every rank gets every plan and executes it with the others.
+
+One failed rank fails them all: the others are killed, whatever they wait for, before anybody hears of it."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from core.errors import ProtocolError, ReplicaLost
+from core.plan import Sampled, StepPlan, StepResult
+from core.ports import LayerDone, LayerSink
+from engine.ranks.spawn import RankProcess, start_all
+from engine.ranks.wire import FROM_RANK, LENGTH, LayerReady, RankFailed, RankSetup, Ready, frame
+from net.codec import decode_one_of
+
+log = logging.getLogger(__name__)
+
+START_S = 600.0
+_SETTLE_S = 0.2
+"""When one rank ends, its peers' collectives fail, too: who ended first is asked after this."""
+_END_S = 3.0
+
+
+@dataclass(slots=True)
+class _Step:
+    plan: StepPlan
+    future: "asyncio.Future[StepResult]"
+    num_left: int
+    layer_done: LayerDone | None
+    sampled: dict[str, Sampled] = field(default_factory=dict[str, Sampled])
+    duration_s: float = 0.0
+
+
+class ProcessGroup:
+    """Created on the event loop that uses it; its constructor blocks until all ranks are ready, or raises when one is not."""
+
+    def __init__(self, setups: Sequence[RankSetup], sink: LayerSink | None, start_s: float = START_S) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
+        store = str(self._folder / "store")
+        self.ranks: list[RankProcess] = []
+        self.ready: list[Ready] = []
+        try:
+            self.ranks, self.ready = start_all([replace(s, store_path=store) for s in setups], start_s)
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+        loop = asyncio.get_running_loop()
+        self._sink = sink
+        self._steps: dict[int, _Step] = {}
+        self._writers: list[StreamWriter] = []
+        self._lost: asyncio.Future[ReplicaLost] = loop.create_future()
+        self._reasons: dict[int, str] = {}
+        self._closing = False
+        self._connecting = loop.create_task(self._connect())
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Raises ReplicaLost once a rank has failed."""
+        await asyncio.shield(self._connecting)
+        if self._lost.done():
+            raise self._lost.result()
+        layer_done = None
+        if self._sink is not None and any(work.push for work in plan.work):
+            layer_done = self._sink.step_started(plan)
+        future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        self._steps[plan.step] = _Step(plan, future, len(self.ranks), layer_done)
+        data = frame(plan)
+        for writer in self._writers:
+            writer.write(data)
+        return await future
+
+    async def lost(self) -> ReplicaLost:
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """Ranks finish what they have been given, for a moment, and end."""
+        self._closing = True
+        await asyncio.shield(self._connecting)
+        for writer in self._writers:
+            with suppress(OSError):
+                writer.write_eof()
+        await self._end(_END_S)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connect(self) -> None:
+        for number, rank in enumerate(self.ranks):
+            reader, writer = await asyncio.open_unix_connection(sock=rank.sock, limit=1 << 20)
+            self._writers.append(writer)
+            self._tasks.append(asyncio.get_running_loop().create_task(self._listen(number, reader)))
+
+    async def _listen(self, number: int, reader: StreamReader) -> None:
+        try:
+            while True:
+                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                self._on_word(number, decode_one_of(FROM_RANK, await reader.readexactly(size)))
+        except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
+            if not self._closing:
+                log.debug("%s: %s", self.ranks[number].name, error)
+                await self._fail(number)
+
+    def _on_word(self, number: int, word: object) -> None:
+        match word:
+            case LayerReady(step, layer):
+                layer_done = self._steps[step].layer_done
+                if layer_done is not None:
+                    layer_done(number, layer)
+            case StepResult():
+                self._on_result(word)
+            case RankFailed(reason):
+                self._reasons[number] = reason
+            case _:
+                raise ProtocolError(f"{self.ranks[number].name} said {type(word).__name__} out of turn")
+
+    def _on_result(self, result: StepResult) -> None:
+        step = self._steps[result.step]
+        step.num_left -= 1
+        step.duration_s = max(step.duration_s, result.duration_s)
+        step.sampled.update({sampled.key: sampled for sampled in result.sampled})
+        if not step.num_left:
+            del self._steps[result.step]
+            if not step.future.done():
+                drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
+                step.future.set_result(StepResult(result.step, drawn, step.duration_s))
+
+    async def _fail(self, number: int) -> None:
+        """The first rank whose connection ends gets here first; the others' ends are its consequence, or the other way round."""
+        if self._closing:
+            return
+        self._closing = True
+        await asyncio.sleep(_SETTLE_S)
+        culprit = self._culprit(number)
+        reason = self._reasons.get(culprit)
+        words = await asyncio.to_thread(self.ranks[culprit].obituary)
+        error = ReplicaLost(f"{words}: {reason}" if reason else words)
+        await self._end(0.0)
+        self._lost.set_result(error)
+        for step in self._steps.values():
+            if not step.future.done():
+                step.future.set_exception(error)
+        self._steps.clear()
+
+    def _culprit(self, first: int) -> int:
+        """Who was killed has caused it; then who failed by itself; then who was the first to go."""
+        codes = [rank.exit_code() for rank in self.ranks]
+        killed = [number for number, code in enumerate(codes) if code is not None and code < 0]
+        own = [n for n, reason in self._reasons.items() if not reason.startswith(ReplicaLost.__name__)]
+        return next(iter([*killed, *own, first]))
+
+    async def _end(self, patience_s: float) -> None:
+        await asyncio.gather(*(asyncio.to_thread(rank.end, patience_s) for rank in self.ranks))
+        for writer in self._writers:
+            writer.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,117 @@
+"""A rank in a process of its own: `python -m engine.ranks.process FD`, where FD is its socket to the instance.
+
+It ends with the instance: the kernel kills it when its parent has died, and so does the end of the socket's stream."""
+
+import ctypes
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.distributed as dist
+
+from core.plan import StepPlan, StepResult
+from core.ports import LayerDone
+from engine.build import make_pool
+from engine.kvpool import Pool
+from engine.ranks.build import ModelPart, load_part
+from engine.ranks.stage import StageRunner
+from engine.ranks.wire import TO_RANK, LayerReady, RankFailed, RankSetup, Ready, frame, read_frame
+from engine.runner import Runner
+from kernels.select import Kernels
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Sink:
+    """core.ports.LayerSink of the instance, from afar."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def step_started(self, plan: StepPlan) -> LayerDone:
+        return lambda _, layer: self._sock.sendall(frame(LayerReady(plan.step, layer)))
+
+
+def main() -> None:
+    _die_with_parent()
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C goes to the whole terminal; the instance says when it is over
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    code = 0
+    try:
+        setup = read_frame(sock, TO_RANK)
+        if setup is not None:
+            _serve(setup, sock)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the instance has ended
+    except Exception as error:
+        traceback.print_exc()
+        sock.sendall(frame(RankFailed(f"{type(error).__name__}: {error}")))
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # communicators whose peers have ended already would not be taken down in peace
+
+
+def _serve(setup: RankSetup, sock: socket.socket) -> None:
+    torch.set_num_threads(setup.num_threads)
+    started = time.perf_counter()
+    device = torch.device(setup.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    own = setup.pools[setup.rank]
+    layout = own.shard.layout
+    part = load_part(
+        Path(setup.folder),
+        setup.dtype,
+        device,
+        setup.mesh,
+        setup.rank,
+        dist.FileStore(setup.store_path),  # pyright: ignore[reportPrivateImportUsage]
+        cast(Kernels, setup.kernels),
+    )
+    memory = _map(setup.memory_path, setup.memory_bytes)
+    pool = make_pool(own, memory, device)
+    step = _runner(part, pool, layout.block_size, sock)
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    sock.sendall(frame(Ready(part.bytes_read, time.perf_counter() - started, peak_bytes)))
+    place = setup.mesh.place(setup.rank)
+    draws = place.tp == place.ep == 0  # the others draw the same
+    while (plan := read_frame(sock, TO_RANK)) is not None:
+        result = step(plan)
+        sock.sendall(frame(result if draws else StepResult(result.step, (), result.duration_s)))
+
+
+def _runner(
+    part: ModelPart, pool: Pool, block_size: int, sock: socket.socket
+) -> Callable[[StepPlan], StepResult]:
+    sink = _Sink(sock)
+    if part.comms.pp.size == 1:
+        return Runner(part.model, pool, block_size, sink).step
+    return StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink).step
+
+
+def _map(path: str, num_bytes: int) -> memoryview:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return memoryview(mmap.mmap(descriptor, num_bytes))
+    finally:
+        os.close(descriptor)
+
+
+def _die_with_parent() -> None:
+    """Of a parent that has died before this the socket's end tells."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

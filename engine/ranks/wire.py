@@ -1,0 +1,84 @@
+"""What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
+
+To a rank: RankSetup, then StepPlans. From it: Ready, then for each plan its layers (where a work is pushed) and a StepResult;
+or RankFailed, as its last word."""
+
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from core.errors import ProtocolError
+from core.kv import RankPool
+from core.plan import StepPlan, StepResult
+from net.codec import decode_one_of, encode
+from parallel.mesh import Mesh
+
+LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    rank: int
+    mesh: Mesh
+    folder: str
+    """Of the model."""
+    dtype: str
+    device: str
+    kernels: str
+    num_threads: int
+    pools: tuple[RankPool, ...]
+    """Of all ranks, in the memory behind `memory_path`."""
+    memory_path: str
+    memory_bytes: int
+    store_path: str
+    """Where the ranks find each other; the group says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    bytes_read: int
+    """Of the checkpoint."""
+    load_s: float
+    peak_bytes: int
+    """Resident memory, at the most so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReady:
+    step: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    reason: str
+
+
+TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan)}
+FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, StepResult, RankFailed)}
+
+
+def frame(message: Any) -> bytes:
+    data = encode(message)
+    return LENGTH.pack(len(data)) + data
+
+
+def read_frame(sock: socket.socket, kinds: dict[str, type[Any]]) -> Any | None:
+    """Waits; None at the end of the stream. Raises ProtocolError, and OSError for a broken one."""
+    head = _read(sock, LENGTH.size)
+    if not head:
+        return None
+    return decode_one_of(kinds, _read(sock, LENGTH.unpack(head)[0]))
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            if data:
+                raise ProtocolError("the stream ended inside a frame")
+            return b""
+        data += piece
+    return bytes(data)

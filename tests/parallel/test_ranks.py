@@ -1,0 +1,87 @@
+"""Starting and ending an instance's processes: all or none, and nobody is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.memory import take_memory
+from core.config import EngineConfig, ModelConfig
+from core.errors import ConfigError, ReplicaLost
+from engine.build import size_pool
+from engine.ranks.group import ProcessGroup
+from engine.ranks.start import setups_of
+from engine.ranks.wire import RankSetup
+from parallel.mesh import Mesh
+from tests.parallel.test_served import checkpoint, ranks
+
+KEPT: list[memoryview] = []
+"""As an instance keeps the memory of its ranks."""
+ENGINE = EngineConfig(block_size=4, num_blocks=20)
+
+
+def setups(folder: Path, mesh: Mesh) -> list[RankSetup]:
+    size = size_pool(folder, ModelConfig(path=str(folder)), ENGINE, mesh)
+    memory, path = take_memory(size.num_bytes)
+    KEPT.append(memory)
+    return setups_of(folder, ENGINE, size, mesh, (path, size.num_bytes))
+
+
+@pytest.mark.slow
+async def test_what_one_rank_cannot_do_is_said_and_none_is_left(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    mesh = Mesh(tp=2)
+    wanted = setups(tmp_path, mesh)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"rank \d of 2 .* did not start: "):
+        ProcessGroup(wanted, None)
+    assert ranks() == []
+
+
+@pytest.mark.slow
+async def test_a_group_that_is_late_is_ended(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    with pytest.raises(ReplicaLost, match="not ready after 0 s"):
+        ProcessGroup(setups(tmp_path, Mesh(tp=2)), None, start_s=0.05)
+    assert ranks() == []
+
+
+HOST = """
+    import asyncio, sys
+    from pathlib import Path
+    from parallel.mesh import Mesh
+    from engine.ranks.group import ProcessGroup
+    from tests.parallel.test_ranks import setups
+
+    async def main():
+        group = ProcessGroup(setups(Path(sys.argv[1]), Mesh(pp=2)), None)
+        print(*[rank.pid for rank in group.ranks], flush=True)
+        await asyncio.sleep(100)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_ranks_die_with_their_instance(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(HOST), str(tmp_path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, "PYTHONPATH": "."}
+    ) as host:
+        assert host.stdout is not None
+        pids = [int(pid) for pid in host.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(psutil.pid_exists, pids))
+        host.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < deadline, "a rank has outlived its instance"
+        time.sleep(0.02)

@@ -1,0 +1,152 @@
+"""Instances of many processes behind the real scheduler, workers and hand-over: the tokens are transformers' own."""
+
+import asyncio
+import math
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from cluster.instance import Instance
+from cluster.local import LocalCluster
+from core.config import ClusterConfig, load
+from core.types import Request, SamplingParams
+from tests.models.checkpoints import FAMILIES, VOCAB, make
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+LENGTH = 12
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))
+
+
+def checkpoint(folder: Path, family: str = "llama") -> tuple[list[tuple[int, ...]], list[list[int]]]:
+    """Prompts, and what transformers says to them."""
+    rng = random.Random(family)
+    config = FAMILIES[family](rng, 0)
+    config.num_attention_heads, config.num_key_value_heads = (4, 4) if "deepseek" in family else (4, 2)
+    config.hidden_size, config.num_hidden_layers = 32, 3
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
+    reference = make(folder, config, seed=1)
+    shared = [rng.randrange(2, VOCAB) for _ in range(18)]
+    prompts = [
+        (*shared[:n], *(rng.randrange(2, VOCAB) for _ in range(k)))
+        for n, k in ((18, 20), (13, 9), (0, 30), (18, 3))
+    ]
+    want = []
+    for prompt in prompts:
+        tokens = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=LENGTH,
+            min_new_tokens=LENGTH,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        want.append(tokens[0, len(prompt) :].tolist())
+    return prompts, want
+
+
+def settings(folder: Path, **keys: Any) -> ClusterConfig:
+    values = {
+        "model.path": str(folder),
+        "engine.block_size": 4,
+        "engine.num_blocks": 120,
+        "engine.max_batch_tokens": 24,
+        "schedule.local_threshold_tokens": 0,
+    }
+    return load(None, {}, values | keys)
+
+
+async def answer(cluster: LocalCluster, prompt: tuple[int, ...]) -> list[int]:
+    frontend = cluster.frontend
+    request = Request(frontend.new_request_id(), prompt, SAMPLING, frontend.address)
+    return [token.token async for token in frontend.generate(request)]
+
+
+async def answers(cluster: LocalCluster, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    return list(await asyncio.gather(*(answer(cluster, prompt) for prompt in prompts)))
+
+
+MESHES = [
+    pytest.param({"prefill.tp": 2, "decode.pp": 2}, id="tp2 to pp2"),
+    pytest.param({"prefill.pp": 2, "decode.tp": 2}, id="pp2 to tp2"),
+    pytest.param({"prefill.tp": 4}, id="tp4 to tp1"),
+    pytest.param({"prefill.pp": 3, "decode.tp": 4}, id="pp3 to tp4"),
+    pytest.param({"prefill.tp": 2, "prefill.pp": 2, "decode.pp": 3}, id="tp2 x pp2 to pp3"),
+]
+
+
+EXPERT_MESHES = [
+    pytest.param({"prefill.ep": 2, "decode.tp": 2}, id="ep2 to tp2"),
+    pytest.param({"prefill.ep": 4, "decode.ep": 2}, id="ep4 to ep2"),
+    pytest.param({"prefill.tp": 2, "prefill.ep": 2}, id="tp2 x ep2 to one rank"),
+]
+
+
+def ranks() -> list[psutil.Process]:
+    """Of all instances, in the order in which they were started; those of the prefill instance are the last."""
+    return [child for child in psutil.Process().children() if "engine.ranks.process" in child.cmdline()]
+
+
+async def failed_after_s(instance: Instance) -> float:
+    """From now on."""
+    started = time.monotonic()
+    async with asyncio.timeout(20):
+        while instance.failure is None:
+            await asyncio.sleep(0.01)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("keys", MESHES)
+async def test_tokens_equal_transformers_on_other_meshes_also_when_a_rank_is_killed(
+    keys: dict[str, int], tmp_path: Path
+) -> None:
+    await serve_and_kill(keys, tmp_path, "llama")
+
+
+@pytest.mark.parametrize("keys", EXPERT_MESHES)
+@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+async def test_the_same_with_experts(family: str, keys: dict[str, int], tmp_path: Path) -> None:
+    await serve_and_kill(keys, tmp_path, family)
+
+
+async def serve_and_kill(keys: dict[str, int], folder: Path, family: str) -> None:
+    prompts, want = checkpoint(folder, family)
+    async with LocalCluster.running(settings(folder, **keys)) as cluster:
+        assert await answers(cluster, prompts) == want
+        assert await answers(cluster, prompts) == want, "with prefixes cached"
+        for instance in cluster.instances:
+            instance.check_integrity()
+        victim = ranks()[-1]
+        victim.send_signal(signal.SIGKILL)
+        failing = asyncio.create_task(failed_after_s(cluster.instances[-1]))
+        others = [tuple(reversed(prompt)) for prompt in prompts]
+        assert await answers(cluster, prompts) == want, "what it held goes on elsewhere"
+        assert await failing < 5
+        assert "was killed by SIGKILL" in str(cluster.instances[-1].failure)
+        assert f"rank {len(ranks_of(keys, 'prefill')) - 1} of" in str(cluster.instances[-1].failure)
+        assert len(await answers(cluster, others)) == len(others), "the others serve on"
+    assert ranks() == []
+
+
+def ranks_of(keys: dict[str, int], role: str) -> range:
+    return range(math.prod(keys.get(f"{role}.{axis}", 1) for axis in ("tp", "pp", "ep")))
+
+
+async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:
+    prompts, want = checkpoint(tmp_path)
+    keys = {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2}
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        running = asyncio.create_task(answers(cluster, prompts))
+        while not all(instance.num_used_blocks for instance in cluster.instances):
+            await asyncio.sleep(0.001)
+        ranks()[0].send_signal(signal.SIGKILL)
+        assert await failed_after_s(cluster.instances[0]) < 5
+        assert await running == want
+        assert cluster.instances[1].failure is None
+        assert await answers(cluster, prompts) == want
