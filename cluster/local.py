@@ -105,7 +105,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        serving, watching = server.start(), asyncio.create_task(live.run())
+        serving, watching = server.start(), asyncio.create_task(live.run(observers.ingress.rules_changed))
         on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -57,6 +57,11 @@ class IngressMetrics:
         self.e2e_s = histogram(
             "request_duration_seconds", "From the request's arrival to its last token", _LATENCY_S
         )
+        self._rule_changes = counter(
+            "rule_changes", "Changes of the live configuration, by outcome", "outcome"
+        )
+        for outcome in ("taken", "refused"):
+            self._rule_changes.labels(outcome)
         for reason in ("stop", "length", "abort"):
             self.finished.labels(reason)
         aliases = [
@@ -70,6 +75,9 @@ class IngressMetrics:
             _Alias(self.e2e_s, "e2e_request_latency_seconds"),
         ]
         registry.register(_VllmNames(aliases, model))
+
+    def rules_changed(self, outcome: str) -> None:
+        self._rule_changes.labels(outcome).inc()
 
 
 class RequestMetrics:

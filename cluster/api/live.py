@@ -5,9 +5,9 @@ What is read is taken over as a whole or not at all; until it is, the rules befo
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -32,16 +32,16 @@ class LiveRules:
         self.access = Access(read_rules(current))
         self._seen = _fingerprint(self._files)
 
-    async def run(self) -> None:
-        """For as long as the server lives; returns at once where no file is configured."""
+    async def run(self, changed: Callable[[str], None]) -> None:
+        """For as long as the server lives; returns at once where no file is configured. `changed` hears "taken" or "refused"."""
         while self._files:
             await asyncio.sleep(_PERIOD_S)
             fingerprint = await asyncio.to_thread(_fingerprint, self._files | self._seen.keys())
             if fingerprint != self._seen:
                 self._seen = fingerprint
-                await self._reload()
+                changed(await self._reload())
 
-    async def _reload(self) -> None:
+    async def _reload(self) -> Literal["taken", "refused"]:
         try:
             config = await asyncio.to_thread(self._read)
             rules = await asyncio.to_thread(read_rules, config)
@@ -49,11 +49,12 @@ class LiveRules:
                 raise ConfigError("no key would be left, and everybody let in: restart the server for that")
         except ConfigError as error:
             log.error("the changed live configuration is refused, the old one holds: %s", error)
-            return
+            return "refused"
         self.access.replace(rules)
         self._seen |= _fingerprint(self._files - self._seen.keys())
         classes, tenants = ", ".join(config.slo_classes), ", ".join(config.tenants) or "none"
         log.info("new live configuration: slo_classes %s; tenants %s", classes, tenants)
+        return "taken"
 
     def _read(self) -> ClusterConfig:
         config = self._config

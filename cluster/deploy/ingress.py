@@ -46,7 +46,7 @@ class Ingress:
         )
         self._running = asyncio.create_task(self._frontend.run())
         live = LiveRules(config)
-        self._watching = asyncio.create_task(live.run())
+        self._watching = asyncio.create_task(live.run(observers.ingress.rules_changed))
         app = build_app(self._frontend, config, card, live.access, observers)
         ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
         self._server = HttpServer(

@@ -51,8 +51,9 @@ async def test_changes_are_taken_over_and_mistakes_are_not(
     file, keys = tmp_path / "live.yaml", tmp_path / "keys"
     keys.write_text("k-file\n")
     write(file, {"tenants": {"acme": {"keys": ["k-1"], "keys_file": str(keys)}}})
+    outcomes: list[str] = []
     rules = LiveRules(config(tmp_path))
-    watching = asyncio.create_task(rules.run())
+    watching = asyncio.create_task(rules.run(outcomes.append))
     assert [key for key in ("base", "k-fixed", "k-1", "k-file", "k-2") if holds(rules, key)] == [
         "base",
         "k-fixed",
@@ -99,6 +100,7 @@ async def test_changes_are_taken_over_and_mistakes_are_not(
     assert not any("k-" in record.getMessage().replace("key", "") for record in caplog.records), (
         "no key is logged"
     )
+    assert outcomes == ["taken", *["refused"] * (len(bad) + 1), "taken"]
     watching.cancel()
 
 
@@ -108,8 +110,9 @@ async def test_a_change_never_opens_the_server_to_everybody(
     monkeypatch.setattr(live, "_PERIOD_S", 0.02)
     file = tmp_path / "live.yaml"
     write(file, {"tenants": {"acme": {"keys": ["k-1"]}}})
+    outcomes: list[str] = []
     rules = LiveRules(load({"serve": {"live_file": str(file)}}, {}))
-    watching = asyncio.create_task(rules.run())
+    watching = asyncio.create_task(rules.run(outcomes.append))
     write(file, {})
     await until(lambda: any("everybody let in" in record.getMessage() for record in caplog.records))
     assert not holds(rules, "")
@@ -121,8 +124,9 @@ async def test_a_file_of_keys_is_watched_by_itself(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(live, "_PERIOD_S", 0.02)
     keys = tmp_path / "keys"
     write(keys, "old\n")
+    outcomes: list[str] = []
     rules = LiveRules(config(tmp_path, live_file="", api_keys_file=str(keys)))
-    watching = asyncio.create_task(rules.run())
+    watching = asyncio.create_task(rules.run(outcomes.append))
     write(keys, "new\n")
     await until(lambda: holds(rules, "new"))
     assert not holds(rules, "old")

@@ -35,6 +35,8 @@ HEALTHY = {
     'baton_instance_preemptions_total{address="d0"}': "0x60",
     'baton_instance_fences_total{address="d0"}': "0x60",
     "baton_attempts_lost_total": "0x60",
+    'baton_rule_changes_total{outcome="taken"}': "0+1x60",
+    'baton_rule_changes_total{outcome="refused"}': "0x60",
 }
 TROUBLE = {
     "BatonSchedulerUnreachable": {"baton_scheduler_up": "0x60"},
@@ -55,6 +57,7 @@ TROUBLE = {
     },
     "BatonInstancesLost": {"baton_attempts_lost_total": "0+5x60"},
     "BatonFencing": {'baton_instance_fences_total{address="d0"}': "0+1x60"},
+    "BatonLiveConfigRefused": {'baton_rule_changes_total{outcome="refused"}': "0x35 1x25"},
     "BatonDrainStuck": {'baton_instance_leaving{address="d0"}': "1x60"},
 }
 
