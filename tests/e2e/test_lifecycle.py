@@ -1,5 +1,6 @@
 """Starting and stopping as an operator does."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -69,6 +70,33 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_nothing(tmp_path: Path)
         assert started.wait(30)
     reader.join(30)
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+
+
+def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
+    """Whoever was answered at all gets the whole answer."""
+    prompts = corpus_prompts(8, min_tokens=50, max_tokens=200)
+    expected = [greedy_text(prompt, 120) for prompt in prompts]
+    options = ("--local", "--set", "serve.drain_notice_s=1")
+
+    begun = threading.Barrier(len(prompts) + 1)
+
+    def ask(url: str, prompt: tuple[int, ...]) -> str:
+        body = {"model": "baton-embedded", "prompt": list(prompt), "max_tokens": 120, "temperature": 0}
+        texts: list[str] = []
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
+        ) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    texts.append(json.loads(line[6:])["choices"][0]["text"])
+                    if len(texts) == 1:
+                        begun.wait(60)
+        return "".join(texts)
+
+    with ThreadPoolExecutor(8) as pool, serving(*options, log=tmp_path / "log") as server:
+        running = [pool.submit(ask, server.base_url, prompt) for prompt in prompts]
+        begun.wait(60)
+    assert [answer.result() for answer in running] == expected
 
 
 @pytest.mark.parametrize(
