@@ -1,0 +1,38 @@
+"""What cannot be is said before anything starts, with what could be instead."""
+
+import pytest
+
+from cluster.model_card import read_model_card
+from core.config import load
+from core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"decode.tp": 64}, ("decode: tp 64 is impossible", "Nearest possible: decode.tp=")),
+        ({"prefill.pp": 64}, ("prefill: pp 64 is impossible", "layers cannot fill 64 pipeline stages")),
+        ({"prefill.ep": 2}, ("no experts to spread", "ep=1")),
+    ],
+)
+def test_meshes_that_the_model_cannot_fill(keys: dict[str, int], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_model_card(load(None, {}, keys))
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_the_nearest_possible_mesh_is_possible() -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_model_card(load(None, {}, {"decode.tp": 64, "decode.pp": 64}))
+    named = str(refused.value).rpartition("Nearest possible: ")[2].replace("decode.", "")
+    keys = {
+        f"decode.{axis}": int(size)
+        for axis, size in (part.split("=") for part in named.split(", "))
+        if axis != "dp"
+    }
+    read_model_card(load(None, {}, keys))
+
+
+def test_lower_tiers_need_a_single_rank() -> None:
+    with pytest.raises(ConfigError, match="one rank only"):
+        load(None, {}, {"decode.tp": 2, "engine.host_cache_bytes": 1 << 20})
