@@ -5,6 +5,7 @@ from core.kv import KVLayout, KVShard
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
 from parallel.plans import Dims, part_of
+from parallel.rules import BY_TURNS, BY_TURNS_MXFP4, EXPERTS, RULES, Rule
 
 
 def dims_of(spec: ModelSpec) -> Dims:
@@ -24,6 +25,13 @@ def dims_of(spec: ModelSpec) -> Dims:
         head_weights,
         0 if spec.moe is None else spec.moe.num_experts,
     )
+
+
+def rules_of(spec: ModelSpec) -> tuple[Rule, ...]:
+    """How the model's tensors are cut, as its checkpoints spell them."""
+    if spec.moe is None or not spec.moe.by_turns:
+        return RULES + EXPERTS
+    return RULES + (BY_TURNS_MXFP4 if spec.moe.mxfp4 else BY_TURNS)
 
 
 def mesh_of(parallel: ParallelConfig) -> Mesh:

@@ -12,9 +12,9 @@ from core.errors import UnsupportedModel
 from parallel.mesh import Mesh
 from parallel.plans import Dims, Range, even_part, part_of
 
-Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "experts"]
+Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "groups", "experts"]
 """What a dimension is cut by. `width`: an MLP's inner size; `gate_up`: that of gate and up, one behind the other;
-`interleaved`: the two by turns."""
+`interleaved`: the two by turns; `groups`: the two by turns, only cut between groups of MXFP4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,21 @@ EXPERTS: tuple[Rule, ...] = (
 )
 """Which experts, where each has tensors of its own; or all in one, (experts, 2 x width, hidden) and (experts, hidden, width)."""
 
+BY_TURNS: tuple[Rule, ...] = (
+    Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (2, "interleaved"))),
+    Rule(_EXPERTS + r"gate_up_proj_bias", ((0, "experts"), (1, "interleaved"))),
+    Rule(_EXPERTS + r"down_proj", ((0, "experts"), (1, "width"))),
+    Rule(_EXPERTS + r"down_proj_bias"),
+)
+"""gpt-oss: (experts, hidden, 2 x width) and (experts, width, hidden)."""
+BY_TURNS_MXFP4: tuple[Rule, ...] = (
+    Rule(_EXPERTS + r"gate_up_proj_(blocks|scales|bias)", ((0, "experts"), (1, "groups"))),
+    Rule(_EXPERTS + r"down_proj_(blocks|scales)", ((0, "experts"), (2, "width"))),
+    Rule(_EXPERTS + r"down_proj_bias"),
+)
+"""The same with (experts, 2 x width, ..) and (experts, hidden, groups of the width, ..)."""
+_GROUP = 32
+
 
 class Sharding:
     """`models.weights.Shard` of one rank: call it with a name and a full shape."""
@@ -98,6 +113,8 @@ class Sharding:
                 return [(first, end), (size // 2 + first, size // 2 + end)]
             case "interleaved":
                 return [_scaled(even_part(size // 2, self._tp, self._index), 2)]
+            case "groups":
+                return [_scaled(even_part(size // (2 * _GROUP), self._tp, self._index), 2 * _GROUP)]
 
 
 def _scaled(run: Range, unit: int) -> Range:

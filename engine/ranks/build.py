@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.dims import dims_of
+from engine.dims import dims_of, rules_of
 from kernels.select import Kernels
 from models.families import read_spec
 from models.model import Model
@@ -53,8 +53,9 @@ def load_part(
     backend: Backend = "nccl" if device.type == "cuda" else "gloo"
     axes: tuple[Axis, ...] = ("tp", "pp", "ep")
     comms = Comms(*[connect(store, axis, mesh.group(rank, axis), rank, backend, device) for axis in axes])
-    dims = dims_of(read_spec(folder))
-    sharding = Sharding(dims, mesh, rank)
+    spec = read_spec(folder)
+    dims = dims_of(spec)
+    sharding = Sharding(dims, mesh, rank, rules_of(spec))
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
     joins = make_joins(comms.tp, comms.ep, vocab, range(dims.num_experts))
     model = load_model(folder, dtype, device, sharding, range(*sharding.part.layers), joins, kernels)

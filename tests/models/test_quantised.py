@@ -12,9 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from core.errors import UnsupportedModel
+from engine.dims import dims_of, rules_of
 from models.registry import load_model
 from models.weights import Checkpoint
+from parallel.mesh import Mesh
+from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, FAMILIES, Paged, make
+from tests.models.parts import Meeting
 
 PROMPT = list(range(2, 40))
 BLOCK = (4, 2)
@@ -63,17 +67,40 @@ def test_fp8_in_blocks(family: str, tmp_path: Path) -> None:
     compare(tmp_path, transformers.FineGrainedFP8Config(weight_block_size=BLOCK, dequantize=True))
 
 
-def test_mxfp4(tmp_path: Path) -> None:
+def mxfp4_checkpoint(folder: Path) -> None:
     config = FAMILIES["gpt_oss"](random.Random(3), 0)
     config.hidden_size, config.intermediate_size = 64, 96
-    make(tmp_path, config, seed=0)
-    tensors = load_file(tmp_path / "model.safetensors")
+    config.num_attention_heads, config.num_key_value_heads, config.vocab_size = 4, 2, 62
+    make(folder, config, seed=0)
+    tensors = load_file(folder / "model.safetensors")
     for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         num, inputs, outputs = tensors.pop(name).shape
         tensors[f"{name}_blocks"] = torch.randint(0, 256, (num, outputs, inputs // 32, 16), dtype=torch.uint8)
         tensors[f"{name}_scales"] = torch.randint(120, 126, (num, outputs, inputs // 32), dtype=torch.uint8)
-    rewrite(tmp_path, tensors, quantization_config={"quant_method": "mxfp4"})
+    rewrite(folder, tensors, quantization_config={"quant_method": "mxfp4"})
+
+
+def test_mxfp4(tmp_path: Path) -> None:
+    mxfp4_checkpoint(tmp_path)
     compare(tmp_path, transformers.Mxfp4Config(dequantize=True))
+
+
+def test_mxfp4_is_cut_between_its_groups(tmp_path: Path) -> None:
+    """Three groups of 32 for two ranks: one of them holds twice as much of each expert as the other."""
+    mxfp4_checkpoint(tmp_path)
+    whole = Paged(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
+    (want,) = whole.step([(0, 0, PROMPT)])
+    spec, meeting = whole.model.spec, Meeting(2)
+
+    def rank(i: int) -> torch.Tensor:
+        sharding = Sharding(dims_of(spec), Mesh(tp=2), i, rules_of(spec))
+        model = load_model(tmp_path, "float32", CPU, sharding, joins=meeting.joins(i))
+        paged = Paged(model, 1, random.Random(0))
+        paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]
+        return paged.step([(0, 0, PROMPT)])[0]
+
+    for got in meeting.run(rank):
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
