@@ -24,10 +24,11 @@ class Admission:
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
 
-    def enter(self, key: str, frontend: str, place: Place, now: float) -> Waiter:
+    def enter(self, key: str, frontend: str, place: Place, work_s: float, now: float) -> Waiter:
+        """`work_s`: what its prompt takes at the least."""
         self._num_arrived += 1
-        start_by_s = inf if place.attempt else now + place.slo.ttft_s
-        waiter = Waiter(key, frontend, place, now, self._num_arrived, start_by_s)
+        due_s = inf if place.attempt else now + place.slo.ttft_s
+        waiter = Waiter(key, frontend, place, now, self._num_arrived, due_s - work_s, due_s=due_s)
         self.queue.add(waiter)
         return waiter
 

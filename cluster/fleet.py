@@ -6,10 +6,14 @@ with no promises all sums are zero."""
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
 
 from core.kv import num_blocks_for
 from core.messages import InstanceStatus, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
+
+T = TypeVar("T", int, float)
 
 DEFAULT_TOKENS_PER_S = 4000.0
 """Prompt tokens per second of an instance, until anything was measured anywhere."""
@@ -29,6 +33,10 @@ class Promise:
     compute_tokens: int
     hashes: tuple[int, ...]
     """Full prompt blocks that it will hold here."""
+    context_tokens: float = 0.0
+    """Of a sequence that will decode here: its length on average."""
+    tpot_s: float = inf
+    """Its target for the time per output token."""
 
 
 class Member:
@@ -36,6 +44,8 @@ class Member:
 
     def __init__(self, info: Register) -> None:
         self.info = info
+        self.version = 0
+        """Changes whenever anything here does."""
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
@@ -60,6 +70,13 @@ class Member:
         self._unsettled_sum = _Sum()
         self._settled_sum = _Sum()
         self._held: Counter[int] = Counter()
+        self._tpots: Counter[float] = Counter()
+        self.tightest_tpot_s = inf
+        """The tightest target of those that were placed here to decode."""
+        self.batch_seqs = 0
+        """Sequences that decode or will decode here."""
+        self.batch_context_tokens = 0.0
+        """Their lengths together, on average until they end."""
 
     @property
     def address(self) -> str:
@@ -94,6 +111,8 @@ class Member:
         self._unsettled[key] = promise
         self._unsettled_sum.add(promise, 1)
         self._held.update(promise.hashes)
+        if promise.num_seqs:
+            self._tpots[promise.tpot_s] += 1
         self._refresh()
 
     def release(self, key: str) -> None:
@@ -105,13 +124,14 @@ class Member:
         else:
             return
         for block in promise.hashes:
-            self._held[block] -= 1
-            if not self._held[block]:
-                del self._held[block]
+            _take_one(self._held, block)
+        if promise.num_seqs:
+            _take_one(self._tpots, promise.tpot_s)
         self._refresh()
 
     def report(self, report: LoadReport, settled_before_s: float) -> None:
-        """Take a report over; it is taken to show all promises made before `settled_before_s`."""
+        """Take a report over. It shows all promises that it says have arrived, and is taken to show those made before
+        `settled_before_s`."""
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.defect = report.defect
         self.tiers, self.work = report.tiers, report.work
@@ -121,13 +141,14 @@ class Member:
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
         self._used_blocks = self.info.num_blocks - report.free_blocks
         self._waiting_tokens = report.waiting_tokens
+        for key in report.received:
+            if key in self._unsettled:
+                self._settle(key)
         while self._unsettled:
             key, promise = next(iter(self._unsettled.items()))
             if promise.made_s >= settled_before_s:
                 break
-            self._unsettled_sum.add(self._unsettled.pop(key), -1)
-            self._settled[key] = promise
-            self._settled_sum.add(promise, 1)
+            self._settle(key)
         self._refresh()
 
     def status(self) -> InstanceStatus:
@@ -149,14 +170,26 @@ class Member:
             step_s=self.step_s,
         )
 
+    def _settle(self, key: str) -> None:
+        promise = self._settled[key] = self._unsettled.pop(key)
+        self._unsettled_sum.add(promise, -1)
+        self._settled_sum.add(promise, 1)
+
     def _refresh(self) -> None:
         """Settled promises show in the report as far as they have grown, so the larger of the two counts.
 
         Unsettled ones come on top."""
+        self.version += 1
         settled, unsettled = self._settled_sum, self._unsettled_sum
         known_blocks = max(self._used_blocks, settled.num_blocks)
         self.free_blocks = self.info.num_blocks - known_blocks - unsettled.num_blocks
         self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
+        self.tightest_tpot_s = min(self._tpots, default=inf)
+        promised = settled.num_seqs + unsettled.num_seqs
+        self.batch_seqs = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
+        context = settled.context_tokens + unsettled.context_tokens
+        # Beside those that others have placed here, which are taken to be like ours.
+        self.batch_context_tokens = context * self.batch_seqs / promised if promised else self.context_tokens
 
 
 @dataclass(slots=True)
@@ -164,8 +197,16 @@ class _Sum:
     num_seqs: int = 0
     num_blocks: int = 0
     compute_tokens: int = 0
+    context_tokens: float = 0.0
 
     def add(self, promise: Promise, sign: int) -> None:
         self.num_seqs += sign * promise.num_seqs
         self.num_blocks += sign * promise.num_blocks
         self.compute_tokens += sign * promise.compute_tokens
+        self.context_tokens += sign * promise.context_tokens
+
+
+def _take_one(counter: Counter[T], key: T) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

@@ -40,7 +40,7 @@ from prefill.worker import PrefillWorker
 
 log = logging.getLogger(__name__)
 
-Role = Literal["prefill", "decode"]
+Role = Literal["prefill", "decode", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class Instance:
         info = Register(
             mail.address,
             mail.address,
-            role == "prefill",
-            role == "decode",
+            role != "decode",
+            role != "prefill",
             parts.host,
             config.engine.block_size,
             parts.num_blocks,
@@ -123,7 +123,7 @@ class Instance:
         self._decode: DecodeWorker | None = None
         self._inbox: Inbox | None = None
         self._replicator: Replicator | None = None
-        if role == "decode":
+        if role != "prefill":
             self._make_decode(parts)
             if config.transfer.kv_replicas and parts.tiers is not None:
                 self._replicator = Replicator(mail, clock, parts.tiers)

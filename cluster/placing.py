@@ -10,6 +10,7 @@ claim at a time. Prompt room is asked before a prompt is counted, so a long prom
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from cluster.fairness import ServiceCounters
 from cluster.fleet import Member, Promise
@@ -25,6 +26,7 @@ GROWTH_TOKENS = 256
 GROWTH_SHARE = 0.75
 """Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
 PATIENCE_S = 1.0
+_SAMPLE = 3
 
 
 @dataclass(slots=True)
@@ -73,7 +75,7 @@ class Placer:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since_s = None
-        ask = Ask(place.num_tokens, self._growth(place), hits)
+        ask = self._ask(place, hits, waiter.due_s)
         choice = self._policy.choose(ask, decodes, self._sources(place, hits), now)
         if choice is None:
             return None
@@ -83,6 +85,10 @@ class Placer:
         elif not self._has_prompt_room(ask, choice):
             return None
         return self._bind(waiter, ask, choice, now)
+
+    def any_prompt_room(self) -> bool:
+        """Could anybody be given a prompt now?"""
+        return any(self._policy.has_prompt_room(m) for m in self._roster.members)
 
     def is_blocked(self, waiter: Waiter, changed: Member) -> bool:
         """It found no headroom before, and would not find it on `changed`."""
@@ -99,7 +105,7 @@ class Placer:
             if (old := self._roster.get(placement.route.prefill)) is not None:
                 old.release(key)
             place = placement.place
-            ask = Ask(place.num_tokens, self._growth(place), self._roster.hits(place), need.num_tokens)
+            ask = self._ask(place, self._roster.hits(place), inf, need.num_tokens)
             prefills = [m for m in self._roster.prefills(place, ()) if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
@@ -152,7 +158,7 @@ class Placer:
     def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
         if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
             return True
-        return choice.computes.has_prompt_room(self._policy.tokens_per_s(choice.computes))
+        return self._policy.has_prompt_room(choice.computes)
 
     def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
         """Nothing has headroom for `waiter`: after a while, keep an instance for it."""
@@ -167,20 +173,37 @@ class Placer:
         place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
         num_blocks = self._blocks_needed(decode, place, ask.cached_blocks.get(decode.address, 0))
         compute_tokens = ask.uncached(decode) if prefill is None else 0
-        decode.promise(key, Promise(now, 1, num_blocks, compute_tokens, place.block_hashes))
+        context = place.num_tokens + ask.expected_tokens / 2
+        decode.promise(
+            key,
+            Promise(now, 1, num_blocks, compute_tokens, place.block_hashes, context, place.slo.tpot_s),
+        )
         if prefill is not None:
             prefill.promise(key, Promise(now, 0, 0, ask.uncached(prefill), ()))
         route = Route(decode.address, "" if prefill is None else prefill.address)
-        expected = self._lengths.mean(place.tenant, place.slo.name)
-        charged = min(place.max_new_tokens, GROWTH_TOKENS if expected is None else expected)
         if place.attempt == 0:
             self._counters.charge_prompt(place)
-        self._counters.charge(place, charged)
-        self._placements[key] = Placement(waiter.frontend, place, route, charged)
+        self._counters.charge(place, ask.expected_tokens)
+        self._placements[key] = Placement(waiter.frontend, place, route, ask.expected_tokens)
         if self._claim is not None and self._claim[0] == key:
             self._claim = None
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
+
+    def least_work_s(self, place: Place) -> float:
+        """What its prompt takes at the least, by what is cached where."""
+        hits = self._roster.hits(place)
+        longest = max(hits, key=lambda address: hits[address], default="")
+        members = [self._roster.get(longest), *self._roster.some(_SAMPLE)]
+        able = [m for m in members if m is not None]
+        return self._policy.least_work_s(self._ask(place, hits, inf), able)
+
+    def _ask(
+        self, place: Place, hits: Mapping[str, int], due_s: float, missing_tokens: int | None = None
+    ) -> Ask:
+        mean = self._lengths.mean(place.tenant, place.slo.name)
+        expected = min(place.max_new_tokens, GROWTH_TOKENS if mean is None else mean)
+        return Ask(place.num_tokens, self._growth(place), hits, missing_tokens, place.slo, due_s, expected)
 
     def _growth(self, place: Place) -> int:
         """Output tokens that room is kept for."""

@@ -1,6 +1,7 @@
 """The living instances, what they cache, and which of them could take a request at all. Owned by the GlobalScheduler. Pure."""
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from cluster.buddies import Buddies
 from cluster.events import Send
@@ -25,6 +26,9 @@ class Roster:
     def members(self) -> tuple[Member, ...]:
         """In order of registration."""
         return tuple(self._members.values())
+
+    def some(self, count: int) -> list[Member]:
+        return list(islice(self._members.values(), count))
 
     def get(self, address: str) -> Member | None:
         return self._members.get(address)

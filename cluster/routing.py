@@ -12,9 +12,10 @@ from cluster.admission import Admission
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
 from cluster.fairness import ServiceCounters
 from cluster.fleet import Member
+from cluster.mixed_policy import MixedPolicy
 from cluster.placing import Placer
 from cluster.roster import Roster
-from cluster.scoring import CostPolicy, PlacementPolicy
+from cluster.scoring import PlacementPolicy
 from core.config import ScheduleConfig
 from core.messages import Finished, Leaving, LoadReport, Place, Placed, PrefillAssigned, Register, Status
 
@@ -37,7 +38,7 @@ class GlobalScheduler:
         log: Callable[[str], None] | None = None,
     ) -> None:
         log = log or _ignore
-        self._policy = policy or CostPolicy(config.local_threshold_tokens)
+        self._policy = policy or MixedPolicy(config.local_threshold_tokens)
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster()
         counters = ServiceCounters()
@@ -102,7 +103,8 @@ class GlobalScheduler:
             return []
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
-        waiter = self._admission.enter(key, frontend, place, now)
+        work_s = self._placer.least_work_s(place)
+        waiter = self._admission.enter(key, frontend, place, work_s, now)
         return self._place_waiting(now) + self._admission.refuse_excess(waiter, now)
 
     def _place_waiting(self, now: float, changed: Member | None = None) -> list[Send]:
@@ -112,6 +114,8 @@ class GlobalScheduler:
         self._placer.check_claim(queue)
         for waiter in queue.in_order(now) if len(queue) else ():
             if num_passed >= _MAX_PASSED or not self._roster.any_headroom():
+                break
+            if num_passed and not self._placer.any_prompt_room():
                 break
             blocked = changed is not None and self._placer.is_blocked(waiter, changed)
             route = None if blocked else self._placer.try_to_place(waiter, now)
@@ -145,6 +149,7 @@ class GlobalScheduler:
     def _on_lost(self, address: str) -> None:
         """An instance or a frontend is gone: so are the requests that it decoded or asked for."""
         self._roster.remove(address)
+        self._policy.forget(address)
         self._placer.unclaim(address)
         queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
         for key in self._placer.at(address) + queued:

@@ -18,11 +18,13 @@ preemption  a pool that is nearly full preempts: fill^4 as its probability x the
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
 from cluster.links import LinkModel, bytes_per_s, nearness
 from core.kv import num_blocks_for
+from core.types import STANDARD, Slo
 
 _SHORTLIST = 4
 
@@ -37,6 +39,11 @@ class Ask:
     cached_blocks: Mapping[str, int]
     missing_tokens: int | None = None
     """Tokens that the decode instance lacks, where it has said so itself."""
+    slo: Slo = STANDARD
+    due_s: float = inf
+    """When its first token is due."""
+    expected_tokens: float = 256.0
+    """Output, on average."""
 
     def uncached(self, member: Member) -> int:
         """Tokens to compute on `member`; at least the last one, whose logits are needed."""
@@ -74,12 +81,20 @@ class PlacementPolicy(Protocol):
         """Where a request that already holds its blocks on `decode` gets its prompt computed."""
         ...
 
-    def tokens_per_s(self, member: Member) -> float:
-        """Prompt tokens per second, measured or assumed."""
+    def has_prompt_room(self, member: Member) -> bool:
+        """Should it be given another prompt already? If not the request waits, and can still go elsewhere."""
+        ...
+
+    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+        """What its prompt takes at the least, without any queue."""
         ...
 
     def measured(self, member: Member) -> None:
         """`member` has a new report."""
+        ...
+
+    def forget(self, address: str) -> None:
+        """That instance is gone."""
         ...
 
 
@@ -99,21 +114,43 @@ class CostModel:
     is taken, then the one that registered first, so that jitter in what was measured decides nothing."""
 
 
+class Rates:
+    """Prompt tokens per second: an instance's own, else the fleet's mean, else an assumption."""
+
+    def __init__(self) -> None:
+        self._fleet = 0.0
+
+    def measured(self, member: Member) -> None:
+        rate = member.measured_tokens_per_s
+        if rate > 0:
+            self._fleet = rate if self._fleet == 0 else 0.95 * self._fleet + 0.05 * rate
+
+    def tokens_per_s(self, member: Member) -> float:
+        return member.measured_tokens_per_s or self._fleet or DEFAULT_TOKENS_PER_S
+
+
 class CostPolicy:
-    """The cheapest of all places by predicted seconds. Remembers the fleet's mean prompt rate for instances without one."""
+    """The cheapest of all places by predicted seconds."""
 
     def __init__(self, local_threshold_tokens: int, model: CostModel | None = None) -> None:
         self._threshold = local_threshold_tokens
         self._model = model or CostModel()
-        self._fleet_tokens_per_s = 0.0
+        self._rates = Rates()
 
     def measured(self, member: Member) -> None:
-        rate, known = member.measured_tokens_per_s, self._fleet_tokens_per_s
-        if rate > 0:
-            self._fleet_tokens_per_s = rate if known == 0 else 0.95 * known + 0.05 * rate
+        self._rates.measured(member)
 
     def tokens_per_s(self, member: Member) -> float:
-        return member.measured_tokens_per_s or self._fleet_tokens_per_s or DEFAULT_TOKENS_PER_S
+        return self._rates.tokens_per_s(member)
+
+    def forget(self, address: str) -> None:
+        pass
+
+    def has_prompt_room(self, member: Member) -> bool:
+        return member.has_prompt_room(self.tokens_per_s(member))
+
+    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+        return min((ask.uncached(m) / self.tokens_per_s(m) for m in members), default=0.0)
 
     def choose(
         self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float

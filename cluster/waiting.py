@@ -34,6 +34,8 @@ class Waiter:
     """Begun later, it misses its time to the first token."""
     blocked_since_s: float | None = None
     """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
+    due_s: float = inf
+    """When its first token is due."""
     rank: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:

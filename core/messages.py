@@ -190,6 +190,8 @@ class LoadReport:
     """Of those that run: how many have their prompt computed."""
     context_tokens: int = 0
     """Known tokens of all that run."""
+    received: tuple[str, ...] = ()
+    """Attempts (`Request.key`) that have come here since the last report."""
     steps: StepModels = UNKNOWN_STEPS
     work: WorkCounts = WorkCounts()
 

@@ -61,9 +61,14 @@ class SchedulerPolicy(Protocol[S]):
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]: ...
     def chunk(self, seq: S, budget_tokens: int) -> int: ...
     def prompt_tokens(
-        self, decoding: Sequence[S], context_tokens: int, steps: StepModels, budget_tokens: int
+        self,
+        decoding: Sequence[S],
+        context_tokens: int,
+        prompts: Sequence[S],
+        steps: StepModels,
+        budget_tokens: int,
     ) -> int:
-        """How many of `budget_tokens` a step may spend on prompts beside `decoding`, whose contexts are so long together."""
+        """How many of `budget_tokens` a step may spend on `prompts` and on those that wait, beside `decoding`."""
         ...
 
     def victim(self, running: Sequence[S]) -> S: ...

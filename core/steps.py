@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """duration = fixed_s + token_s x new tokens + context_s x sum of contexts + seq_s x sequences; no part is negative."""
+    """duration = fixed_s + token_s x new tokens + context_s x sum of contexts + seq_s x sequences + pair_s x pairs; none is < 0.
+
+    Pairs: of a query with a key that it attends to, counted where a piece of a prompt is computed."""
 
     fixed_s: float = 0.0
     token_s: float = 0.0
@@ -16,13 +18,17 @@ class StepModel:
     """Mean absolute error of recent predictions, each made before its step was seen, as a share of the duration."""
     num_steps: int = 0
     """Steps it was learned from; 0: nothing is known."""
+    pair_s: float = 0.0
 
-    def step_s(self, num_tokens: float, num_context_tokens: float, num_seqs: float) -> float:
+    def step_s(
+        self, num_tokens: float, num_context_tokens: float, num_seqs: float, num_pairs: float = 0.0
+    ) -> float:
         return (
             self.fixed_s
             + self.token_s * num_tokens
             + self.context_s * num_context_tokens
             + self.seq_s * num_seqs
+            + self.pair_s * num_pairs
         )
 
 
@@ -34,6 +40,11 @@ class StepModels:
     """Steps in which every sequence computes one token; new tokens and sequences are the same number there."""
     prompt: StepModel = StepModel()
     """Steps with a piece of a prompt in them."""
+
+
+def chunk_pairs(start: int, count: int) -> float:
+    """Pairs of `count` tokens of a prompt that follow `start` others, causal."""
+    return count * (start + (count + 1) / 2)
 
 
 UNKNOWN_STEPS = StepModels()

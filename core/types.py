@@ -24,6 +24,9 @@ class Slo:
     """Service of twice the weight is charged to its tenant at half the price."""
 
 
+STANDARD = Slo()
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. The draw for output position i depends on (seed, i) and the logits alone."""

@@ -19,9 +19,14 @@ class HeadroomPolicy:
         return min(seq.num_missing, budget_tokens)
 
     def prompt_tokens(
-        self, decoding: Seq[Sequence], context_tokens: int, steps: StepModels, budget_tokens: int
+        self,
+        decoding: Seq[Sequence],
+        context_tokens: int,
+        prompts: Seq[Sequence],
+        steps: StepModels,
+        budget_tokens: int,
     ) -> int:
-        return tokens_in_time(decoding, context_tokens, steps, budget_tokens)
+        return tokens_in_time(decoding, context_tokens, prompts, steps, budget_tokens)
 
     def victim(self, running: Seq[Sequence]) -> Sequence:
         return min(running, key=lambda seq: (seq.request.slo.priority, len(seq.tokens), -seq.arrival))

@@ -65,12 +65,14 @@ class Engine:
         self._step_s = 0.0
         self._num_steps = self._num_computed = 0
         self._closing = False
+        self._received: list[str] = []
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
         """Compute `request` here. With `push`, its KV is sent on, it draws tokens until `hold`, its blocks stay until `release`.
 
         Raises RequestError when it can never fit."""
         self._scheduler.check_fits(request)
+        self._received.append(request.key)
         if self._tiers is None:
             self._add(request, push)
         else:
@@ -83,6 +85,7 @@ class Engine:
     def reserve(self, request: Request) -> "asyncio.Future[Reservation]":
         """Blocks for the request's known tokens, in the order of the calls; cancelling the future withdraws it."""
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        self._received.append(request.key)
         try:
             self._scheduler.check_fits(request)
         except RequestError as error:
@@ -151,6 +154,12 @@ class Engine:
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._scheduler.drain_cache_events()
+
+    def drain_received(self) -> tuple[str, ...]:
+        """Keys of the requests that have come since the last call."""
+        received = tuple(self._received)
+        self._received.clear()
+        return received
 
     def replay_cache_events(self) -> None:
         """The next `drain_cache_events` reports everything that is cached, for a listener that knows nothing."""

@@ -8,29 +8,41 @@ from collections.abc import Sequence as Seq
 from core.steps import StepModels
 from engine.sequence import Sequence
 
-SHARE = 0.95
+SHARE = 0.8
 """Of the tightest time per output token; the rest is for what the model gets wrong."""
 MIN_TOKENS = 64
 """Prompts go on even where decoding alone takes too long: waiting for it to end would hold them for ever."""
 
 
 def tokens_in_time(
-    decoding: Seq[Sequence], context_tokens: int, steps: StepModels, budget_tokens: int
+    decoding: Seq[Sequence],
+    context_tokens: int,
+    prompts: Seq[Sequence],
+    steps: StepModels,
+    budget_tokens: int,
 ) -> int:
-    """Prompt tokens, at most `budget_tokens`, with which the step still takes no longer than the tightest target."""
+    """Prompt tokens, at most `budget_tokens`, with which the step still takes no longer than the tightest target.
+
+    `prompts`: in the order in which they get them; what the first has behind it is what their attention reads."""
     if not decoding:
         return budget_tokens
     tpot_s = min(seq.request.slo.tpot_s for seq in decoding)
-    return prompt_tokens(steps, len(decoding), context_tokens, tpot_s, budget_tokens)
+    start = prompts[0].num_computed if prompts else 0
+    return prompt_tokens(steps, len(decoding), context_tokens, tpot_s, budget_tokens, start)
 
 
 def prompt_tokens(
-    steps: StepModels, num_decoding: int, context_tokens: float, tpot_s: float, budget_tokens: int
+    steps: StepModels,
+    num_decoding: int,
+    context_tokens: float,
+    tpot_s: float,
+    budget_tokens: int,
+    start_tokens: float = 0.0,
 ) -> int:
     """The same from figures. Where no step with a prompt was seen yet there is nothing to go by."""
     model = steps.prompt
     if not model.num_steps or not model.token_s:
         return budget_tokens
-    base_s = model.step_s(num_decoding, context_tokens, num_decoding + 1)
-    tokens = (SHARE * tpot_s - base_s) / model.token_s
-    return max(min(MIN_TOKENS, budget_tokens), min(budget_tokens, int(tokens)))
+    base_s = model.step_s(num_decoding, context_tokens + start_tokens, num_decoding + 1)
+    tokens = (SHARE * tpot_s - base_s) / (model.token_s + model.pair_s * start_tokens)
+    return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))

@@ -17,7 +17,12 @@ class FifoPolicy:
         return min(seq.num_missing, budget_tokens)
 
     def prompt_tokens(
-        self, decoding: Seq[Sequence], context_tokens: int, steps: StepModels, budget_tokens: int
+        self,
+        decoding: Seq[Sequence],
+        context_tokens: int,
+        prompts: Seq[Sequence],
+        steps: StepModels,
+        budget_tokens: int,
     ) -> int:
         return budget_tokens
 

@@ -108,6 +108,7 @@ class Reporter:
             self._engine.tier_counts(),
             load.num_decoding,
             load.context_tokens,
+            self._engine.drain_received(),
             load.steps,
             self._count(),
         )

@@ -225,7 +225,7 @@ class StepScheduler:
             budget -= self._plan_one(seq, budget, new, work)
         if prompts or self._waiting:
             context = sum(len(seq.tokens) for seq in decoding)
-            budget = self._policy.prompt_tokens(decoding, context, steps, budget)
+            budget = self._policy.prompt_tokens(decoding, context, prompts, steps, budget)
         for seq in prompts:
             if budget <= 0 or len(work) >= self._config.max_num_seqs:
                 break

@@ -5,9 +5,10 @@ its duration, so that a short step counts as much as a long one. Invariant: what
 the same for an average step as the raw fit."""
 
 from core.plan import StepPlan
-from core.steps import StepModel, StepModels
+from core.steps import StepModel, StepModels, chunk_pairs
 
-_SCALES = (1.0, 512.0, 65_536.0, 64.0)
+_SCALES = (1.0, 512.0, 65_536.0, 64.0, 4e6)
+_NUM = len(_SCALES)
 """Sizes of ordinary features, so that none drowns the others."""
 _FORGETTING = 0.995
 _PRIOR_VARIANCE = 1.0
@@ -24,20 +25,27 @@ class StepFit:
     """One regime. `prior`: what a profile says, to begin with."""
 
     def __init__(self, prior: StepModel | None = None) -> None:
-        self._theta = [0.0] * 4
+        self._theta = [0.0] * _NUM
         variance = _PRIOR_VARIANCE
         if prior is not None:
-            parts = (prior.fixed_s, prior.token_s, prior.context_s, prior.seq_s)
+            parts = (prior.fixed_s, prior.token_s, prior.context_s, prior.seq_s, prior.pair_s)
             self._theta = [part * scale for part, scale in zip(parts, _SCALES, strict=True)]
             variance = 1e-6
-        self._covariance = [[variance * (i == j) for j in range(4)] for i in range(4)]
+        self._covariance = [[variance * (i == j) for j in range(_NUM)] for i in range(_NUM)]
         self._mean = list(_SCALES)
         self._num_steps = 0 if prior is None else prior.num_steps
         self._error = 0.0 if prior is None else prior.error
 
-    def observe(self, num_tokens: int, num_context_tokens: int, num_seqs: int, duration_s: float) -> None:
+    def observe(
+        self,
+        num_tokens: int,
+        num_context_tokens: int,
+        num_seqs: int,
+        duration_s: float,
+        num_pairs: float = 0.0,
+    ) -> None:
         """One step has taken `duration_s` (> 0)."""
-        raw = (1.0, num_tokens, num_context_tokens, num_seqs)
+        raw = (1.0, num_tokens, num_context_tokens, num_seqs, num_pairs)
         x = [value / scale / duration_s for value, scale in zip(raw, _SCALES, strict=True)]
         theta, p = self._theta, self._covariance
         residual = 1.0 - sum(a * b for a, b in zip(x, theta, strict=True))
@@ -48,11 +56,11 @@ class StepFit:
         self._num_steps += 1
         self._mean = [m + _SMOOTHING * (value - m) for m, value in zip(self._mean, raw, strict=True)]
         px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in p]
-        forgetting = _FORGETTING if max(p[i][i] for i in range(4)) < _MAX_VARIANCE else 1.0
+        forgetting = _FORGETTING if max(p[i][i] for i in range(_NUM)) < _MAX_VARIANCE else 1.0
         gain = 1.0 / (forgetting + sum(a * b for a, b in zip(x, px, strict=True)))
         self._theta = [t + a * gain * residual for t, a in zip(theta, px, strict=True)]
         self._covariance = [
-            [(p[i][j] - px[i] * px[j] * gain) / forgetting for j in range(4)] for i in range(4)
+            [(p[i][j] - px[i] * px[j] * gain) / forgetting for j in range(_NUM)] for i in range(_NUM)
         ]
 
     def model(self) -> StepModel:
@@ -60,7 +68,7 @@ class StepFit:
         parts = [max(0.0, part) for part in raw]
         excess = sum((a - b) * m for a, b, m in zip(parts[1:], raw[1:], self._mean[1:], strict=True))
         parts[0] = max(0.0, raw[0] - excess)
-        return StepModel(*parts, error=self._error, num_steps=self._num_steps)
+        return StepModel(parts[0], parts[1], parts[2], parts[3], self._error, self._num_steps, parts[4])
 
 
 class StepFits:
@@ -80,5 +88,7 @@ class StepFits:
         if duration_s <= 0:
             return
         num_context = sum(work.start + work.count for work in plan.work)
-        fit = self._decode if all(work.count == 1 for work in plan.work) else self._prompt
-        fit.observe(plan.num_tokens, num_context, len(plan.work), duration_s)
+        pieces = [work for work in plan.work if work.count > 1]
+        pairs = sum(chunk_pairs(work.start, work.count) for work in pieces)
+        fit = self._prompt if pieces else self._decode
+        fit.observe(plan.num_tokens, num_context, len(plan.work), duration_s, pairs)

@@ -14,6 +14,7 @@ def prefill_s(member: Member, num_tokens: int) -> float:
         ceil(num_tokens / batch) * (model.fixed_s + model.seq_s)
         + num_tokens * model.token_s
         + context * model.context_s
+        + num_tokens * num_tokens / 2 * model.pair_s
     )
 
 

@@ -96,6 +96,7 @@ class Device:
         self._link_free_s = 0.0
         self._arrivals = itertools.count()
         self._reports = itertools.count(1)
+        self._received: list[str] = []
         self.num_steps = 0
         self.busy_s = 0.0
 
@@ -103,6 +104,7 @@ class Device:
 
     def submit(self, now: float, job: Job, prefill: str) -> None:
         """Decode `job` here, after computing its prompt here too, or (`prefill`) once that instance has sent its KV."""
+        self._received.append(job.request.key)
         stay = self._stay(job, now)
         if prefill:
             self._reserving.append((stay, prefill))
@@ -113,6 +115,7 @@ class Device:
 
     def start_prefill(self, now: float, holder: Stay) -> None:
         """Compute the prompt of `holder`, a stay on another instance, from its first missing token on."""
+        self._received.append(holder.request.key)
         stay = self._stay(holder.job, now)
         stay.holder, stay.num_pushed = holder, holder.num_computed
         self._waiting.append(stay)
@@ -148,8 +151,9 @@ class Device:
         step_s = self._rate.step_s
         added, removed = self._cache.drain_events()
         same = load == self._reported and abs(step_s - self._reported_step_s) < 0.02 * step_s
-        if same and not added and not removed:
+        if same and not added and not removed and not self._received:
             return None
+        received, self._received = tuple(self._received), []
         self._reported, self._reported_step_s = load, step_s
         return LoadReport(
             self.info.address,
@@ -160,6 +164,7 @@ class Device:
             removed,
             num_decoding=len(self._decoding) + len(self._joining),
             context_tokens=self._context + sum(s.num_known for s in (*self._prompts, *self._joining)),
+            received=received,
             steps=self._config.steps,
         )
 
@@ -316,7 +321,8 @@ class Device:
         if not batch or not (self._prompts or self._waiting):
             return budget
         decoding = cast(list[Sequence], [*self._decoding.values()])
-        return self._policy.prompt_tokens(decoding, self._context, self._config.steps, budget)
+        prompts = cast(list[Sequence], self._prompts)
+        return self._policy.prompt_tokens(decoding, self._context, prompts, self._config.steps, budget)
 
     @property
     def _num_running(self) -> int:

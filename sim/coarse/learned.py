@@ -20,6 +20,10 @@ def learned(step: StepModel, max_batch_tokens: int, max_num_seqs: int, seed: int
         num_tokens, all_context = count + batch, context + start + count
         pairs = context + chunk_pairs(start, count)
         prompt.observe(
-            num_tokens, all_context, batch + 1, step.step_s(num_tokens, all_context, pairs, batch + 1)
+            num_tokens,
+            all_context,
+            batch + 1,
+            step.step_s(num_tokens, all_context, pairs, batch + 1),
+            pairs - context,
         )
     return StepModels(decode.model(), prompt.model())

@@ -5,7 +5,7 @@ Arrived, LoadReport, Finished, Tick."""
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cluster.events import Arrived, Event, Send, Tick
@@ -158,7 +158,9 @@ class _World:
         job.first_s = min(job.first_s, seen_s)
         if num_tokens >= job.max_tokens and job.num_output < num_tokens:
             job.last_s = seen_s
-            self.at(seen_s + self._config.message_s, self._feed, Finished(job.request.id, 0))
+            self.at(
+                seen_s + self._config.message_s, self._feed, Finished(job.request.id, 0, num_tokens, True)
+            )
         job.num_output = max(job.num_output, num_tokens)
 
     def changed(self, device: Device, now: float) -> None:
@@ -216,6 +218,7 @@ class _World:
         self._jobs[job.request.id] = job
         request = job.request
         place = Place(request.id, 0, job.num_prompt, job.max_tokens, job.hashes, request.slo)
+        place = replace(place, tenant=request.tenant, weight=request.weight)
         self.at(now + self._config.message_s, self._feed, Arrived(_FRONTEND, place))
 
     def _feed(self, now: float, event: Event) -> None:

@@ -1,0 +1,162 @@
+"""Where a request keeps its targets, and everybody else's, at the least cost. Pure.
+
+A place is a decode instance and who computes the prompt: it itself, a prefill instance, or a peer that has the prefix cached. For
+each the time to the first token and the time per token are predicted (`cluster.prediction`). A place is
+
+- harmful, if the decode batch would then miss its tightest target: it is never taken;
+- in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
+- late otherwise: only if there is no other, the one that is late by least.
+
+cost = GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. An idle instance
+that begins to decode pays for a step of its own for each token, one more in a batch pays nearly nothing: so decode batches fill
+up as far as targets allow, instances without them compute prompts at full speed, and who does what moves with the load,
+without draining."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from cluster.fleet import Member
+from cluster.links import bytes_per_s, nearness
+from cluster.prediction import Outlook
+from cluster.scoring import Ask, Choice, CostModel, Rates
+
+_SHORTLIST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SloModel:
+    ttft_margin: float = 0.9
+    tpot_margin: float = 0.92
+    """Predictions are trusted to be right within the rest of these."""
+    reach: float = 1.5
+    """Nobody's target counts as tighter than this many steps of a sequence that is alone."""
+    delay_weight: float = 0.1
+    """What a second until the first token costs, beside one of GPU time."""
+    risk_weight: float = 2.0
+    """What a prediction at its margin costs, in times of the request's own GPU time."""
+    room_s: float = 0.1
+    """Prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the scheduler."""
+
+
+class SloPolicy:
+    """cluster.scoring.PlacementPolicy."""
+
+    def __init__(
+        self, local_threshold_tokens: int, model: SloModel | None = None, links: CostModel | None = None
+    ) -> None:
+        self._threshold = local_threshold_tokens
+        self._model, self._links = model or SloModel(), links or CostModel()
+        self._rates = Rates()
+        self._outlooks: dict[str, tuple[Member, int, Outlook]] = {}
+
+    def measured(self, member: Member) -> None:
+        self._rates.measured(member)
+
+    def tokens_per_s(self, member: Member) -> float:
+        return self._rates.tokens_per_s(member)
+
+    def outlook(self, member: Member) -> Outlook:
+        """Worked out again only where something has changed."""
+        known = self._outlooks.get(member.address)
+        if known is None or known[0] is not member or known[1] != member.version:
+            known = member, member.version, Outlook(member, self._rates.tokens_per_s(member))
+            self._outlooks[member.address] = known
+        return known[2]
+
+    def forget(self, address: str) -> None:
+        self._outlooks.pop(address, None)
+
+    def has_prompt_room(self, member: Member) -> bool:
+        """The steps that are planned, and a little more."""
+        outlook = self.outlook(member)
+        return outlook.queue_s < self._model.room_s + outlook.lag_s
+
+    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+        return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
+
+    def choose(
+        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> Choice | None:
+        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.ttft_s)
+        best: tuple[bool, float] | None = None
+        choice: Choice | None = None
+        for decode in decodes:
+            use_s, tpot_share = self._decoding(ask, self.outlook(decode))
+            if tpot_share == inf:
+                continue
+            for source in self._ways(ask, decode, sources):
+                late, cost = self._cost(ask, decode, source, use_s, tpot_share, now)
+                if best is None or (late, cost) < best:
+                    best = late, cost
+                    prefill = None if source.member is decode else source.member
+                    choice = Choice(decode, prefill, cost)
+        return choice
+
+    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.ttft_s)
+        ways = self._ways(ask, decode, sources)
+        best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(ask, way, decode))
+        return Choice(decode, None if best.member is decode else best.member, best.ttft_s)
+
+    def _ways(self, ask: Ask, decode: Member, sources: Sequence["_Source"]) -> list["_Source"]:
+        """Who may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
+        local = self._source(ask, decode, ask.to_move(decode))
+        if not sources or ask.to_move(decode) <= self._threshold:
+            return [local]
+        shortlist = sources[:_SHORTLIST]
+        near = min(sources, key=lambda s: nearness(s.member.info, decode.info))
+        others = shortlist if near in shortlist else [*shortlist, near]
+        return [local, *(s for s in others if s.member is not decode)]
+
+    def _source(self, ask: Ask, member: Member, num_tokens: int | None = None) -> "_Source":
+        outlook = self.outlook(member)
+        work_s = self._work_s(ask, outlook, ask.uncached(member) if num_tokens is None else num_tokens)
+        return _Source(member, outlook.lag_s + outlook.queue_s + work_s, work_s)
+
+    def _work_s(self, ask: Ask, outlook: Outlook, num_tokens: int) -> float:
+        return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
+
+    def _decoding(self, ask: Ask, decode: Outlook) -> tuple[float, float]:
+        """(GPU time that decoding there takes from the fleet, share of the target that a step then takes); inf: harmful."""
+        length, num_seqs = ask.expected_tokens, decode.member.batch_seqs
+        context = ask.num_tokens + length / 2
+        step_s = decode.decode_step_s(1, context)
+        floor_s = self._model.reach * decode.alone_step_s(context)
+        if num_seqs and step_s > self._model.tpot_margin * max(decode.member.tightest_tpot_s, floor_s):
+            return 0.0, inf
+        before_s = decode.decode_step_s(0, 0.0) if num_seqs else 0.0
+        return length * max(0.0, step_s - before_s), step_s / max(ask.slo.tpot_s, floor_s)
+
+    def _cost(
+        self, ask: Ask, decode: Member, source: "_Source", use_s: float, tpot_share: float, now: float
+    ) -> tuple[bool, float]:
+        """(late, cost); among late places by how late they are."""
+        model = self._model
+        exposed_s = 0.0 if source.member is decode else self._exposed_s(ask, source, decode)
+        tpot_share += exposed_s / max(1.0, ask.expected_tokens) / ask.slo.tpot_s
+        left_s = ask.due_s - now
+        ttft_share = source.ttft_s / left_s if left_s > 0 else inf
+        risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
+        gpu_s = use_s + source.work_s
+        if risk > 1 and ask.due_s < inf:
+            return True, source.ttft_s / ask.slo.ttft_s + tpot_share
+        return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * (
+            source.ttft_s + exposed_s
+        )
+
+    def _exposed_s(self, ask: Ask, source: "_Source", decode: Member) -> float:
+        """What the transfer adds before the second token, and what it takes from others' link."""
+        links = self._links
+        rate = bytes_per_s(links.links, source.member.info, decode.info)
+        link_s = ask.to_move(decode) * decode.info.kv_token_bytes / rate
+        return links.handover_s + max(0.0, link_s - source.work_s) + links.link_share * link_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
+
+    member: Member
+    ttft_s: float
+    work_s: float
