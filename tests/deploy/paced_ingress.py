@@ -14,6 +14,7 @@ from cluster.api.app import create_app
 from cluster.api.draining import drain
 from cluster.api.params import ApiSettings
 from cluster.api.server import HttpServer
+from cluster.observers import make_observers
 from core.messages import Status
 from core.types import FinishReason, Request, TokenOut
 from tests.cluster.api.fakes import END, NAME, ByteTokenizer
@@ -53,7 +54,9 @@ class Pace:
 
 async def serve(port: int, pause_s: float, notice_s: float) -> None:
     pace = Pace(pause_s)
-    app = create_app(pace, ByteTokenizer(), ApiSettings(NAME, 4096, 257, (END,)), Access(OPEN))
+    app = create_app(
+        pace, ByteTokenizer(), ApiSettings(NAME, 4096, 257, (END,)), Access(OPEN), make_observers(NAME)
+    )
     server = HttpServer(app, "127.0.0.1", [port], shared=False)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
