@@ -1,8 +1,11 @@
 """GPUs and models by name, and the roofline step cost of one on the other. Pure.
 
 Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token and those of causal attention,
-all weights and the batch's KV read once a step.
-Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth."""
+all weights and the batch's KV read once a step. A tensor-parallel group divides both and adds two all-reduces a layer (ring, over
+the scale-up network). Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth.
+
+Prices are dollars an hour on demand in May 2026: the median of offers for the H100, the middle of the range for A100 and H200;
+L40S and B200 are put at the H100's price for each byte per second of memory bandwidth."""
 
 from dataclasses import dataclass
 
@@ -12,6 +15,7 @@ from sim.cost import LinkCost, StepCost
 FLOP_EFFICIENCY, BANDWIDTH_EFFICIENCY, MEMORY_SHARE = 0.6, 0.8, 0.9
 _BYTES_PER_VALUE = 2
 _OVERHEAD_S = 0.002
+_REDUCE_LATENCY_S = 5e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class Gpu:
     memory_bytes: float
     memory_bytes_per_s: float
     nic_bytes_per_s: float
+    scale_up_bytes_per_s: float
+    dollars_per_h: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,7 @@ class Model:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    hidden_size: int
 
     @property
     def pair_flop(self) -> int:
@@ -41,38 +48,47 @@ class Model:
 
 
 GPUS = {
-    "H100": Gpu(989e12, 80e9, 3350e9, 50e9),
-    "H200": Gpu(989e12, 141e9, 4800e9, 50e9),
-    "A100": Gpu(312e12, 80e9, 2039e9, 25e9),
-    "L40S": Gpu(362e12, 48e9, 864e9, 50e9),
-    "B200": Gpu(2250e12, 180e9, 7700e9, 100e9),
+    "H100": Gpu(989e12, 80e9, 3350e9, 50e9, 450e9, 2.95),
+    "H200": Gpu(989e12, 141e9, 4800e9, 50e9, 450e9, 4.75),
+    "A100": Gpu(312e12, 80e9, 2039e9, 25e9, 300e9, 1.90),
+    "L40S": Gpu(362e12, 48e9, 864e9, 50e9, 32e9, 0.76),
+    "B200": Gpu(2250e12, 180e9, 7700e9, 100e9, 900e9, 6.78),
 }
-MODELS = {"llama-3.1-8b": Model(8.03e9, 32, 32, 8, 128), "llama-3.1-70b": Model(70.6e9, 80, 64, 8, 128)}
+MODELS = {
+    "llama-3.1-8b": Model(8.03e9, 32, 32, 8, 128, 4096),
+    "llama-3.1-70b": Model(70.6e9, 80, 64, 8, 128, 8192),
+}
 
 
-def step_cost(gpu: Gpu, model: Model) -> StepCost:
-    """Of one instance that is one GPU, in bf16."""
-    bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY
+def step_cost(gpu: Gpu, model: Model, tp: int = 1) -> StepCost:
+    """Of one instance of `tp` GPUs, in bf16."""
+    bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY * tp
+    flop_per_s = gpu.flop_per_s * FLOP_EFFICIENCY * tp
+    num_reduces = 2 * model.num_layers if tp > 1 else 0
+    reduced_bytes = 2 * (tp - 1) / tp * model.hidden_size * _BYTES_PER_VALUE
+    token_s = 2 * model.num_weights / flop_per_s + num_reduces * reduced_bytes / gpu.scale_up_bytes_per_s
     return StepCost(
-        _OVERHEAD_S,
-        gpu.flop_per_s * FLOP_EFFICIENCY / (2 * model.num_weights),
+        _OVERHEAD_S + num_reduces * _REDUCE_LATENCY_S,
+        1 / token_s,
         model.num_weights * _BYTES_PER_VALUE / bandwidth,
         model.kv_token_bytes / bandwidth,
-        model.pair_flop / (gpu.flop_per_s * FLOP_EFFICIENCY),
+        model.pair_flop / flop_per_s,
     )
 
 
-def link_cost(gpu: Gpu) -> LinkCost:
-    return LinkCost(bytes_per_s=gpu.nic_bytes_per_s)
+def link_cost(gpu: Gpu, tp: int = 1) -> LinkCost:
+    """Each GPU has a network card of its own."""
+    return LinkCost(bytes_per_s=gpu.nic_bytes_per_s * tp)
 
 
-def num_blocks(gpu: Gpu, model: Model, block_size: int) -> int:
-    """KV blocks beside the weights. Raises ConfigError when the weights do not fit one GPU."""
-    room = gpu.memory_bytes * MEMORY_SHARE - model.num_weights * _BYTES_PER_VALUE
+def num_blocks(gpu: Gpu, model: Model, block_size: int, tp: int = 1) -> int:
+    """KV blocks beside the weights. Raises ConfigError when the weights do not fit."""
+    memory_bytes = gpu.memory_bytes * MEMORY_SHARE * tp
+    room = memory_bytes - model.num_weights * _BYTES_PER_VALUE
     blocks = int(room // (model.kv_token_bytes * block_size))
     if blocks < 1:
         raise ConfigError(
             f"the model needs {model.num_weights * _BYTES_PER_VALUE / 1e9:.0f} GB for its bf16 weights; "
-            f"{MEMORY_SHARE:.0%} of this GPU is {gpu.memory_bytes * MEMORY_SHARE / 1e9:.0f} GB: choose a larger GPU"
+            f"{MEMORY_SHARE:.0%} of {tp} GPU(s) is {memory_bytes / 1e9:.0f} GB: choose a larger GPU or more of them"
         )
     return blocks

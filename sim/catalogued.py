@@ -10,25 +10,30 @@ from core.errors import ConfigError
 from core.types import Slo
 from sim.catalogue import GPUS, MODELS, Gpu, Model, link_cost, num_blocks, step_cost
 from sim.coarse.world import CoarseConfig
-from sim.cost import StepModel
+from sim.cost import LinkCost, StepModel
+from sim.profile import Profile
 from sim.run import SimConfig
 
 _LAYER_GROUPS = 4
+_MEMORY_LINK = LinkCost(bytes_per_s=2.5e9)
+"""Between two instances of one host: a copy in memory."""
 FULL_BLOCK_TOKENS = 64
 MAX_BATCH_TOKENS, MAX_NUM_SEQS = 8192, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Instances of one kind, each a GPU."""
+    """Instances of one kind."""
 
     gpu: str
     model: str
     num_prefill: int
     num_decode: int
     num_both: int = 0
-    step: StepModel | None = None
-    """In place of the catalogue's roofline."""
+    tp: int = 1
+    """GPUs of an instance."""
+    profile: Profile | None = None
+    """Measured instances, in place of the catalogue's GPU and model."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for names that the catalogue does not have."""
@@ -43,20 +48,26 @@ class Fleet:
 
     @property
     def step_model(self) -> StepModel:
-        return self.step or step_cost(*self.parts)
+        return self.profile.cost if self.profile else step_cost(*self.parts, self.tp)
+
+    @property
+    def dollars_per_h(self) -> float:
+        return (self.num_prefill + self.num_decode + self.num_both) * self.tp * GPUS[self.gpu].dollars_per_h
 
 
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
+    if fleet.profile is not None:
+        return _full_profiled(fleet, fleet.profile, slo)
     gpu, model = fleet.parts
     return SimConfig(
         fleet.num_prefill,
         fleet.num_decode,
-        num_blocks(gpu, model, FULL_BLOCK_TOKENS),
+        num_blocks(gpu, model, FULL_BLOCK_TOKENS, fleet.tp),
         _LAYER_GROUPS,
         model.num_kv_heads * model.num_layers // _LAYER_GROUPS,
         model.head_dim,
         fleet.step_model,
-        link_cost(gpu),
+        link_cost(gpu, fleet.tp),
         slo=slo,
         overrides={
             "engine.block_size": FULL_BLOCK_TOKENS,
@@ -67,18 +78,53 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
 
 
 def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
+    if fleet.profile is not None:
+        return _coarse_profiled(fleet, fleet.profile, block_tokens)
     gpu, model = fleet.parts
     return CoarseConfig(
         fleet.num_prefill,
         fleet.num_decode,
         fleet.num_both,
         block_tokens,
-        num_blocks(gpu, model, block_tokens),
+        num_blocks(gpu, model, block_tokens, fleet.tp),
         model.kv_token_bytes,
         model.num_layers,
         MAX_BATCH_TOKENS,
         MAX_NUM_SEQS,
         fleet.step_model,
-        link_cost(gpu),
+        link_cost(gpu, fleet.tp),
         schedule=load(None, {}, {}).schedule,
+    )
+
+
+def _full_profiled(fleet: Fleet, profile: Profile, slo: Slo) -> SimConfig:
+    """An instance as it was measured: the server's own defaults, all KV heads of a layer as one."""
+    return SimConfig(
+        fleet.num_prefill,
+        fleet.num_decode,
+        profile.num_blocks,
+        profile.num_layers,
+        1,
+        profile.kv_token_bytes // (4 * profile.num_layers),
+        profile.cost,
+        _MEMORY_LINK,
+        slo=slo,
+    )
+
+
+def _coarse_profiled(fleet: Fleet, profile: Profile, block_tokens: int) -> CoarseConfig:
+    config = load(None, {}, {})
+    return CoarseConfig(
+        fleet.num_prefill,
+        fleet.num_decode,
+        fleet.num_both,
+        block_tokens,
+        profile.num_blocks * config.engine.block_size // block_tokens,
+        profile.kv_token_bytes,
+        profile.num_layers,
+        config.engine.max_batch_tokens,
+        config.engine.max_num_seqs,
+        profile.cost,
+        _MEMORY_LINK,
+        schedule=config.schedule,
     )

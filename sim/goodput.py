@@ -16,7 +16,7 @@ from sim.workload import Row
 
 _PRECISION = 1.08
 _MAX_STEPS = 9
-_PATIENCE_S = 30.0
+PATIENCE_S = 30.0
 """After the last arrival; what is not finished by then has missed."""
 
 
@@ -44,7 +44,7 @@ def attained(window: Window, copies: float, seed: int, slo: Slo, fleet: Fleet, e
     work = jobs(window.load(copies, seed), slo, window.block_tokens)
     budget = 0 if entry.paced else token_budget(fleet.step_model, slo.tpot_s)
     config = replace(coarse_config(fleet, window.block_tokens), mixed_batch_tokens=budget)
-    outcome = simulate(config, work, entry.make, until_s=window.duration_s + _PATIENCE_S)
+    outcome = simulate(config, work, entry.make, until_s=window.duration_s + PATIENCE_S)
     return attainment(served_coarsely(outcome), slo)
 
 

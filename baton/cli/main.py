@@ -8,6 +8,7 @@ from baton.cli.bench import bench
 from baton.cli.chat import chat
 from baton.cli.deploy import deploy
 from baton.cli.doctor import doctor
+from baton.cli.plan import plan
 from baton.cli.profile import profile
 from baton.cli.ray_up import down, status, up
 from baton.cli.replay import replay
@@ -28,6 +29,7 @@ app.command()(chat)
 app.command()(bench)
 app.command()(simulate)
 app.command()(profile)
+app.command()(plan)
 app.command()(replay)
 app.command()(doctor)
 app.command()(up)

@@ -17,6 +17,7 @@ from sim.catalogued import Fleet, coarse_config, full_config
 from sim.coarse.workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate as run_coarse
 from sim.loop import run_virtual
+from sim.profile import read_profile
 from sim.report import Served, figures, served_coarsely, served_in_full
 from sim.run import simulate as run_full
 from sim.workload import arrivals
@@ -38,11 +39,14 @@ def simulate(
             "--coarse", help="Two orders quicker: production scheduler and blocks, modelled workers."
         ),
     ] = False,
+    profile: Annotated[
+        Path | None, typer.Option(help="What `baton profile` has measured, in place of --gpu and --model.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and tokens.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> None:
     """Serve a trace on a modelled cluster and report latencies and SLO attainment."""
-    fleet = Fleet(gpu, model, prefill, decode)
+    fleet = Fleet(gpu, model, prefill, decode, profile=read_profile(profile) if profile else None)
     slo = Slo("simulated", ttft_ms / 1e3, tpot_ms / 1e3)
     rows = read_trace(trace, seed)
     began = time.perf_counter()

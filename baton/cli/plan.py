@@ -1,0 +1,129 @@
+"""`baton plan`: the cheapest fleet that holds the targets on a trace, what limits the others, a table, a picture, JSON."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import matplotlib
+import typer
+from matplotlib import pyplot
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from baton.bench.traces import read_trace
+from core.errors import ConfigError
+from core.types import Slo
+from sim.catalogue import GPUS, MODELS
+from sim.coarse.workload import natural_block_tokens
+from sim.goodput import Window
+from sim.planner import Demand, Trial, cheapest
+from sim.planner import plan as find_plan
+
+matplotlib.use("Agg")
+
+
+def plan(
+    trace: Annotated[Path, typer.Option(help="Trace file: Mooncake, ShareGPT, Azure or ServeGen; .gz too.")],
+    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "llama-3.1-8b",
+    gpus: Annotated[str, typer.Option(help="Which to consider, by commas.")] = ",".join(GPUS),
+    seconds: Annotated[float, typer.Option(min=1, help="How much of the trace.")] = 60.0,
+    start: Annotated[float, typer.Option(min=0, help="From which second on.")] = 0.0,
+    copies: Annotated[float, typer.Option(min=0.01, help="Superposed copies; 2.5 is two and a half.")] = 1.0,
+    ttft_ms: Annotated[float, typer.Option(min=0, help="Target for the first token.")] = 2000.0,
+    tpot_ms: Annotated[float, typer.Option(min=0, help="Target for the mean gap after it.")] = 100.0,
+    attainment: Annotated[float, typer.Option(min=0, max=1, help="Share that must hold both.")] = 0.99,
+    seeds: Annotated[int, typer.Option(min=1, help="Draws of the arrivals; the error bars.")] = 3,
+    max_instances: Annotated[int, typer.Option(min=1, help="Of any one kind.")] = 64,
+    output: Annotated[Path | None, typer.Option("--json", help="Write all trials here.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--plot", help="Attainment over price, as PNG or SVG.")
+    ] = None,
+) -> None:
+    """Find the cheapest GPUs, group size, number of instances and roles for a trace and its targets."""
+    chosen = gpus.split(",")
+    if model not in MODELS or not set(chosen) <= set(GPUS):
+        raise ConfigError(
+            f"unknown model or GPU: {model}, {gpus}; known: {', '.join(MODELS)}; {', '.join(GPUS)}"
+        )
+    rows = read_trace(trace)
+    window = Window(rows, start, seconds, natural_block_tokens(rows))
+    slo = Slo("planned", ttft_ms / 1e3, tpot_ms / 1e3)
+    demand = Demand(model, window, slo, attainment, range(seeds), copies, chosen, max_instances)
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("fleets", total=None)
+        trials = find_plan(demand, lambda trial: bar.update(task, advance=1, description=_name(trial)))
+    best = cheapest(trials, attainment)
+    _print(trials, best, attainment)
+    if output is not None:
+        output.write_text(
+            json.dumps({"best": best and _plain(best), "trials": [_plain(t) for t in trials]}, indent=1)
+            + "\n"
+        )
+    if picture is not None:
+        _draw(trials, best, attainment, picture)
+    if best is None:
+        raise ConfigError(
+            f"no fleet of up to {max_instances} instances holds the targets for {attainment:.0%} of the requests"
+        )
+
+
+def _name(trial: Trial) -> str:
+    fleet = trial.fleet
+    group = f"{fleet.gpu} x {fleet.tp}" if fleet.tp > 1 else fleet.gpu
+    roles = (
+        f"{fleet.num_both} any role"
+        if fleet.num_both
+        else f"{fleet.num_prefill} prefill, {fleet.num_decode} decode"
+    )
+    return f"{group}: {roles}"
+
+
+def _plain(trial: Trial) -> dict[str, Any]:
+    return asdict(trial) | {
+        "name": _name(trial),
+        "dollars_per_h": trial.fleet.dollars_per_h,
+        "mean": trial.mean,
+        "limit": trial.limit,
+    }
+
+
+def _print(trials: list[Trial], best: Trial | None, wanted: float) -> None:
+    """The dearest failures are the nearest: for each GPU and group size its last few."""
+    table = Table("fleet", "$/h", f"attainment (of {wanted:.0%})", "over the seeds", "limited by", "busy")
+    for trial in sorted(trials, key=lambda t: (t.fleet.dollars_per_h, -t.mean)):
+        low, high = min(trial.attainments), max(trial.attainments)
+        table.add_row(
+            _name(trial),
+            f"{trial.fleet.dollars_per_h:.2f}",
+            f"{trial.mean:.1%}",
+            f"{low:.1%} to {high:.1%}",
+            trial.limit,
+            f"{trial.busy_share:.0%}",
+            style="bold green" if trial is best else "",
+        )
+    Console().print(table)
+
+
+def _draw(trials: list[Trial], best: Trial | None, wanted: float, picture: Path) -> None:
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    for gpu in sorted({trial.fleet.gpu for trial in trials}):
+        own = [trial for trial in trials if trial.fleet.gpu == gpu]
+        means = [trial.mean for trial in own]
+        errors = [
+            [trial.mean - min(trial.attainments) for trial in own],
+            [max(trial.attainments) - trial.mean for trial in own],
+        ]
+        axes.errorbar([t.fleet.dollars_per_h for t in own], means, yerr=errors, fmt="o", capsize=3, label=gpu)
+    axes.axhline(wanted, color="black", linestyle="dotted")
+    if best is not None:
+        axes.annotate(
+            _name(best), (best.fleet.dollars_per_h, best.mean), xytext=(8, -14), textcoords="offset points"
+        )
+    axes.set_xlabel("dollars an hour")
+    axes.set_ylabel("share of requests within both targets (bars: over seeds)")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(picture)
+    pyplot.close(figure)

@@ -1,0 +1,139 @@
+"""The cheapest fleet that holds the targets on a trace: every GPU and group size that the model fits, simulated. Pure.
+
+For each kind of instance the number of instances begins at what the clairvoyant bound allows and grows until the attainment, in
+the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far. Each number is tried with
+any instance doing either role, and split in fixed ratios. Pipeline parallel groups are not considered."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+
+from core.errors import ConfigError
+from core.types import Slo
+from sim.bound import bound_seconds
+from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.catalogued import MAX_NUM_SEQS, Fleet, coarse_config
+from sim.coarse.workload import jobs
+from sim.coarse.world import simulate
+from sim.goodput import PATIENCE_S, Window
+from sim.report import Served, attainment, served_coarsely
+
+_GROUP_SIZES = (1, 2, 4, 8)
+_PREFILL_SHARES = (0.25, 0.5, 0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is to be served, how well."""
+
+    model: str
+    window: Window
+    slo: Slo
+    attainment: float
+    seeds: Sequence[int]
+    copies: float = 1.0
+    gpus: Sequence[str] = tuple(GPUS)
+    max_instances: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One fleet. `attainments`: one for each seed."""
+
+    fleet: Fleet
+    attainments: tuple[float, ...]
+    late_first: float
+    """Share of all requests that missed the first token's target, or were never answered."""
+    slow_tokens: float
+    """Share that missed only the time per token."""
+    busy_share: float
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.attainments)
+
+    @property
+    def limit(self) -> str:
+        """Which target is missed by most."""
+        if not self.late_first and not self.slow_tokens:
+            return "nothing"
+        return "time to first token" if self.late_first >= self.slow_tokens else "time per token"
+
+
+def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
+    """All trials, in the order they were made; `cheapest` chooses. Raises ConfigError when the model fits none of the GPUs."""
+    trials: list[Trial] = []
+    best_dollars = float("inf")
+    kinds = sorted(_kinds(demand), key=lambda kind: GPUS[kind[0]].dollars_per_h * kind[1])
+    if not kinds:
+        raise ConfigError(
+            f"{demand.model} fits no group of up to {_GROUP_SIZES[-1]} of {', '.join(demand.gpus)}"
+        )
+    for gpu, tp in kinds:
+        for count in _counts(demand, gpu, tp):
+            fleets = [*_fleets(demand.model, gpu, tp, count)]
+            if fleets[0].dollars_per_h >= best_dollars:
+                break
+            tried = [_try(demand, fleet) for fleet in fleets]
+            trials += tried
+            for trial in tried:
+                heard(trial)
+            if any(trial.mean >= demand.attainment for trial in tried):
+                best_dollars = fleets[0].dollars_per_h
+                break
+    return trials
+
+
+def cheapest(trials: Sequence[Trial], wanted: float) -> Trial | None:
+    """Of those that hold: the least dollars, then the highest attainment."""
+    able = [trial for trial in trials if trial.mean >= wanted]
+    return min(able, key=lambda trial: (trial.fleet.dollars_per_h, -trial.mean), default=None)
+
+
+def _kinds(demand: Demand) -> Iterator[tuple[str, int]]:
+    for gpu in demand.gpus:
+        for tp in _GROUP_SIZES:
+            try:
+                num_blocks(GPUS[gpu], MODELS[demand.model], demand.window.block_tokens, tp)
+            except ConfigError:
+                continue
+            yield gpu, tp
+
+
+def _counts(demand: Demand, gpu: str, tp: int) -> Iterator[int]:
+    """Numbers of instances, from the least that could do by a tenth at a time."""
+    part = demand.window
+    work = jobs(part.load(demand.copies, demand.seeds[0]), demand.slo, part.block_tokens)
+    cost = step_cost(GPUS[gpu], MODELS[demand.model], tp)
+    least_s = bound_seconds(work, cost, demand.slo, part.block_tokens, MAX_NUM_SEQS, demand.attainment)
+    count = max(1, int(least_s / (part.duration_s + PATIENCE_S)))
+    while count <= demand.max_instances:
+        yield count
+        count = max(count + 1, ceil(count * 1.1))
+
+
+def _fleets(model: str, gpu: str, tp: int, count: int) -> Iterator[Fleet]:
+    yield Fleet(gpu, model, 0, 0, count, tp)
+    for prefill in sorted({round(count * share) for share in _PREFILL_SHARES}):
+        if 0 < prefill < count:
+            yield Fleet(gpu, model, prefill, count - prefill, 0, tp)
+
+
+def _try(demand: Demand, fleet: Fleet) -> Trial:
+    part, slo = demand.window, demand.slo
+    shares: list[float] = []
+    busy: list[float] = []
+    everything: list[Served] = []
+    for seed in demand.seeds:
+        work = jobs(part.load(demand.copies, seed), slo, part.block_tokens)
+        outcome = simulate(
+            coarse_config(fleet, part.block_tokens), work, until_s=part.duration_s + PATIENCE_S
+        )
+        served = served_coarsely(outcome)
+        shares.append(attainment(served, slo))
+        busy.append(outcome.busy_share)
+        everything += served
+    late = sum(one.ttft_s > slo.ttft_s for one in everything) / len(everything)
+    slow = sum(one.ttft_s <= slo.ttft_s and one.tpot_s > slo.tpot_s for one in everything) / len(everything)
+    return Trial(fleet, tuple(shares), late, slow, fmean(busy))

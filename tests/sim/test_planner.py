@@ -1,0 +1,77 @@
+"""The plan holds its targets, nothing cheaper that was tried does, and more load or tighter targets never cost less."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.main import app
+from core.errors import ConfigError
+from core.types import Slo
+from sim.catalogue import GPUS, MODELS, step_cost
+from sim.goodput import Window
+from sim.planner import Demand, cheapest, plan
+from tests.sim.random_rows import random_rows
+
+WINDOW = Window(random_rows(4, 60, 20.0), 0.0, 3.0, 64)
+
+
+def dollars(copies: float, tpot_s: float = 0.1, model: str = "llama-3.1-8b") -> float:
+    demand = Demand(model, WINDOW, Slo("t", 1.0, tpot_s), 0.9, (0,), copies, ("L40S", "H100"), 6)
+    trials = plan(demand)
+    best = cheapest(trials, 0.9)
+    assert best is not None
+    for trial in trials:
+        assert trial.mean < 0.9 or trial.fleet.dollars_per_h >= best.fleet.dollars_per_h
+        assert trial.mean + trial.late_first + trial.slow_tokens == pytest.approx(1.0)
+    return best.fleet.dollars_per_h
+
+
+def test_more_load_costs_no_less() -> None:
+    light = dollars(0.5)
+    assert light <= dollars(2.0)
+    assert light == GPUS["L40S"].dollars_per_h, "one of the cheapest will do"
+
+
+def test_a_target_below_what_the_cheap_gpu_can_needs_the_dear_one() -> None:
+    cost = step_cost(GPUS["L40S"], MODELS["llama-3.1-8b"])
+    assert dollars(0.5, tpot_s=0.8 * cost.step_s(1, 100, 100, 1)) > GPUS["L40S"].dollars_per_h
+
+
+def test_a_model_too_large_for_one_gets_a_group() -> None:
+    demand = Demand("llama-3.1-70b", WINDOW, Slo("t", 5.0, 0.2), 0.9, (0,), 0.2, ("H100",), 2)
+    best = cheapest(plan(demand), 0.9)
+    assert best is not None
+    assert best.fleet.tp >= 2, "141 GB of weights on GPUs of 80 GB"
+    with pytest.raises(ConfigError, match="fits no group"):
+        plan(Demand("llama-3.1-70b", WINDOW, Slo(), 0.9, (0,), 1.0, (), 2))
+
+
+def test_the_command_plans_draws_and_says_when_it_cannot(tmp_path: Path) -> None:
+    trace, report, picture = tmp_path / "t.jsonl", tmp_path / "r.json", tmp_path / "p.png"
+    rows = [
+        {"timestamp": 200 * i, "input_length": 300, "output_length": 9, "hash_ids": [0, i]} for i in range(20)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    command = [
+        "plan",
+        "--trace",
+        str(trace),
+        "--seconds",
+        "4",
+        "--gpus",
+        "L40S",
+        "--seeds",
+        "2",
+        "--max-instances",
+        "1",
+    ]
+    ran = CliRunner().invoke(app, [*command, "--json", str(report), "--plot", str(picture)])
+    assert ran.exit_code == 0, ran.output
+    best = json.loads(report.read_text())["best"]
+    assert best["name"] == "L40S: 1 any role"
+    assert len(best["attainments"]) == 2
+    assert picture.stat().st_size > 5000
+    failed = CliRunner().invoke(app, [*command, "--tpot-ms", "0.001"])
+    assert isinstance(failed.exception, ConfigError)

@@ -1,0 +1,63 @@
+"""The fit finds a known law through noise, its file is read strictly, and simulations take it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton.cli.main import app
+from core.errors import ConfigError
+from core.steps import StepModel, StepModels
+from sim.profile import ProfiledCost, Sample, as_profile, fit, read_profile
+
+LAW = ProfiledCost(
+    StepModels(StepModel(0.004, 0.0, 2e-6, 3e-4), StepModel(0.005, 1e-4, 0.0, 2e-4)), prompt_pair_s=3e-8
+)
+
+
+def samples(noise: float) -> list[Sample]:
+    rng, found = random.Random(1), list[Sample]()
+    for _ in range(120):
+        seqs = rng.randint(1, 32)
+        count = rng.choice((0, rng.randint(8, 512)))
+        context = seqs * rng.randint(10, 1000) + count
+        shape = (seqs + count, context, float(context + count * rng.randint(1, 1000)), seqs)
+        found.append(Sample(*shape, LAW.step_s(*shape) * rng.uniform(1 - noise, 1 + noise)))
+    return found
+
+
+@pytest.mark.parametrize(("noise", "within"), [(0.0, 0.001), (0.1, 0.08)])
+def test_a_known_law_is_found(noise: float, within: float) -> None:
+    found = fit(samples(noise))
+    for sample in samples(0.0):
+        shape = (sample.num_tokens, sample.context_tokens, sample.num_pairs, sample.num_seqs)
+        assert found.step_s(*shape) == pytest.approx(LAW.step_s(*shape), rel=within)
+    assert found.models.decode.error == pytest.approx(noise / 2, abs=0.03)
+    parts = (found.models.decode, found.models.prompt)
+    assert min(min(p.fixed_s, p.token_s, p.context_s, p.seq_s) for p in parts) >= 0
+
+
+def test_the_file_is_read_strictly_and_simulated(tmp_path: Path) -> None:
+    path, trace, report = tmp_path / "p.json", tmp_path / "t.jsonl", tmp_path / "r.json"
+    about = {"model": "m", "machine": "x", "num_blocks": 400, "kv_token_bytes": 6144, "num_layers": 6}
+    path.write_text(as_profile(fit(samples(0.0)), **about).model_dump_json())
+    assert read_profile(path).cost.models.decode.seq_s == pytest.approx(3e-4, rel=0.01)
+    rows = [
+        {"timestamp": 300 * i, "input_length": 100, "output_length": 9, "hash_ids": [0, i]} for i in range(6)
+    ]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    for engine in ([], ["--coarse"]):
+        ran = CliRunner().invoke(
+            app, ["simulate", "--trace", str(trace), "--profile", str(path), "--json", str(report), *engine]
+        )
+        assert ran.exit_code == 0, ran.output
+        figures = json.loads(report.read_text())
+        assert figures["num_finished"] == 6
+        assert 4.3 < figures["tpot_ms"]["p50"] < 9, (
+            "a decode step's 4.3 ms and more, and the change-over after the first token"
+        )
+    path.write_text('{"decode": 1}')
+    with pytest.raises(ConfigError, match="no profile"):
+        read_profile(path)
