@@ -1,0 +1,235 @@
+"""Every kernel at a shape where it should be near its limit, with what must be moved and computed, and who else does the same."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.gpu.peers import flashinfer_decode, sdpa
+from kernels.ops import AttentionMeta, ExpertWeights
+from kernels.packing import FourBit
+from kernels.triton import activation, norm, rope
+from kernels.triton.attention import TritonAttention
+from kernels.triton.gemm_four_bit import linear_four_bit
+from kernels.triton.gemm_scaled import linear_scaled
+from kernels.triton.grouped import experts
+from kernels.triton.kv_move import copy_blocks
+from kernels.triton.latent import absorbed_attention
+from kernels.triton.sampling import sample
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    run: Run
+    num_bytes: float = 0
+    num_flops: float = 0
+    kind: str = "bfloat16"
+    target: float = 0.0
+    """Of the floor; with `against`, of the fastest peer."""
+    against: bool = False
+    peers: dict[str, Run] = field(default_factory=dict[str, Run])
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    tokens: int
+    hidden: int
+    batch: int
+    context: int
+    prompt: int
+    vocab: int
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+
+
+REAL = Sizes(16384, 8192, 128, 8192, 8192, 128256)
+SMOKE = Sizes(4, 128, 2, 40, 8, 64, 4, 2, 16, 4)
+
+
+class Cases:
+    """Tensors are made when a case is asked for and go with it."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self._s, self._device = sizes, device
+
+    def __iter__(self) -> Iterator[Case]:
+        yield from self._elementwise()
+        yield from self._rotation()
+        yield self._decode("bfloat16")
+        yield self._decode("int8")
+        yield self._latents()
+        yield self._prefill(self._s.prompt, self._s.prompt)
+        yield self._prefill(self._s.prompt // 4, self._s.prompt * 4)
+        yield from self._eight_bit()
+        yield from (self._four_bit(rows) for rows in (1, 16))
+        yield self._experts()
+        yield self._moves()
+        yield self._sampling()
+
+    def _randn(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
+
+    def _elementwise(self) -> Iterator[Case]:
+        rows, size = self._s.tokens, self._s.hidden
+        x, residual, weight = self._randn(rows, size), self._randn(rows, size), self._randn(size).float()
+        plain = weight.bfloat16()
+        peers: dict[str, Run] = {"torch": lambda: F.rms_norm(x, (size,), plain, 1e-5)}
+        yield Case("rms_norm", lambda: norm.rms_norm(x, weight, 1e-5), 2 * x.nbytes, target=0.85, peers=peers)
+        added = 4 * x.nbytes
+        yield Case("add_rms_norm", lambda: norm.add_rms_norm(x, residual, weight, 1e-5), added, target=0.85)
+        quantised = x.nbytes * 1.5
+        yield Case(
+            "rms_norm, int8",
+            lambda: norm.rms_norm_quantised(x, weight, 1e-5, torch.int8),
+            quantised,
+            target=0.85,
+        )
+        wide = self._randn(rows, 2 * size)
+        yield Case("silu_mul", lambda: activation.silu_mul(wide), 1.5 * wide.nbytes, target=0.85)
+
+    def _rotation(self) -> Iterator[Case]:
+        s = self._s
+        qkv = self._randn(s.tokens, (s.heads + 2 * s.kv_heads) * s.head_dim)
+        angles = self._randn(s.tokens, s.head_dim)
+        blocks = -(-s.tokens // s.block_size)
+        pool = self._randn(blocks, 2, s.kv_heads, s.block_size, s.head_dim)
+        slots = torch.randperm(blocks * s.block_size, device=self._device)[: s.tokens]
+        moved = 2 * qkv.nbytes + 2 * angles.nbytes
+        yield Case(
+            "rope_and_write_kv",
+            lambda: rope.rope_and_write_kv(qkv, angles, angles, slots, pool, s.heads),
+            moved,
+            target=0.85,
+        )
+
+    def _meta(self, lens: list[tuple[int, int]]) -> tuple[AttentionMeta, int]:
+        counts = [-(-context // self._s.block_size) for _, context in lens]
+        order = np.random.default_rng(0).permutation(sum(counts)).astype(np.int64)
+        tables = np.split(order, np.cumsum(counts)[:-1])
+        slots = np.zeros(sum(query for query, _ in lens), np.int64)
+        queries, contexts = [query for query, _ in lens], [context for _, context in lens]
+        return AttentionMeta.build(queries, contexts, tables, slots, self._device), len(order)
+
+    def _decode(self, dtype: str) -> Case:
+        s = self._s
+        meta, blocks = self._meta([(1, s.context)] * s.batch)
+        shape = (blocks, 2, s.kv_heads, s.block_size, s.head_dim)
+        q, pool, attend = self._randn(s.batch, s.heads, s.head_dim), self._randn(*shape), TritonAttention()
+        scale, name = s.head_dim**-0.5, f"decode attention, {dtype}, batch {s.batch} x {s.context}"
+        if dtype == "int8":
+            stored, scales = (pool * 20).to(torch.int8), torch.rand(shape[:-1], device=self._device)
+            moved = stored.nbytes + scales.nbytes
+            return Case(
+                name, lambda: attend(q, stored, meta, scale, 0, 0.0, None, scales), moved, target=0.85
+            )
+        peers = {"SDPA, contiguous": sdpa(q[:, :, None], *_contiguous(pool, s.batch), scale, causal=False)}
+        if run := flashinfer_decode(q, pool, meta, scale):
+            peers["FlashInfer"] = run
+        return Case(name, lambda: attend(q, pool, meta, scale, 0, 0.0), pool.nbytes, target=0.85, peers=peers)
+
+    def _latents(self) -> Case:
+        s = self._s
+        rank, rotated, heads = (16, 8, 4) if s is SMOKE else (512, 64, 128)
+        meta, blocks = self._meta([(1, s.context)] * s.batch)
+        pool, q = (
+            self._randn(blocks, 1, 1, s.block_size, rank + rotated),
+            self._randn(s.batch, heads, rank + rotated),
+        )
+        flops = 2.0 * s.batch * s.context * heads * (2 * rank + rotated)
+        name = f"latent attention, batch {s.batch} x {s.context}"
+        return Case(name, lambda: absorbed_attention(q, pool, meta, 0.1, rank), pool.nbytes, flops)
+
+    def _prefill(self, query: int, context: int) -> Case:
+        s = self._s
+        meta, blocks = self._meta([(query, context)])
+        pool = self._randn(blocks, 2, s.kv_heads, s.block_size, s.head_dim)
+        q, scale, attend = self._randn(query, s.heads, s.head_dim), s.head_dim**-0.5, TritonAttention()
+        pairs = query * (context - query) + query * (query + 1) / 2
+        peers = {}
+        if query == context:
+            peers["SDPA, contiguous"] = sdpa(
+                q.transpose(0, 1)[None], *_contiguous(pool, 1), scale, causal=True
+            )
+        return Case(
+            f"prefill attention, {query} of {context}", lambda: attend(q, pool, meta, scale, 0, 0.0),
+            num_flops=4.0 * pairs * s.heads * s.head_dim, target=0.8 if peers else 0.0, against=True, peers=peers,
+        )  # fmt: skip
+
+    def _eight_bit(self) -> Iterator[Case]:
+        size = self._s.hidden
+        values = (torch.randn(size, size, device=self._device) * 30).clamp(-127, 127)
+        for kind, dtype in (("float8", torch.float8_e4m3fn), ("int8", torch.int8)):
+            x, each = values.to(dtype), torch.rand(size, device=self._device)
+            peers: dict[str, Run] = {}
+            if self._device.type == "cuda":
+                peers["cuBLAS"] = _cublas(x, each)
+            yield Case(
+                f"{kind} product, {size} cubed", _scaled(x, each), num_flops=2.0 * size**3, kind=kind, target=0.85,
+                against=True, peers=peers,
+            )  # fmt: skip
+        x, blocks = values.to(torch.float8_e4m3fn), torch.rand(size // 128, size // 128, device=self._device)
+        rows = blocks.repeat_interleave(128, 0)
+        yield Case(
+            f"float8 product by blocks, {size} cubed",
+            lambda: linear_scaled(x, x, rows, blocks, torch.bfloat16), num_flops=2.0 * size**3, kind="float8",
+        )  # fmt: skip
+
+    def _four_bit(self, rows: int) -> Case:
+        inner, size = self._s.hidden, self._s.hidden * 4
+        words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
+        scales = self._randn(inner // 128, size)
+        zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=self._device)
+        weight, x = FourBit(words, scales, zeros, 128), self._randn(rows, inner)
+        moved = words.nbytes + scales.nbytes + zeros.nbytes
+        return Case(f"4-bit weights, {rows} rows", lambda: linear_four_bit(x, weight), moved, target=0.75)
+
+    def _experts(self) -> Case:
+        tokens, width, count = self._s.tokens, 2 if self._s is SMOKE else 6, 4 if self._s is SMOKE else 64
+        hidden, inner = (32, 16) if self._s is SMOKE else (2048, 1408)
+        held = ExpertWeights(self._randn(count, 2 * inner, hidden), self._randn(count, hidden, inner))
+        x, weights = self._randn(tokens, hidden), torch.rand(tokens, width, device=self._device)
+        slots = torch.rand(tokens, count, device=self._device).topk(width).indices
+        flops = 6.0 * tokens * width * hidden * inner
+        name = f"experts, {tokens} x {width} of {count}"
+        return Case(name, lambda: experts(x, slots, weights, held, activation.silu_mul), num_flops=flops)
+
+    def _moves(self) -> Case:
+        s, layers = self._s, 2 if self._s is SMOKE else 32
+        pool = self._randn(layers, s.batch * 8, 2, s.kv_heads, s.block_size, s.head_dim)
+        ids = torch.randperm(s.batch * 8, device=self._device)[: s.batch * 4]
+        packed = torch.empty_like(pool[:, : len(ids)])
+        return Case("KV gather", lambda: copy_blocks(pool, packed, ids, None), 2 * packed.nbytes, target=0.85)
+
+    def _sampling(self) -> Case:
+        rows = 1 if self._s is SMOKE else 64
+        logits = torch.randn(rows, self._s.vocab, device=self._device) * 3
+        each = torch.full((rows,), 0.9, device=self._device)
+        top_k = torch.full((rows,), 50, dtype=torch.int32, device=self._device)
+        return Case(
+            "sampling, top-k and top-p", lambda: sample(logits, each, top_k, each, 0 * each, each.double()), logits.nbytes
+        )  # fmt: skip
+
+
+def _contiguous(pool: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """(blocks, 2, Hkv, block, D) as if block tables were in order: K and V (batch, Hkv, L, D)."""
+    planes = pool.unflatten(0, (batch, -1)).permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
+    return planes[0].contiguous(), planes[1].contiguous()
+
+
+def _scaled(x: Tensor, scales: Tensor) -> Run:
+    return lambda: linear_scaled(x, x, scales, scales, torch.bfloat16)
+
+
+def _cublas(x: Tensor, scales: Tensor) -> Run:
+    """Without the scales, for integers: torch has no such product."""
+    if x.dtype == torch.int8:
+        return lambda: torch._int_mm(x, x.T)
+    return lambda: torch._scaled_mm(x, x.T, scales[:, None], scales[None], out_dtype=torch.bfloat16)

@@ -1,0 +1,85 @@
+"""Every kernel's time beside its floor and beside other people's: `python -m benchmarks.gpu.kernels --json FILE` (one GPU, some
+minutes). A floor is what must be moved over the *measured* copy bandwidth, or computed at the *measured* rate of a product.
+
+Predicted, before anything was run on a GPU: elementwise kernels, KV moves and decode attention from 1M tokens on reach 0.85 of
+the copy bandwidth; prefill attention 0.6 to 0.7 of SDPA's best backend on Hopper, whose kernels are warp-specialised as Triton's
+are not there, short of the target of 0.8; float8 products 0.85 of cuBLAS; 4-bit weights 0.6 of the bandwidth at 1 to 16 rows.
+
+`TRITON_INTERPRET=1 python -m benchmarks.gpu.kernels --interpret-smoke` runs every case once, tiny, without a GPU: it shows that
+the script works, and its times mean nothing."""
+
+import argparse
+import json
+import platform
+import sys
+from pathlib import Path
+
+import torch
+import triton
+
+from benchmarks.gpu.cases import REAL, SMOKE, Case, Cases
+from benchmarks.gpu.limits import Limits, measure, seconds
+from kernels.triton.platform import INTERPRETED
+
+
+def run_case(case: Case, limits: Limits) -> dict[str, object]:
+    time_s, floor_s = seconds(case.run), limits.floor_s(case.num_bytes, case.num_flops, case.kind)
+    peers = {name: seconds(run) for name, run in case.peers.items()}
+    reached = min(peers.values(), default=0.0) / time_s if case.against else floor_s / time_s
+    return {
+        "name": case.name,
+        "time_us": time_s * 1e6,
+        "floor_us": floor_s * 1e6,
+        "of_floor": floor_s / time_s,
+        "peers_us": {name: peer_s * 1e6 for name, peer_s in peers.items()},
+        "target": case.target,
+        "target_of": "fastest peer" if case.against else "floor",
+        "met": reached >= case.target if case.target and not INTERPRETED else None,
+    }
+
+
+def show(row: dict[str, object]) -> str:
+    peers = ", ".join(f"{name} {time:.1f}" for name, time in row["peers_us"].items())  # type: ignore[union-attr]
+    verdict = {None: "", True: "met", False: "missed"}[row["met"]]  # type: ignore[index]
+    target = f"{row['target']} of {row['target_of']} {verdict}" if row["target"] else ""
+    return f"{row['name']:48} {row['time_us']:10.1f} {row['floor_us']:10.1f} {row['of_floor']:6.2f}  {target:28} {peers}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--interpret-smoke", action="store_true")
+    args = parser.parse_args()
+    if args.interpret_smoke != INTERPRETED:
+        sys.exit(
+            "--interpret-smoke needs TRITON_INTERPRET=1 in the environment, and nothing else may have it"
+        )
+    if not INTERPRETED and not torch.cuda.is_available():
+        sys.exit(
+            "no CUDA device: there is nothing to measure (--interpret-smoke shows that the script works)"
+        )
+    device = torch.device("cpu" if INTERPRETED else "cuda")
+    torch.manual_seed(0)
+    limits = measure(device)
+    print(f"copy {limits.copy_bytes_per_s / 1e9:.0f} GB/s; products, TFLOP/s: ", end="")
+    print(", ".join(f"{kind} {rate / 1e12:.0f}" for kind, rate in limits.flops.items()))
+    print(f"{'':48} {'µs':>10} {'floor µs':>10} {'ratio':>6}  {'target':28} peers, µs")
+    rows: list[dict[str, object]] = []
+    for case in Cases(SMOKE if INTERPRETED else REAL, device):
+        rows.append(run_case(case, limits))
+        print(show(rows[-1]), flush=True)
+    if args.json:
+        about = {
+            "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(device),
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+            "python": platform.python_version(),
+            "command": "python -m benchmarks.gpu.kernels",
+            "copy_gb_per_s": limits.copy_bytes_per_s / 1e9,
+            "tflops": {kind: rate / 1e12 for kind, rate in limits.flops.items()},
+        }
+        args.json.write_text(json.dumps({**about, "kernels": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
