@@ -98,7 +98,7 @@ def check(dims: Dims, mesh: Mesh, role: str) -> None:
     if reasons:
         raise ConfigError(
             f"{role}: {mesh} is impossible for this model: {'; '.join(reasons)}. "
-            f"Nearest possible: {role}.tp={nearest.tp}, pp={nearest.pp}, dp={nearest.dp}, ep={nearest.ep}"
+            f"Nearest possible: {role}.tp={nearest.tp}, pp={nearest.pp}, ep={nearest.ep}"
         )
 
 
