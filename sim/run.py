@@ -50,6 +50,8 @@ class SimConfig:
     """Of every request."""
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted keys of ClusterConfig."""
+    num_both: int = 0
+    """Instances that do either role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,8 @@ class _Cluster:
         self._spawn(node.run())
         decodes: list[Role] = ["decode"] * self._config.num_decode
         prefills: list[Role] = ["prefill"] * self._config.num_prefill
-        for role in (*decodes, *prefills):
+        boths: list[Role] = ["both"] * self._config.num_both
+        for role in (*decodes, *prefills, *boths):
             self._add_instance(role)
             await self.clock.sleep(STAGGER_S)
         schedule, size = self._settings.schedule, self._settings.engine.block_size
