@@ -1,5 +1,6 @@
 """The chart as Helm's own engine renders it, and the examples that are rendered."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ def render(values: Object | None = None, name: str = "demo", namespace: str = "l
     return [made for text in texts for made in yaml.safe_load_all(text) if made]
 
 
+@cache
 def example(name: str) -> list[Object]:
+    """Rendered once: not to be changed."""
     return render(yaml.safe_load(EXAMPLES[name].read_text()))
 
 

@@ -79,6 +79,20 @@ def test_gpus_rdma_and_shared_memory_of_a_pool() -> None:
     assert "add" not in head["securityContext"]["capabilities"]
 
 
+def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
+    objects = example("tp8-ep16")
+    [application] = serve_config(objects)["applications"]
+    config = ClusterConfig.model_validate(application["args"])
+    asked = {one["name"]: one["ray_actor_options"] for one in application["deployments"]}
+    for name, mesh in (("PrefillPool", config.prefill), ("DecodePool", config.decode)):
+        assert (asked[name]["num_gpus"], asked[name]["num_cpus"]) == (mesh.num_ranks, config.cpus_of(mesh))
+    groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
+    assert [groups[name]["replicas"] for name in ("prefill", "decode")] == [2, 1]
+    several = render({"config": {"decode_instances": 5, "decode": {"tp": 2}}, "decode": {"gpusPerPod": 8}})
+    [decode] = [one for one in cluster_spec(several)["workerGroupSpecs"] if one["groupName"] == "decode"]
+    assert (decode["replicas"], offered_resources(decode)) == (2, {"decode": 4})
+
+
 def test_pods_are_placed_as_the_values_say() -> None:
     spec = pods(example("h200-rdma"))["decode"]["spec"]
     assert spec["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}

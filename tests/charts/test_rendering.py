@@ -84,6 +84,7 @@ def test_a_typo_fails(values: dict[str, object]) -> None:
         ({"config": {"serve": {"tls_client_ca": "/ca"}}}, "kubelet"),
         ({"live": {"tenants": {"a": {"keys": ["hush"]}}}}, "keys_file"),
         ({"config": {"engine": {"device": "cuda"}}}, "gpusPerPod"),
+        ({"config": {"decode": {"tp": 4, "pp": 4}}, "decode": {"gpusPerPod": 8}}, "16 ranks"),
         ({"controller": {"scale": True}, "autoscaling": {"enabled": True}}, "choose one"),
     ],
 )

@@ -38,6 +38,8 @@ def test_the_slower_card_and_the_way_between_set_the_rate() -> None:
     fast, slow = at("a", rack="1", nic_bytes_per_s=50e9), at("b", rack="1", nic_bytes_per_s=12.5e9)
     assert bytes_per_s(MODEL, fast, slow) == pytest.approx(12.5e9 * 0.7)
     assert bytes_per_s(MODEL, fast, at("c", rack="2", nic_bytes_per_s=50e9)) == pytest.approx(17.5e9)
+    near, far = (bytes_per_s(MODEL, at("a", zone="1"), at("b", zone=zone)) for zone in ("1", "2"))
+    assert far == pytest.approx(near * MODEL.beyond_zone_share)
     assert bytes_per_s(MODEL, fast, at("c")) == MODEL.other_host_bytes_per_s
     assert bytes_per_s(MODEL, at("a"), at("a")) == MODEL.same_host_bytes_per_s
 

@@ -103,6 +103,18 @@ def test_a_lost_race_is_read_again(api: FakeApi, owner: Owner) -> None:
     assert sizes(api) == {"other": 7, "ingress": 1, "prefill": 2, "decode": 2}
 
 
+def test_a_size_that_somebody_else_has_set_meanwhile_stays(api: FakeApi, owner: Owner) -> None:
+    def meddle() -> None:
+        cluster = api.objects["rayclusters", CLUSTER]
+        cluster["spec"]["workerGroupSpecs"][1]["replicas"] = 4
+        api.put("rayclusters", cluster)
+
+    assert list(sizes(api))[1] == "decode"
+    api.before_patch = [meddle]
+    assert fit(owner, lambda: serve(ingress=1, prefill=1, decode=3)) == 0
+    assert (api.num_refused, sizes(api)["decode"]) == (1, 4)
+
+
 def test_a_service_without_a_cluster_is_left_alone(api: FakeApi, owner: Owner) -> None:
     api.objects["rayservices", "demo-baton"]["status"] = {}
     assert fit(owner, lambda: serve(decode=3)) == 0
