@@ -59,3 +59,8 @@ def pods(objects: list[Object]) -> dict[str, Object]:
         "head": spec["headGroupSpec"]["template"],
         **{group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]},
     }
+
+
+def container(template: Object) -> Object:
+    [ray] = [one for one in template["spec"]["containers"] if one["name"] == "ray"]
+    return ray

@@ -1,33 +1,26 @@
-"""What the chart promises of a cluster, asserted on the rendered objects."""
+"""What the chart promises of a cluster, asserted on the rendered objects: places, sizes, probes, ends, upgrades, checks."""
 
 import json
 import re
 from collections import Counter
-from typing import Any
 
 import pytest
 import yaml
 
-from cluster.deploy.kube.controller import parser
 from cluster.deploy.kube.groups import offered_resources
-from cluster.deploy.kube.topology import label_names
 from core.config import ClusterConfig, overlay
 from tests.charts.rendering import (
     CHART,
     EXAMPLES,
     Object,
     cluster_spec,
+    container,
     example,
     of_kind,
     pods,
     render,
     serve_config,
 )
-
-
-def container(template: Object) -> Object:
-    [ray] = [one for one in template["spec"]["containers"] if one["name"] == "ray"]
-    return ray
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -102,20 +95,6 @@ def test_pods_are_placed_as_the_values_say() -> None:
     assert spread["labelSelector"]["matchLabels"]["baton/role"] == "decode"
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_nothing_runs_as_root(name: str) -> None:
-    objects = example(name)
-    others = [*of_kind(objects, "Job").values(), *of_kind(objects, "Deployment").values()]
-    templates = [*pods(objects).values(), *(made["spec"]["template"] for made in others)]
-    for template in templates:
-        spec = template["spec"]
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        for one in [*spec["containers"], *spec.get("initContainers", [])]:
-            assert one["securityContext"]["allowPrivilegeEscalation"] is False
-            assert "privileged" not in one["securityContext"]
-
-
 def test_ready_and_alive_are_two_questions() -> None:
     made = pods(render({"config": {"serve": {"port": 9000}}}))
     ingress = container(made["ingress"])
@@ -137,48 +116,6 @@ def test_a_pod_has_the_longest_requests_time_to_leave() -> None:
         hook = container(template)["lifecycle"]["preStop"]["exec"]["command"]
         assert hook[-2:] == ["--timeout-s", "1025"]
         assert template["spec"]["terminationGracePeriodSeconds"] > 1025
-
-
-def allows(policy: Object, port: str) -> list[Any] | None:
-    """Who may reach `port` by this policy: peers, an empty list for everybody, None for nobody."""
-    peers: list[Any] | None = None
-    for rule in policy["spec"]["ingress"]:
-        if "ports" not in rule or port in {one["port"] for one in rule["ports"]}:
-            if "from" not in rule:
-                return []
-            peers = [*(peers or []), *rule["from"]]
-    return peers
-
-
-def test_control_plane_and_kv_are_closed_to_the_outside() -> None:
-    policies = of_kind(render(), "NetworkPolicy")
-    own = {
-        "podSelector": {
-            "matchLabels": {"app.kubernetes.io/name": "baton", "app.kubernetes.io/instance": "demo"}
-        }
-    }
-    whole, dashboard, api = (
-        policies[name] for name in ("demo-baton", "demo-baton-dashboard", "demo-baton-api")
-    )
-    assert whole["spec"]["podSelector"] == own["podSelector"], "every pod of the release"
-    for port in ("gcs-server", "dashboard", "client", "http", "any port of mail or KV"):
-        assert allows(whole, port) == [own]
-    [operator] = allows(dashboard, "dashboard") or []
-    assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
-    assert dashboard["spec"]["podSelector"]["matchLabels"]["baton/role"] == "head"
-    assert allows(dashboard, "gcs-server") is None
-    assert api["spec"]["podSelector"]["matchLabels"]["baton/role"] == "ingress"
-    assert allows(api, "http") == []
-    assert allows(api, "metrics") is None
-    assert all(policy["spec"]["policyTypes"] == ["Ingress"] for policy in policies.values())
-
-
-def test_the_api_can_be_closed_but_to_a_gateway() -> None:
-    api = of_kind(example("gateway"), "NetworkPolicy")["demo-baton-api"]
-    peers = allows(api, "http")
-    assert peers
-    assert {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateways"}}} in peers
-    assert len(peers) == 2, "and Prometheus"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -224,82 +161,6 @@ def test_evictions_take_one_pod_of_a_group_at_a_time_and_never_the_head() -> Non
     assert tolerant["demo-baton-head"]["spec"]["maxUnavailable"] == 1, "its state is kept elsewhere"
 
 
-def test_secrets_are_made_once_or_taken_from_elsewhere() -> None:
-    made = of_kind(render(), "Secret")
-    assert set(made) == {"demo-baton-api-keys", "demo-baton-cluster-key", "demo-baton-ray-token"}
-    assert all(one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep" for one in made.values())
-    objects = example("existing-secrets")
-    assert of_kind(objects, "Secret") == {}
-    decode, ingress = (json.dumps(pods(objects)[name]) for name in ("decode", "ingress"))
-    assert all(f'"{name}"' in decode for name in ("llm-cluster-key", "llm-kv-tls", "hf-token"))
-    assert all(f'"{name}"' in ingress for name in ("llm-cluster-key", "llm-api-keys", "llm-tls"))
-    assert "llm-api-keys" not in decode, "only who needs a secret has it"
-    assert "kv-tls" not in ingress
-    assert cluster_spec(objects)["authOptions"] == {"mode": "token", "secretName": "llm-ray-token"}
-    [application] = serve_config(objects)["applications"]
-    assert application["args"]["transfer"]["tls_ca"] == "/etc/baton/kv-tls/ca.crt"
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_no_secret_is_readable_and_rays_token_is_on(name: str) -> None:
-    objects = example(name)
-    public = json.dumps([made for made in objects if made["kind"] != "Secret"])
-    for secret in of_kind(objects, "Secret").values():
-        assert not any(value in public for value in secret["data"].values())
-    assert cluster_spec(objects)["authOptions"]["mode"] == "token"
-
-
-def test_who_may_ask_the_kubernetes_api_and_what() -> None:
-    objects = example("h200-rdma")
-    for name, template in pods(objects).items():
-        assert template["spec"]["automountServiceAccountToken"] is (name in ("prefill", "decode"))
-    [role] = of_kind(objects, "ClusterRole").values()
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
-    [binding] = of_kind(objects, "ClusterRoleBinding").values()
-    [subject] = binding["subjects"]
-    assert subject["name"] == pods(objects)["decode"]["spec"]["serviceAccountName"]
-    env = {one["name"]: one for one in container(pods(objects)["decode"])["env"]}
-    assert env["BATON_KUBE_NODE"]["valueFrom"] == {"fieldRef": {"fieldPath": "spec.nodeName"}}
-    assert label_names({"BATON_KUBE_LABELS": env["BATON_KUBE_LABELS"]["value"]})["rack"] == "example.com/rack"
-    off = render({"topology": {"enabled": False}, "controller": {"enabled": False}})
-    assert not any(made["kind"].endswith(("Role", "RoleBinding")) for made in off)
-    assert not any(template["spec"]["automountServiceAccountToken"] for template in pods(off).values())
-
-
-@pytest.mark.parametrize("scale", [True, False])
-def test_the_controller_may_do_what_it_does(scale: bool) -> None:
-    objects = render({"controller": {"scale": scale}, "models": {"two": {}}})
-    [role] = of_kind(objects, "Role").values()
-    may = {
-        (resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]
-    }
-    assert {("rayservices", "get"), ("rayclusters", "get"), ("events", "create")} <= may
-    assert ({("rayclusters", "patch"), ("pods", "list")} <= may) is scale
-    [deployment] = of_kind(objects, "Deployment").values()
-    [controller] = deployment["spec"]["template"]["spec"]["containers"]
-    command: list[str] = controller["command"]
-    assert ("--scale" in command) is scale
-    services = of_kind(objects, "Service")
-    asked = [part.removeprefix("--endpoint=http://").split(":") for part in command if "endpoint" in part]
-    assert {(name, int(port)) for name, port in asked} == {
-        (name, made["spec"]["ports"][0]["port"]) for name, made in services.items()
-    }
-    parsed = parser().parse_args(command[3:])
-    assert (parsed.namespace, parsed.kind, parsed.name) == ("llm", "RayService", "demo-baton")
-
-
-def test_https_is_known_to_everybody_who_asks() -> None:
-    objects = example("existing-secrets")
-    [application] = serve_config(objects)["applications"]
-    assert application["args"]["serve"]["tls_cert"] == "/etc/baton/ingress-tls/tls.crt"
-    assert container(pods(objects)["ingress"])["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
-    [endpoint] = of_kind(objects, "PodMonitor")["demo-baton"]["spec"]["podMetricsEndpoints"]
-    assert (endpoint["scheme"], endpoint["tlsConfig"]["ca"]["secret"]["name"]) == ("https", "llm-tls")
-    [deployment] = of_kind(objects, "Deployment").values()
-    command = deployment["spec"]["template"]["spec"]["containers"][0]["command"]
-    assert {"--endpoint=https://demo-baton:80", "--ca=/etc/baton/ingress-tls/ca.crt"} <= set(command)
-
-
 def test_classes_and_tenants_change_without_a_new_pod() -> None:
     def made(tokens: int) -> list[Object]:
         tenant = {"keys_file": "/etc/tenants/a", "max_tokens_per_min": tokens}
@@ -314,13 +175,6 @@ def test_classes_and_tenants_change_without_a_new_pod() -> None:
     assert application["args"]["serve"]["live_file"] == "/etc/baton/live/live.yaml"
     live = overlay(ClusterConfig.model_validate(application["args"]), yaml.safe_load(text))
     assert (live.tenants["a"].max_tokens_per_min, live.slo_classes["fast"].ttft_s) == (200, 0.2)
-
-
-def test_prometheus_has_a_key_of_its_own() -> None:
-    objects = example("everything")
-    monitor = of_kind(objects, "PodMonitor")["demo-baton"]
-    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["authorization"]["credentials"] == {"name": "demo-baton-api-keys", "key": "metrics-key"}
 
 
 def test_streams_pass_what_is_in_front() -> None:
