@@ -1,0 +1,109 @@
+"""How many prefill and decode instances there should be, every few seconds. Pure: loads in, sizes out.
+
+Each pool is sized by its own use: prefill by the share of time that prompts take, decode by the fuller of its blocks and its
+sequence slots. It grows at once, by what is missing for TARGET and by what the load will add while an instance starts. It shrinks
+only after it could have been smaller for `calm_s`, one instance at a time and never while any is starting, so it does not flap;
+what it takes away is named for draining, the least used first.
+
+Invariants: sizes stay within their limits; between a growth and the next shrinking of a pool at least `calm_s` pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+PoolName = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    at_least: int = 1
+    at_most: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    target: float = 0.7
+    """Use that a pool is sized for."""
+    shrink_below: float = 0.5
+    """Use that the smaller pool would have to have, at most."""
+    calm_s: float = 60.0
+    cold_start_s: float = 60.0
+    """From the decision until a new instance serves."""
+    prefill: Limits = Limits()
+    decode: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUse:
+    address: str
+    use: float
+    """1: all of it is taken; more: work waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    name: PoolName
+    instances: tuple[InstanceUse, ...]
+    """Those that serve and do not drain."""
+    num_starting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """`drain` are to end once nothing runs there; the pool then has `num_instances`, those that start counted."""
+
+    pool: PoolName
+    num_instances: int
+    drain: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Trend:
+    load: float
+    at_s: float
+    slope_per_s: float = 0.0
+    calm_since_s: float | None = None
+
+
+class Scaler:
+    """Feed it each pool's load every few seconds, with `now` never going back."""
+
+    def __init__(self, rules: ScalingRules) -> None:
+        self._rules = rules
+        self._trends: dict[PoolName, _Trend] = {}
+
+    def on(self, pools: Sequence[PoolLoad], now: float) -> list[Resize]:
+        found = [self._resize(pool, now) for pool in pools]
+        return [resize for resize in found if resize is not None]
+
+    def _resize(self, pool: PoolLoad, now: float) -> Resize | None:
+        rules, limits = self._rules, self._rules.prefill if pool.name == "prefill" else self._rules.decode
+        load = sum(instance.use for instance in pool.instances)
+        trend = self._follow(pool.name, load, now)
+        size = len(pool.instances) + pool.num_starting
+        ahead = load + max(0.0, trend.slope_per_s) * rules.cold_start_s
+        wanted = min(limits.at_most, max(limits.at_least, ceil(ahead / rules.target - 1e-9)))
+        if wanted > size:
+            trend.calm_since_s = None
+            return Resize(pool.name, wanted)
+        if size <= limits.at_least or pool.num_starting or ahead > rules.shrink_below * (size - 1):
+            trend.calm_since_s = None
+            return None
+        if trend.calm_since_s is None:
+            trend.calm_since_s = now
+        if now - trend.calm_since_s < rules.calm_s:
+            return None
+        trend.calm_since_s = now
+        idlest = min(pool.instances, key=lambda instance: instance.use)
+        return Resize(pool.name, size - 1, (idlest.address,))
+
+    def _follow(self, name: PoolName, load: float, now: float) -> _Trend:
+        """The load's slope, smoothed over about one cold start."""
+        trend = self._trends.setdefault(name, _Trend(load, now))
+        if (elapsed_s := now - trend.at_s) > 0:
+            share = min(1.0, elapsed_s / self._rules.cold_start_s)
+            slope = (load - trend.load) / elapsed_s
+            trend.slope_per_s += share * (slope - trend.slope_per_s)
+            trend.load, trend.at_s = load, now
+        return trend
