@@ -17,7 +17,9 @@ _FLOOR = 1e-3
 
 
 def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
-    """Every cell counts once; `ratio` compares with whichever baseline of the kind is best in the mean over all cells."""
+    """Every cell counts once; `ratio` compares with whichever baseline of the kind is best in the mean over all cells.
+
+    Windows that not every scheduler has been run on are left out."""
     summary: dict[str, Any] = {}
     for target in ("0.9", "0.99"):
         table = _table(result["cells"], target)
@@ -29,10 +31,9 @@ def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
             )
             for kind in ("static", "dynamic")
         }
-        bounds = {
-            name.rsplit("/", 1)[0]: v for name, v in result["bound"].items() if name.endswith("/" + target)
-        }
+        bounds = [result["bound"][f"{where}/{target}"] for where in table[OURS[0]]]
         summary[target] = {
+            "windows": [*table[OURS[0]]],
             "geometric_mean_goodput": {
                 n: round(m, 4) for n, m in sorted(means.items(), key=lambda kv: -kv[1])
             },
@@ -44,7 +45,7 @@ def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
                         for kind, name in best.items()
                     },
                     "worst_cell_against_any": round(_worst(table, ours), 3),
-                    "share_of_bound": round(means[ours] / _geometric([*bounds.values()]), 3),
+                    "share_of_bound": round(means[ours] / _geometric(bounds), 3),
                 }
                 for ours in OURS
             },
@@ -59,7 +60,8 @@ def _table(cells: dict[str, Any], target: str) -> dict[str, dict[str, float]]:
     for name, cell in cells.items():
         where, scheduler, _ = name.rsplit("/", 2)
         table[scheduler][where] = max(table[scheduler].get(where, 0.0), cell["goodput"][target])
-    return table
+    whole = set.intersection(*(set(values) for values in table.values()))
+    return {name: {where: values[where] for where in sorted(whole)} for name, values in table.items()}
 
 
 def _geometric(values: list[float]) -> float:
