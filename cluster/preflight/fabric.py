@@ -104,7 +104,9 @@ async def _run(
 async def check_fabric(
     nodes: Sequence[Node], backend: str, mib: int, expected_bytes_per_s: float
 ) -> list[Finding]:
-    """All-reduce over all nodes, and every directed pair; a single node is paired with itself."""
+    """All-reduce over all nodes, and every directed pair; a single node is paired with itself, over gloo, since NCCL takes no two
+    ranks on one GPU."""
+    backend = backend if len(nodes) > 1 else "gloo"
     ranks = list(nodes) if len(nodes) > 1 else [nodes[0], nodes[0]]
     names = (
         [node.name for node in nodes] if len(nodes) > 1 else [f"{nodes[0].name}, rank {i}" for i in (0, 1)]

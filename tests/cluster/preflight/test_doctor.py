@@ -52,6 +52,21 @@ async def test_wrong_sums_name_the_node() -> None:
     assert "b" in findings[0].measured
 
 
+async def test_a_node_alone_is_not_asked_for_two_ranks_on_one_gpu() -> None:
+    asked: list[str] = []
+
+    class Listening(Scripted):
+        async def run_rank(
+            self, rank: int, world: int, address: str, backend: str, mib: int
+        ) -> dict[str, Any]:
+            asked.append(backend)
+            return await Scripted.run_rank(self, rank, world, address, backend, mib)
+
+    findings = await check_fabric([Listening("a")], "nccl", 1, 0)
+    assert asked == ["gloo", "gloo"]
+    assert findings[0].check == "gloo all-reduce"
+
+
 def test_the_command_measures_this_node_and_says_that_it_is_fit() -> None:
     command = [sys.executable, "-m", "baton.cli", "doctor", "--json", "--mib", "4", "--backend", "gloo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
