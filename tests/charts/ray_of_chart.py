@@ -1,0 +1,67 @@
+"""Run by test_on_ray.py: a Ray cluster with a node for each pod that the chart would make, each offering what its group offers.
+
+`python -m tests.charts.ray_of_chart VALUES.json SEEN.json`: deploys the chart's Serve configuration there, asks for a completion,
+and notes on which group's node each replica runs."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from cluster.deploy.kube.groups import offered_resources
+from cluster.deploy.rest import ServeRest
+from cluster.deploy.serve_file import check_serve_file
+from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
+
+TIMEOUT_S = 120.0
+
+
+def main() -> None:
+    values, target = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    objects = render(values)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
+    groups: dict[str, str] = {}
+    for group in cluster_spec(objects)["workerGroupSpecs"]:
+        for _ in range(group["replicas"]):
+            node = cluster.add_node(num_cpus=1, resources=offered_resources(group))
+            groups[node.node_id] = group["groupName"]
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    context = ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
+    schema, configs = check_serve_file(serve_config(objects))
+    rest = ServeRest(f"http://{context.dashboard_url}")
+    rest.deploy(schema)
+    rest.wait(list(configs), TIMEOUT_S, lambda _: None)
+    seen = {"placed": _placed(rest.applications(), groups), "text": _complete(configs["baton"].serve.port)}
+    target.write_text(json.dumps(seen))
+    serve.shutdown()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def _placed(applications: dict[str, Any], groups: dict[str, str]) -> dict[str, list[str]]:
+    """The groups whose nodes have replicas, by deployment."""
+    return {
+        name: sorted(groups.get(replica["node_id"], "head") for replica in deployment["replicas"])
+        for application in applications.values()
+        for name, deployment in application["deployments"].items()
+    }
+
+
+def _complete(port: int) -> str:
+    body = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 8, "temperature": 0}
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while httpx.get(f"http://127.0.0.1:{port}/ready").status_code != 200:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+    answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
+    return answer.raise_for_status().json()["choices"][0]["text"]
+
+
+if __name__ == "__main__":
+    main()
