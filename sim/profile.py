@@ -53,6 +53,7 @@ class _Part(BaseModel):
     token_s: float = Field(ge=0)
     context_s: float = Field(ge=0)
     seq_s: float = Field(ge=0)
+    pair_s: float = Field(default=0.0, ge=0)
     error: float = Field(ge=0)
     num_steps: int = Field(ge=1)
 
