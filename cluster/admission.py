@@ -12,6 +12,8 @@ from cluster.waiting import Waiter, WaitingQueue
 from core.config import ScheduleConfig
 from core.messages import Place, Rejected
 
+_MARGIN = 0.3
+"""Of the time to the first token: what may pass on the instance before the prompt's turn comes."""
 NO_DECODE_WAIT_S = 5.0
 """How long requests wait for the first decode instance: instances may be restarting."""
 
@@ -27,8 +29,11 @@ class Admission:
     def enter(self, key: str, frontend: str, place: Place, work_s: float, now: float) -> Waiter:
         """`work_s`: what its prompt takes at the least."""
         self._num_arrived += 1
-        due_s = inf if place.attempt else now + place.slo.ttft_s
-        waiter = Waiter(key, frontend, place, now, self._num_arrived, due_s - work_s, due_s=due_s)
+        slo_s = place.slo.ttft_s
+        due_s = inf if place.attempt else now + slo_s
+        waiter = Waiter(
+            key, frontend, place, now, self._num_arrived, due_s - _MARGIN * slo_s - work_s, due_s=due_s
+        )
         self.queue.add(waiter)
         return waiter
 

@@ -167,9 +167,12 @@ class _Line:
         return next(index for index, other in enumerate(self) if other is waiter)
 
     def last_refusable(self) -> Waiter | None:
-        """Whoever is last by rank."""
-        found = [w for w in self if w.place.attempt == 0]
-        return max(found, key=_rank, default=None)
+        """The last in order: of those that are late already, if there are any."""
+        for waiters in (self.late, self.timely):
+            found = [w for w in waiters if w.place.attempt == 0]
+            if found:
+                return max(found, key=_rank)
+        return None
 
 
 def _rank(waiter: Waiter) -> tuple[float, int]:

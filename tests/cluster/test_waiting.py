@@ -121,6 +121,18 @@ def test_an_overfull_queue_refuses_whoever_fills_it() -> None:
     assert queue.queue.num_ahead(queue.queue.get("last")) <= 3  # type: ignore[arg-type]
 
 
+def test_an_overfull_queue_refuses_the_late_before_those_that_can_still_make_it() -> None:
+    queue = Queue()
+    for i in range(3):
+        queue.add(f"late{i}", ttft_s=1.0)
+    queue.now = 2.0
+    queue.add("timely", ttft_s=1.0)
+    assert queue.names()[0] == "timely"
+    last = queue.queue.last_refusable()
+    assert last is not None
+    assert last.key == "late2"
+
+
 _moves = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.sampled_from("abc"), st.integers(1, 500), st.integers(-1, 2)),
