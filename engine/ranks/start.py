@@ -29,9 +29,14 @@ def start_ranks(
 
 
 def setups_of(
-    folder: Path, engine: EngineConfig, size: PoolSize, mesh: Mesh, memory: tuple[str, int]
+    folder: Path,
+    engine: EngineConfig,
+    size: PoolSize,
+    mesh: Mesh,
+    memory: tuple[str, int],
+    store_path: str = "",
 ) -> list[RankSetup]:
-    """For each rank. Raises ConfigError."""
+    """For each rank. A group says where they find each other. Raises ConfigError."""
     path, num_bytes = memory
     dtype = size.shard.layout.dtype
     on_gpus = choose_device(engine.device).type == "cuda"
@@ -51,7 +56,7 @@ def setups_of(
             size.pools,
             path,
             num_bytes,
-            store_path="",
+            store_path,
         )
         for rank in range(mesh.size)
     ]
