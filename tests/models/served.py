@@ -24,13 +24,13 @@ def make_served(folder: Path, family: str, draw: int) -> Any:
     return reference
 
 
-def some_prompts(seed: int, count: int) -> list[list[int]]:
-    """Of 5 to 60 tokens; every other one begins as the one before it does."""
+def some_prompts(seed: int, count: int, shortest: int = 5) -> list[list[int]]:
+    """Of `shortest` and up to 55 more tokens; every other one begins as the one before it does."""
     rng = random.Random(seed)
     prompts: list[list[int]] = []
     for i in range(count):
-        shared = prompts[-1][: rng.randint(1, len(prompts[-1]))] if i % 2 else []
-        prompts.append(shared + [rng.randrange(2, 4096) for _ in range(rng.randint(5, 30))])
+        shared = prompts[-1][: rng.randint(1, min(30, len(prompts[-1])))] if i % 2 else []
+        prompts.append(shared + [rng.randrange(2, 4096) for _ in range(rng.randint(shortest, shortest + 25))])
     return prompts
 
 
