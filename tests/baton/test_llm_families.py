@@ -19,9 +19,9 @@ DISAGGREGATED = {"prefill_instances": 1, "decode_instances": 2, "schedule__local
 def test_tokens_equal_transformers_alone_and_disaggregated(family: str, draw: int, tmp_path: Path) -> None:
     """Prompts longer than a step are computed in chunks; the second time their prefixes are cached."""
     reference = make_served(tmp_path, family, draw)
-    prompts = some_prompts(draw, 6)
-    want = [greedy(reference, prompt, 16) for prompt in prompts]
-    params = SamplingParams(temperature=0.0, max_tokens=16)
+    prompts = some_prompts(draw, 6, 60)
+    want = [greedy(reference, prompt, 8) for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=8)
     for roles in ({}, DISAGGREGATED):
         with LLM(str(tmp_path), **SMALL, **roles) as llm:
             for _ in range(2):

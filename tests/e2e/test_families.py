@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 def test_deepseek_disaggregated(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     reference = make_served(folder, "deepseek_v3", 1)
-    prompts, tokenizer = some_prompts(3, 4), load_tokenizer(folder)
+    prompts, tokenizer = some_prompts(3, 4, 60), load_tokenizer(folder)
     settings = ["schedule.local_threshold_tokens=4", "engine.block_size=4", "transfer.transport=tcp"]
     options = [part for setting in settings for part in ("--set", setting)]
     with (
@@ -27,6 +28,8 @@ def test_deepseek_disaggregated(tmp_path: Path) -> None:
         server.wait_status("two instances", lambda status: len(status["instances"]) == 2)
         name = client.models.list().data[0].id
         for prompt in prompts:
-            answer = client.completions.create(model=name, prompt=prompt, max_tokens=16, temperature=0)
-            assert answer.choices[0].text == tokenizer.decode(list(greedy(reference, prompt, 16)))
+            answer = client.completions.create(model=name, prompt=prompt, max_tokens=8, temperature=0)
+            assert answer.choices[0].text == tokenizer.decode(list(greedy(reference, prompt, 8)))
         server.wait_idle(2)
+        metrics = httpx.get(f"{server.base_url}/metrics", timeout=30).text
+        assert 'baton_kv_transfers_total{transport="tcp"}' in metrics
