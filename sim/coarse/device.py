@@ -42,6 +42,8 @@ class DeviceConfig:
     lookahead: bool = True
     mixed_batch_tokens: int = 0
     """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
+    grant_ttl_s: float = 120.0
+    """As transfer.grant_ttl_s."""
 
 
 class Surroundings(Protocol):
@@ -439,6 +441,20 @@ class Device:
             else:
                 source = self._world.device(prefill)
                 self._world.at(now + self._config.message_s, source.start_prefill, stay)
+                self._world.at(now + self._config.grant_ttl_s, self._expire, stay, source)
+
+    def _expire(self, now: float, stay: Stay, source: "Device") -> None:
+        """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""
+        if source.withdraw(stay):
+            self._prompts.append(stay)
+            self._wake(now)
+
+    def withdraw(self, holder: Stay) -> bool:
+        """Do not compute that prompt; False when it has been begun."""
+        waiting = next((stay for stay in self._waiting if stay.holder is holder), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+        return waiting is not None
 
     def _offer(self, stay: Stay) -> None:
         """The prefix cache may keep the full blocks of what is computed of the prompt."""

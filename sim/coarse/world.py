@@ -6,6 +6,7 @@ Arrived, LoadReport, Finished, Tick."""
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Protocol
 
 from cluster.events import Arrived, Event, Send, Tick
@@ -93,13 +94,14 @@ def simulate(
     world.run(jobs, advanced, until_s)
     for device in world.devices.values():
         device.check_integrity()
+    last_s = max((job.last_s for job in jobs if isfinite(job.last_s)), default=0.0)
     busy_s = sum(device.busy_s for device in world.devices.values())
     return CoarseOutcome(
         tuple(jobs),
         tuple(world.decisions),
         world.num_events,
         sum(device.num_steps for device in world.devices.values()),
-        busy_s / max(1e-9, world.now * config.num_instances),
+        busy_s / max(1e-9, last_s * config.num_instances),
     )
 
 
