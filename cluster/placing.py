@@ -60,6 +60,10 @@ class Placer:
         """Requests that are placed and not finished."""
         return len(self._placements)
 
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(self._placements.values())
+
     def get(self, key: str) -> Placement | None:
         return self._placements.get(key)
 

@@ -13,7 +13,7 @@ from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
 from cluster.fairness import ServiceCounters
 from cluster.fleet import Member
 from cluster.mixed_policy import MixedPolicy
-from cluster.placing import Placer
+from cluster.placing import Placement, Placer
 from cluster.roster import Roster
 from cluster.scoring import PlacementPolicy
 from core.config import ScheduleConfig
@@ -52,6 +52,11 @@ class GlobalScheduler:
     @property
     def num_placed(self) -> int:
         return len(self._placer)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """What is placed and not finished, in the order in which it was placed."""
+        return self._placer.placements
 
     @property
     def members(self) -> tuple[Member, ...]:

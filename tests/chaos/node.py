@@ -240,9 +240,7 @@ class Node:
             case "scheduler":
                 status = self.scheduler.status()
                 held = self.scheduler.num_queued + self.scheduler.num_placed
-                routes = [
-                    [p.frontend, p.route.prefill, p.route.decode] for p in self.scheduler._placements.values()
-                ]
+                routes = [[p.frontend, p.route.prefill, p.route.decode] for p in self.scheduler.placements]
                 return {"held": held, "instances": [i.address for i in status.instances], "routes": routes}
             case "frontend":
                 return {"held": self.frontend.num_running}
