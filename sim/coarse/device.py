@@ -3,11 +3,8 @@
 Production: block pool, prefix tree and ledger (a block of the simulation is one token to them), the worker policy. Modelled: the
 order in which a step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the
 hand-over (layers go out while the next compute; one link out of each instance, first come, first served). Left out: generation
-at prefill while a slow link catches up, lower cache tiers, replicas, failures.
+at prefill while a slow link catches up, lower cache tiers, replicas, failures. Cached blocks go by least recent use."""
 
-Invariant: `_context` is the sum of known tokens over `_decoding` after `_steps` decode steps."""
-
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
@@ -17,33 +14,19 @@ from typing import Protocol, cast
 from core.kv import num_blocks_for
 from core.messages import LoadReport, Register
 from core.ports import SchedulerPolicy
-from core.steps import StepModels
 from engine.blocks import BlockPool
 from engine.ledger import BlockLedger
 from engine.radix import RadixCache
 from engine.sequence import Sequence
+from sim.coarse.batch import DecodeBatch
+from sim.coarse.config import DeviceConfig
+from sim.coarse.outlink import OutLink
 from sim.coarse.sequence import Job, Rate, Stay
 from sim.coarse.stretch import Stretch
-from sim.cost import LinkCost, StepModel, chunk_pairs
+from sim.cost import chunk_pairs
 
 _FINE_BLOCK_TOKENS = 16
 """A production block: a prompt lacking no more is computed where it is decoded, and each running sequence keeps one free."""
-_MAX_STRETCH = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceConfig:
-    step: StepModel
-    link: LinkCost
-    num_layers: int
-    message_s: float
-    steps: StepModels
-    """What it has learned of its step times; in production it learns on."""
-    lookahead: bool = True
-    mixed_batch_tokens: int = 0
-    """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
-    grant_ttl_s: float = 120.0
-    """As transfer.grant_ttl_s."""
 
 
 class Surroundings(Protocol):
@@ -80,13 +63,9 @@ class Device:
         self._reserving: deque[tuple[Stay, str]] = deque()
         self._prompts: list[Stay] = []
         self._joining: list[Stay] = []
-        self._decoding: dict[int, Stay] = {}
+        self._decoding = DecodeBatch(info.block_size)
         self._holding: dict[int, Stay] = {}
         """Those that have blocks."""
-        self._grow: list[tuple[int, int, Stay]] = []
-        self._finish: list[tuple[int, int, Stay]] = []
-        self._context = 0
-        self._steps = 0
         self._chunks: list[_Chunk] = []
         self._stretch: Stretch | None = None
         self._timer = 0
@@ -95,7 +74,7 @@ class Device:
         """Steps of the running stretch that `_rate` has seen."""
         self._reported: tuple[float, ...] = ()
         self._reported_step_s = 0.0
-        self._link_free_s = 0.0
+        self._link = OutLink(config.link, config.num_layers)
         self._arrivals = itertools.count()
         self._reports = itertools.count(1)
         self._received: list[str] = []
@@ -165,7 +144,8 @@ class Device:
             added,
             removed,
             num_decoding=len(self._decoding) + len(self._joining),
-            context_tokens=self._context + sum(s.num_known for s in (*self._prompts, *self._joining)),
+            context_tokens=self._decoding.context
+            + sum(s.num_known for s in (*self._prompts, *self._joining)),
             received=received,
             steps=self._config.steps,
         )
@@ -202,8 +182,10 @@ class Device:
             return
         if self._chunks:
             count = sum(chunk.count for chunk in self._chunks)
-            context = self._context + sum(chunk.start + chunk.count for chunk in self._chunks)
-            pairs = self._context + sum(chunk_pairs(chunk.start, chunk.count) for chunk in self._chunks)
+            context = self._decoding.context + sum(chunk.start + chunk.count for chunk in self._chunks)
+            pairs = self._decoding.context + sum(
+                chunk_pairs(chunk.start, chunk.count) for chunk in self._chunks
+            )
             step_s = self._config.step.step_s(batch + count, context, pairs, batch + len(self._chunks))
             self._stretch = Stretch(now, 1, step_s)
         else:
@@ -214,25 +196,13 @@ class Device:
 
     def _decode_stretch(self, now: float, batch: int) -> Stretch:
         """Until a sequence ends or needs another block."""
-        num_steps = min(
-            min(self._next_step(self._finish), self._next_step(self._grow)) - self._steps, _MAX_STRETCH
-        )
-        step, last = self._config.step, self._context + batch * (num_steps - 1)
-        first_s = step.step_s(batch, self._context, self._context, batch)
+        num_steps, step, context = self._decoding.steps_to_change(), self._config.step, self._decoding.context
+        last = context + batch * (num_steps - 1)
+        first_s = step.step_s(batch, context, context, batch)
         if num_steps == 1:
             return Stretch(now, 1, first_s)
         slope_s = (step.step_s(batch, last, last, batch) - first_s) / (num_steps - 1)
         return Stretch(now, num_steps, first_s, slope_s)
-
-    def _next_step(self, heap: list[tuple[int, int, Stay]]) -> int:
-        """Of those that still decode; others are dropped from the heap."""
-        while heap:
-            step, number, stay = heap[0]
-            current = stay.finish_step if heap is self._finish else stay.grow_step
-            if self._decoding.get(number) is stay and current == step:
-                return step
-            heapq.heappop(heap)
-        return self._steps + _MAX_STRETCH
 
     def _set_timer(self) -> None:
         """At the end of the stretch, which may have become another."""
@@ -244,9 +214,7 @@ class Device:
         stretch = self._stretch
         if timer != self._timer or stretch is None:
             return
-        batch = len(self._decoding)
-        self._steps += stretch.num_steps
-        self._context += batch * stretch.num_steps
+        self._decoding.advance(stretch.num_steps)
         self.num_steps += stretch.num_steps
         self.busy_s += now - stretch.began_s
         self._measure(now)
@@ -268,10 +236,7 @@ class Device:
         self._num_measured = num_done
 
     def _finish_decoding(self, now: float) -> None:
-        while (step := self._next_step(self._finish)) <= self._steps:
-            stay = heapq.heappop(self._finish)[2]
-            assert step == self._steps, "a stretch went over the end of a sequence"
-            self._leave_batch(stay)
+        while (stay := self._decoding.pop_finished()) is not None:
             self._keep_output(stay)
             self._strip(stay)
             self._world.tokens(stay.job, now, stay.num_output)
@@ -322,9 +287,11 @@ class Device:
         budget = self.info.max_batch_tokens - batch
         if not batch or not (self._prompts or self._waiting):
             return budget
-        decoding = cast(list[Sequence], [*self._decoding.values()])
+        decoding = cast(list[Sequence], [*self._decoding])
         prompts = cast(list[Sequence], self._prompts)
-        return self._policy.prompt_tokens(decoding, self._context, prompts, self._config.steps, budget)
+        return self._policy.prompt_tokens(
+            decoding, self._decoding.context, prompts, self._config.steps, budget
+        )
 
     @property
     def _num_running(self) -> int:
@@ -343,7 +310,7 @@ class Device:
         late = [stay for stay in self._joining if stay.ready_s > planned_s]
         for stay in self._joining:
             if stay.ready_s <= planned_s:
-                self._insert(stay)
+                self._decoding.insert(stay)
         self._joining = late
 
     def _enter_batch(self, stay: Stay, now: float) -> None:
@@ -353,46 +320,20 @@ class Device:
             self._strip(stay)
         else:
             stay.ready_s = now
-            self._insert(stay)
-
-    def _insert(self, stay: Stay) -> None:
-        self._decoding[stay.arrival] = stay
-        self._context += stay.num_known
-        stay.joined_step = self._steps
-        stay.finish_step = self._steps + stay.job.max_tokens - stay.num_output
-        heapq.heappush(self._finish, (stay.finish_step, stay.arrival, stay))
-        self._note_growth(stay)
-
-    def _note_growth(self, stay: Stay) -> None:
-        """Step i of its decoding here writes token `num_known + i`."""
-        room = len(stay.blocks.block_ids) * self.info.block_size - stay.num_known
-        stay.grow_step = stay.joined_step + room + 1
-        if stay.grow_step < stay.finish_step:
-            heapq.heappush(self._grow, (stay.grow_step, stay.arrival, stay))
-
-    def _leave_batch(self, stay: Stay) -> None:
-        del self._decoding[stay.arrival]
-        self._count_tokens(stay)
-        self._context -= stay.num_known
-
-    def _count_tokens(self, stay: Stay) -> None:
-        stay.num_known += self._steps - stay.joined_step
-        stay.num_computed = stay.num_known - 1
-        stay.joined_step = self._steps
+            self._decoding.insert(stay)
 
     def _grow_decoding(self, now: float) -> None:
-        while self._next_step(self._grow) <= self._steps:
-            stay = heapq.heappop(self._grow)[2]
+        while (stay := self._decoding.pop_growing()) is not None:
             if self._make_room(stay, now):
                 self._ledger.grow(stay.blocks, 1)
-                self._note_growth(stay)
+                self._decoding.note_growth(stay)
 
     def _make_room(self, stay: Stay, now: float) -> bool:
         """One block, from a victim when none is left; False when the victim is `stay` itself."""
         while self._ledger.num_available < 1:
-            for other in self._decoding.values():
-                self._count_tokens(other)
-            running = [*self._decoding.values(), *(s for s in self._prompts if s.holder is None)]
+            for other in self._decoding:
+                self._decoding.count_tokens(other)
+            running = [*self._decoding, *(s for s in self._prompts if s.holder is None)]
             victim = cast(Stay, self._policy.victim(cast(list[Sequence], running)))
             self._preempt(victim, now)
             if victim is stay:
@@ -400,8 +341,8 @@ class Device:
         return True
 
     def _preempt(self, stay: Stay, now: float) -> None:
-        if stay.arrival in self._decoding:
-            self._leave_batch(stay)
+        if stay in self._decoding:
+            self._decoding.remove(stay)
         else:
             self._prompts.remove(stay)
         self._name_blocks(stay)
@@ -471,15 +412,8 @@ class Device:
         for _ in range(num_blocks_for(stay.num_known, self.info.block_size) - len(names)):
             names.append(self._world.new_block_id())
 
-    # Hand-over ------------------------------------------------------------------------------------------------------
-
     def _push(self, stay: Stay, now: float, stretch: Stretch) -> float:
         """When the KV computed in the step that ends now, and any before it, will be with the holder."""
         num_tokens = max(0, stay.num_computed - stay.num_pushed)
         stay.num_pushed = max(stay.num_pushed, stay.num_computed)
-        link, layers = self._config.link, self._config.num_layers
-        num_bytes = num_tokens * self.info.kv_token_bytes
-        first_layer_s = stretch.began_s + (now - stretch.began_s) / layers
-        sent_s = max(self._link_free_s, first_layer_s) + link.duration_s(num_bytes)
-        self._link_free_s = max(sent_s, now + link.duration_s(num_bytes / layers))
-        return self._link_free_s
+        return self._link.send(num_tokens * self.info.kv_token_bytes, stretch.began_s, now)

@@ -17,7 +17,8 @@ from core.ports import SchedulerPolicy
 from decode.policy import HeadroomPolicy
 from engine.sequence import Sequence as EngineSequence
 from prefill.policy import DeadlinePolicy
-from sim.coarse.device import Device, DeviceConfig
+from sim.coarse.config import DeviceConfig
+from sim.coarse.device import Device
 from sim.coarse.learned import learned
 from sim.coarse.sequence import Job
 from sim.cost import LinkCost, StepCost, StepModel
