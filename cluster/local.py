@@ -53,7 +53,7 @@ class LocalCluster:
                 return scheduler_mail.address
 
             instances: list[Instance] = []
-            decodes: list[Role] = ["decode"] * config.decode_instances
+            decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances
             prefills: list[Role] = ["prefill"] * config.prefill_instances
             for role in (*decodes, *prefills):
                 mail = network.join(role)

@@ -52,7 +52,7 @@ def remote_access(
         raise ConfigError(
             f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
         )
-    segment = SharedSegment(num_bytes) if role == "decode" and "shm" in ways else None
+    segment = SharedSegment(num_bytes) if role != "prefill" and "shm" in ways else None
     memory, path = (segment.buffer, str(segment.path)) if segment else take_memory(num_bytes + STAGING_BYTES)
     host = mail.address.rpartition(":")[0]
     mediums = [known[way](memory, host) for way in ways if way in known]

@@ -206,6 +206,9 @@ class ClusterConfig(_Frozen):
     decode: ParallelConfig = ParallelConfig()
     prefill_instances: int = Field(default=1, ge=0)
     decode_instances: int = Field(default=1, ge=1)
+    any_role: bool = False
+    """The decode instances compute prompts for each other, too: the scheduler says for each request who does what.
+    `prefill_instances` must be 0."""
     ingress_instances: int = Field(default=1, ge=1)
     cpus_per_instance: float = Field(default=0.25, gt=0)
     """What each rank of an instance asks of Ray; it does not bound its threads."""
@@ -276,6 +279,10 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
 def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Keys that need each other. Raises ConfigError."""
     engine = config.engine
+    if config.any_role and config.prefill_instances:
+        raise ConfigError(
+            f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"
+        )
     if config.transfer.kv_replicas and not engine.host_cache_bytes:
         raise ConfigError(
             "transfer.kv_replicas keeps copies in host memory: set engine.host_cache_bytes, too"

@@ -30,6 +30,12 @@ def serve(
     ] = "",
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
+    any_role: Annotated[
+        bool,
+        typer.Option(
+            "--any-role", help="The decode instances compute prompts, too; none is for prefill alone."
+        ),
+    ] = False,
     prefill_tp: Annotated[
         int, typer.Option("--prefill-tp", min=1, help="Tensor-parallel ranks of a prefill instance.")
     ] = 1,
@@ -103,6 +109,8 @@ def serve(
         "transfer.kv_replicas": kv_replicas,
     }
     overrides = {key: value for key, value in given.items() if _was_given(key, value, local)}
+    if any_role:
+        overrides |= {"any_role": True, "prefill_instances": 0 if prefill == 1 else prefill}
     if api_key:
         overrides["serve.api_keys"] = api_key
     overrides |= dict(_key_value(text) for text in set_ or [])
@@ -183,6 +191,8 @@ def _announce_start(config: ClusterConfig, card: ModelCard, local: bool) -> None
     pools = (
         "one process"
         if local
+        else f"{config.decode_instances} instances of any role"
+        if config.any_role
         else f"{config.prefill_instances} prefill + {config.decode_instances} decode instances"
     )
     console.print(

@@ -48,16 +48,15 @@ class _Pool:
         configure_logging(config.serve.log_level, config.serve.log_format)
         self._drain_timeout_s = config.serve.drain_timeout_s
         mail = TcpMail(key, mail_host(one_host), config=config.mail)
-        parts = await asyncio.to_thread(
-            remote_parts, config, resolve(config.model.path), self.role, mail, key
-        )
+        role = self._role = "both" if config.any_role else self.role
+        parts = await asyncio.to_thread(remote_parts, config, resolve(config.model.path), role, mail, key)
         parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
-        self._instance = Instance(config, self.role, mail, WallClock(), scheduler_resolver(scheduler), parts)
+        self._instance = Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
         self._instance.run()
 
     async def check_health(self) -> None:
         if self._instance.failure is not None:
-            raise ReplicaLost(f"this {self.role} instance has stopped: {self._instance.failure}")
+            raise ReplicaLost(f"this {self._role} instance has stopped: {self._instance.failure}")
 
     async def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed

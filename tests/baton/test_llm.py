@@ -43,6 +43,22 @@ def test_disaggregated_in_one_process_is_the_same(llm: LLM) -> None:
         assert [a.text for a in other.generate(prompts, params, progress=False)] == want
 
 
+def test_instances_of_any_role_in_one_process_are_the_same(llm: LLM) -> None:
+    prompts = [list(p) for p in corpus_prompts(12)]
+    params = SamplingParams(temperature=0.8, seed=4, max_tokens=48)
+    want = [a.text for a in llm.generate(prompts, params, progress=False)]
+    with LLM(
+        "embedded",
+        any_role=True,
+        prefill_instances=0,
+        decode_instances=3,
+        schedule__local_threshold_tokens=0,
+        engine__prefix_cache=False,
+    ) as other:
+        for _ in range(3):  # the first time they learn how long their steps take
+            assert [a.text for a in other.generate(prompts, params, progress=False)] == want
+
+
 def test_a_prompt_that_cannot_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2048"):
         llm.generate([[5] * 3000], progress=False)

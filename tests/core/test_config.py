@@ -38,6 +38,7 @@ def test_file_then_environment_then_options() -> None:
 def test_keys_that_need_each_other_are_refused_apart() -> None:
     for content, named in (
         ({"transfer": {"kv_replicas": 1}}, "host_cache_bytes"),
+        ({"any_role": True, "prefill_instances": 2}, "set prefill_instances to 0"),
         ({"engine": {"disk_cache_bytes": 1 << 20}}, "disk_cache_path"),
         ({"engine": {"host_cache_bytes": 1 << 20, "prefix_cache": False}}, "prefix_cache"),
     ):
