@@ -3,10 +3,14 @@
 A rate is measured by the transports once two instances have met; this is what the scheduler assumes before. What is not known
 of a host is not held against it: two hosts of which nothing is known are as near as those of one rack."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Generic, TypeVar
 
 from core.messages import Register
+
+T = TypeVar("T")
 
 
 class Nearness(IntEnum):
@@ -42,6 +46,29 @@ def nearness(one: Register, other: Register) -> Nearness:
     if here.rack and there.rack and here.rack != there.rack:
         return Nearness.ZONE
     return Nearness.RACK
+
+
+class Nearest(Generic[T]):
+    """Some things that stand with instances, in order of preference: the first of those nearest to an instance. Made once for
+    all who ask, since looking through all things for each of them is what a large fleet has no time for."""
+
+    def __init__(self, things: Iterable[tuple[Register, T]]) -> None:
+        self._by_host: dict[str, T] = {}
+        self._by_domain: dict[str, T] = {}
+        self._by_rack: dict[tuple[str, str], tuple[Register, T]] = {}
+        for info, thing in things:
+            self._by_host.setdefault(info.host, thing)
+            if info.site.nvlink_domain:
+                self._by_domain.setdefault(info.site.nvlink_domain, thing)
+            self._by_rack.setdefault((info.site.zone, info.site.rack), (info, thing))
+
+    def to(self, info: Register) -> T:
+        """`things` were not empty."""
+        if info.host in self._by_host:
+            return self._by_host[info.host]
+        if info.site.nvlink_domain in self._by_domain:
+            return self._by_domain[info.site.nvlink_domain]
+        return min(self._by_rack.values(), key=lambda pair: nearness(pair[0], info))[1]
 
 
 def bytes_per_s(model: LinkModel, one: Register, other: Register) -> float:

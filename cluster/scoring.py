@@ -22,7 +22,7 @@ from math import inf
 from typing import Protocol
 
 from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
-from cluster.links import LinkModel, bytes_per_s, nearness
+from cluster.links import LinkModel, Nearest, bytes_per_s
 from core.kv import num_blocks_for
 from core.types import STANDARD, Slo
 
@@ -156,9 +156,10 @@ class CostPolicy:
         self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> Choice | None:
         sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.total_s)
+        nearest = Nearest((source.member.info, source) for source in sources)
         best: Choice | None = None
         for decode in sorted(decodes, key=lambda d: d.num_seqs):
-            choice = self._cheapest(ask, decode, sources)
+            choice = self._cheapest(ask, decode, sources, nearest)
             cost_s = choice.cost_s + self._decode_s(ask, decode)
             if best is None or cost_s < best.cost_s * (1 - self._model.noise) - self._model.noise_s:
                 best = Choice(choice.decode, choice.prefill, cost_s)
@@ -166,15 +167,17 @@ class CostPolicy:
 
     def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
         sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.total_s)
-        return self._cheapest(ask, decode, sources)
+        nearest = Nearest((source.member.info, source) for source in sources)
+        return self._cheapest(ask, decode, sources, nearest)
 
-    def _cheapest(self, ask: Ask, decode: Member, sources: Sequence["_Source"]) -> Choice:
+    def _cheapest(
+        self, ask: Ask, decode: Member, sources: Sequence["_Source"], nearest: Nearest["_Source"]
+    ) -> Choice:
         """Of running on `decode` alone and of the likeliest sources: the quickest few, and the quickest of the nearest."""
         best = Choice(decode, None, self._local_s(ask, decode))
         if not sources or ask.to_move(decode) <= self._threshold:
             return best
-        near = min(sources, key=lambda source: nearness(source.member.info, decode.info))
-        for source in (*sources[:_SHORTLIST], near):
+        for source in (*sources[:_SHORTLIST], nearest.to(decode.info)):
             cost_s = self._disaggregated_s(ask, source, decode)
             if cost_s < best.cost_s and source.member is not decode:
                 best = Choice(decode, source.member, cost_s)

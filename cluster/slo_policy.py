@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cluster.fleet import Member
-from cluster.links import bytes_per_s, nearness
+from cluster.links import Nearest, bytes_per_s
 from cluster.prediction import Outlook
 from cluster.scoring import Ask, Choice, CostModel, Rates
 
@@ -79,13 +79,14 @@ class SloPolicy:
         self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> Choice | None:
         sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.ttft_s)
+        nearest = Nearest((source.member.info, source) for source in sources)
         best: tuple[bool, float] | None = None
         choice: Choice | None = None
         for decode in decodes:
             use_s, tpot_share = self._decoding(ask, self.outlook(decode))
             if tpot_share == inf:
                 continue
-            for source in self._ways(ask, decode, sources):
+            for source in self._ways(ask, decode, sources, nearest):
                 late, cost = self._cost(ask, decode, source, use_s, tpot_share, now)
                 if best is None or (late, cost) < best:
                     best = late, cost
@@ -95,17 +96,20 @@ class SloPolicy:
 
     def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
         sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.ttft_s)
-        ways = self._ways(ask, decode, sources)
+        nearest = Nearest((source.member.info, source) for source in sources)
+        ways = self._ways(ask, decode, sources, nearest)
         best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(ask, way, decode))
         return Choice(decode, None if best.member is decode else best.member, best.ttft_s)
 
-    def _ways(self, ask: Ask, decode: Member, sources: Sequence["_Source"]) -> list["_Source"]:
+    def _ways(
+        self, ask: Ask, decode: Member, sources: Sequence["_Source"], nearest: Nearest["_Source"]
+    ) -> list["_Source"]:
         """Who may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
         local = self._source(ask, decode, ask.to_move(decode))
         if not sources or ask.to_move(decode) <= self._threshold:
             return [local]
         shortlist = sources[:_SHORTLIST]
-        near = min(sources, key=lambda s: nearness(s.member.info, decode.info))
+        near = nearest.to(decode.info)
         others = shortlist if near in shortlist else [*shortlist, near]
         return [local, *(s for s in others if s.member is not decode)]
 

@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.fleet import Member
-from cluster.links import LinkModel, Nearness, bytes_per_s, nearness
+from cluster.links import LinkModel, Nearest, Nearness, bytes_per_s, nearness
 from cluster.scoring import Ask, CostPolicy
 from core.messages import Register, Site
 
@@ -52,3 +54,18 @@ def test_a_prefill_instance_of_the_same_rack_is_chosen() -> None:
     assert choice is not None
     assert choice.prefill is not None
     assert choice.prefill.address == "p1"
+
+
+@given(
+    st.lists(st.tuples(*[st.sampled_from(["", "a", "b"])] * 4), min_size=1, max_size=12),
+    st.tuples(*[st.sampled_from(["", "a", "b"])] * 4),
+)
+def test_the_nearest_is_the_first_of_the_nearest(
+    places: list[tuple[str, str, str, str]], asker: tuple[str, str, str, str]
+) -> None:
+    def standing(host: str, zone: str, rack: str, domain: str) -> Register:
+        return at(host, zone=zone, rack=rack, nvlink_domain=domain)
+
+    things = [(standing(*place), number) for number, place in enumerate(places)]
+    info = standing(*asker)
+    assert Nearest(things).to(info) == min(things, key=lambda thing: nearness(thing[0], info))[1]
