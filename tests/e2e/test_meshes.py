@@ -1,0 +1,103 @@
+"""Pools on different meshes over real Ray, real HTTP and the real transports: every answer is transformers' own, also of the
+streams under which a rank is killed."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from models.tokenizer import load_tokenizer
+from tests.e2e.cluster_process import ServeProcess, serving
+from tests.models.served import greedy, make_served, some_prompts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+LENGTH = 32
+
+
+@contextmanager
+def pools(folder: Path, log: Path, *options: str) -> Iterator[ServeProcess]:
+    settings = ["schedule.local_threshold_tokens=4", "engine.block_size=4", "engine.num_blocks=256"]
+    chosen = [part for setting in settings for part in ("--set", setting)]
+    with serving("--model", str(folder), *chosen, *options, log=log) as server:
+        yield server
+
+
+def ranks_of(server: ServeProcess, pool: str) -> list[psutil.Process]:
+    """The processes of the ranks of a pool's first instance."""
+    children = server.replicas(pool)[0].children()
+    return [child for child in children if "engine.ranks.process" in child.cmdline()]
+
+
+def segments(pids: set[int]) -> list[str]:
+    """KV segments in shared memory of these processes."""
+    found = [path.name for path in Path("/dev/shm").glob("baton-kv-*")]
+    return [name for name in found if int(name.split("-")[2]) in pids]
+
+
+async def ask(client: openai.AsyncOpenAI, model: str, prompt: list[int], streaming: asyncio.Semaphore) -> str:
+    """The streamed text; `streaming` is released at its first chunk."""
+    text = ""
+    stream = await client.completions.create(
+        model=model, prompt=prompt, max_tokens=LENGTH, temperature=0, stream=True
+    )
+    async for chunk in stream:
+        if not text:
+            streaming.release()
+        text += chunk.choices[0].text if chunk.choices else ""
+    return text
+
+
+async def until_lost(server: ServeProcess, count: int) -> float:
+    """Seconds until the scheduler knows of fewer instances than `count`."""
+    started = time.monotonic()
+    async with asyncio.timeout(20), httpx.AsyncClient() as http:
+        while len((await http.get(f"{server.base_url}/cluster")).json()["instances"]) >= count:
+            await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+MESHES = [
+    pytest.param("llama", ["tp=2", "decode.pp=2"], ("1", "2"), "DecodePool", id="tp2 to pp2"),
+    pytest.param("mixtral", ["pp=2", "decode.ep=3"], ("2", "1"), "PrefillPool", id="pp2 to ep3, experts"),
+]
+
+
+@pytest.mark.parametrize(("family", "mesh", "counts", "victim"), MESHES)
+async def test_answers_equal_transformers_also_under_a_killed_rank(
+    family: str, mesh: list[str], counts: tuple[str, str], victim: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    reference, prompts = make_served(folder, family, 0), some_prompts(7, 8, 40)
+    decode = load_tokenizer(folder).decode
+    want = [decode(list(greedy(reference, prompt, LENGTH))) for prompt in prompts]
+    options = ["--prefill", counts[0], "--decode", counts[1], "--set", f"prefill.{mesh[0]}", "--set", mesh[1]]
+    num_instances = sum(map(int, counts))
+    with pools(folder, tmp_path / "log", *options) as server:
+        await asyncio.to_thread(server.wait_status, "all", lambda s: len(s["instances"]) == num_instances)
+        pids = {process.pid for process in server.descendants()}
+        url = f"{server.base_url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
+            model = (await client.models.list()).data[0].id
+            streaming = asyncio.Semaphore(0)
+            asked = [ask(client, model, prompt, streaming) for prompt in prompts]
+            assert await asyncio.gather(*asked) == want
+            streaming = asyncio.Semaphore(0)
+            running = [asyncio.create_task(ask(client, model, prompt, streaming)) for prompt in prompts]
+            await streaming.acquire()
+            ranks = ranks_of(server, victim)
+            assert len(ranks) == 2
+            os.kill(ranks[1].pid, signal.SIGKILL)
+            assert await until_lost(server, num_instances) < 5
+            assert await asyncio.gather(*running) == want
+            assert not any(map(psutil.Process.is_running, ranks)), "the killed rank's peer is left"
+        await asyncio.to_thread(server.wait_idle, num_instances)
+        pids |= {process.pid for process in server.descendants()}
+    assert segments(pids) == []
