@@ -63,7 +63,7 @@ def _parts(
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)
-    tiers = build_tiers(config.engine, access.buffer, size.shard, size.num_blocks, revision)
+    tiers = build_tiers(config.engine, access.buffer, size.pools, revision)
     return Parts(
         size.shard,
         size.num_blocks,

@@ -304,12 +304,6 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
             raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")
         if not tenant.keys and not tenant.keys_file:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
-    tiers = engine.host_cache_bytes or engine.disk_cache_bytes
-    if tiers and max(config.prefill.num_ranks, config.decode.num_ranks) > 1:
-        raise ConfigError(
-            "engine.host_cache_bytes and disk_cache_bytes work with instances of one rank only: "
-            "leave tp, pp and ep of prefill and decode at 1, or do without them"
-        )
     return config
 
 

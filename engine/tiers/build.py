@@ -3,29 +3,33 @@
 import fcntl
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from core.config import EngineConfig
 from core.errors import ConfigError
-from core.kv import KVShard
+from core.kv import RankPool
 from engine.tiers.digests import root_digest
 from engine.tiers.disk import DiskTier
 from engine.tiers.host import HostTier
+from engine.tiers.pieces import BlockPieces
 from engine.tiers.store import TierStore
 
 _MAX_INSTANCES = 256
 
 
 def build_tiers(
-    config: EngineConfig, pool: memoryview, shard: KVShard, num_blocks: int, revision: str
+    config: EngineConfig, memory: memoryview, pools: Sequence[RankPool], revision: str
 ) -> TierStore | None:
-    """None when both tiers are off. `revision`: of the weights. Raises ConfigError."""
+    """None when both tiers are off. `pools`: of the instance's ranks, in `memory`; `revision`: of the weights.
+
+    Raises ConfigError."""
     if not config.host_cache_bytes and not config.disk_cache_bytes:
         return None
-    block_bytes = shard.pool_bytes(1)
-    root = root_digest(f"{revision}|{shard}".encode(), "")
-    host = HostTier(config.host_cache_bytes // block_bytes)
-    return TierStore(pool, shard, num_blocks, host, _disk(config, block_bytes, root), root)
+    pieces = BlockPieces(memory, pools)
+    root = root_digest(revision.encode() + b"|" + pieces.fingerprint, "")
+    host = HostTier(config.host_cache_bytes // pieces.num_bytes)
+    return TierStore(pieces, host, _disk(config, pieces.num_bytes, root), root)
 
 
 def _disk(config: EngineConfig, block_bytes: int, root: bytes) -> DiskTier | None:

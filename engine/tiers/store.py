@@ -7,30 +7,21 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from core.kv import KVShard
 from core.messages import TierCounts
 from engine.tiers.disk import DiskTier
 from engine.tiers.host import HostTier
+from engine.tiers.pieces import BlockPieces
 
 _MAX_UNWRITTEN = 256
 """Blocks on their way to the disk; more are not saved there."""
 
 
 class TierStore:
-    """`pool` is the memory of a rank that holds all of `shard`; a block is its bytes of every layer."""
+    """Of all ranks of an instance together: `pieces` are what they hold of each block."""
 
-    def __init__(
-        self,
-        pool: memoryview,
-        shard: KVShard,
-        num_blocks: int,
-        host: HostTier,
-        disk: DiskTier | None,
-        root: bytes,
-    ) -> None:
+    def __init__(self, pieces: BlockPieces, host: HostTier, disk: DiskTier | None, root: bytes) -> None:
         """`root`: the fingerprint that digests begin with."""
-        self._pool, self._shard, self._num_blocks = pool, shard, num_blocks
-        self._host, self._disk, self.root = host, disk, root
+        self._pieces, self._host, self._disk, self.root = pieces, host, disk, root
         self._unwritten: dict[bytes, bytes] = {}
         self._thread = ThreadPoolExecutor(1, "kv-tiers")
         self.on_saved: Callable[[bytes, bytes], None] | None = None
@@ -50,14 +41,14 @@ class TierStore:
         if digest in self._host:
             return
         self._saved += 1
-        content = b"".join(self._pool[start:end] for start, end in self._spans(block))
+        content = self._pieces.gather(block)
         self._keep(digest, content)
         if self.on_saved is not None:
             self.on_saved(digest, content)
 
     def accept(self, digest: bytes, content: bytes) -> None:
         """Keep a block that another instance has computed. One of another size is none of this layout's."""
-        if len(content) == self._shard.pool_bytes(1) and digest not in self._host:
+        if len(content) == self._pieces.num_bytes and digest not in self._host:
             self._keep(digest, content)
 
     def _keep(self, digest: bytes, content: bytes) -> None:
@@ -83,10 +74,7 @@ class TierStore:
             if content is None:
                 self._missed += len(digests) - index
                 return index
-            at = 0
-            for start, end in self._spans(block):
-                self._pool[start:end] = content[at : at + end - start]
-                at += end - start
+            self._pieces.scatter(block, content)
         return len(digests)
 
     def _find(self, digest: bytes) -> bytes | None:
@@ -101,12 +89,3 @@ class TierStore:
     def _write(self, disk: DiskTier, digest: bytes) -> None:
         disk.put(digest, self._unwritten[digest])
         del self._unwritten[digest]
-
-    def _spans(self, block: int) -> list[tuple[int, int]]:
-        """The pool's bytes [start, end) of one block, layer by layer, and of its scales where it has some."""
-        shard, rows = self._shard, range(block, self._shard.num_layers * self._num_blocks, self._num_blocks)
-        spans = [(row * shard.block_bytes, (row + 1) * shard.block_bytes) for row in rows]
-        if size := shard.block_vectors * shard.layout.scale_bytes:
-            base = shard.data_bytes(self._num_blocks)
-            spans += [(base + row * size, base + (row + 1) * size) for row in rows]
-        return spans

@@ -34,6 +34,7 @@ from cluster.scheduler_node import SchedulerNode
 from cluster.scoring import CostModel, CostPolicy
 from core.clock import WallClock
 from core.config import ClusterConfig, load
+from core.kv import RankPool
 from core.messages import RegionKey
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
@@ -192,7 +193,7 @@ class Node:
         def senders() -> list[Sender]:
             return [SlowSender(sender) for sender in access.make_senders()]  # type: ignore[misc]
 
-        tiers = build_tiers(self.config.engine, access.buffer, SHARD, num_blocks, "witness")
+        tiers = build_tiers(self.config.engine, access.buffer, [RankPool(SHARD, num_blocks)], "witness")
         return Parts(
             SHARD, num_blocks, 400, access.make_receivers, senders, group, host_id(), None, tiers, "witness"
         )

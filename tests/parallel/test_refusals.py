@@ -27,8 +27,3 @@ def test_the_nearest_possible_mesh_is_possible() -> None:
     named = str(refused.value).rpartition("Nearest possible: ")[2].replace("decode.", "")
     keys = {f"decode.{axis}": int(size) for axis, size in (part.split("=") for part in named.split(", "))}
     read_model_card(load(None, {}, keys))
-
-
-def test_lower_tiers_need_a_single_rank() -> None:
-    with pytest.raises(ConfigError, match="one rank only"):
-        load(None, {}, {"decode.tp": 2, "engine.host_cache_bytes": 1 << 20})

@@ -8,6 +8,7 @@ import pytest
 
 from core.clock import WallClock
 from core.config import EngineConfig
+from core.kv import RankPool
 from core.types import Request, SamplingParams, TokenOut
 from engine.group import InlineGroup
 from engine.loop import Engine
@@ -27,7 +28,7 @@ class Served:
 
     def __init__(self, config: EngineConfig) -> None:
         pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
-        self.store: TierStore = build_tiers(config, pool, SHARD, NUM_BLOCKS, "witness")  # type: ignore[assignment]
+        self.store: TierStore = build_tiers(config, pool, [RankPool(SHARD, NUM_BLOCKS)], "witness")  # type: ignore[assignment]
         self.scheduler = StepScheduler(config, NUM_BLOCKS, 1000, FifoPolicy())
         self.num_computed = 0
         rank = WitnessRank(pool, NUM_BLOCKS, None, 0.0)

@@ -1,0 +1,53 @@
+"""One KV block as the ranks of an instance hold it: a piece of each rank's pool, all in the instance's memory.
+
+Invariant: ranks either hold the same of a block or nothing in common, so each different piece is kept once, and put back
+wherever it belongs."""
+
+from collections.abc import Iterator, Sequence
+
+from core.kv import KVShard, RankPool
+
+
+class BlockPieces:
+    """`memory` is what the ranks' `pools` lie in. A block's content is its different pieces, in the order of the ranks."""
+
+    def __init__(self, memory: memoryview, pools: Sequence[RankPool]) -> None:
+        self._memory = memory
+        self._holders: dict[KVShard, list[RankPool]] = {}
+        for pool in pools:
+            self._holders.setdefault(pool.shard, []).append(pool)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a block's content."""
+        return sum(shard.pool_bytes(1) for shard in self._holders)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Equal for contents that lie alike."""
+        return "|".join(str(shard) for shard in self._holders).encode()
+
+    def gather(self, block: int) -> bytes:
+        first = (pools[0] for pools in self._holders.values())
+        return b"".join(self._memory[start:end] for pool in first for start, end in _spans(pool, block))
+
+    def scatter(self, block: int, content: bytes) -> None:
+        """`content`: of `num_bytes`."""
+        base = 0
+        for shard, pools in self._holders.items():
+            for pool in pools:
+                at = base
+                for start, end in _spans(pool, block):
+                    self._memory[start:end] = content[at : at + end - start]
+                    at += end - start
+            base += shard.pool_bytes(1)
+
+
+def _spans(pool: RankPool, block: int) -> Iterator[tuple[int, int]]:
+    """The memory's bytes [start, end) of a rank's block, layer by layer, and of its scales where it has some."""
+    shard, num_blocks = pool.shard, pool.num_blocks
+    scales_bytes = shard.block_vectors * shard.layout.scale_bytes
+    for base, size in ((0, shard.block_bytes), (shard.data_bytes(num_blocks), scales_bytes)):
+        for row in range(block, shard.num_layers * num_blocks if size else 0, num_blocks):
+            start = pool.base_bytes + base + row * size
+            yield start, start + size

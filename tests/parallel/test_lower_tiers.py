@@ -1,0 +1,89 @@
+"""What instances of several ranks keep below their pools, at a buddy, and take along when they drain."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.local import LocalCluster
+from core.types import Request, SamplingParams
+from tests.parallel.test_served import answers, checkpoint, ranks, settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+LONG = SamplingParams(temperature=0.0, max_tokens=60, min_tokens=60, masked_until_min=(1,))
+HOST = {"engine.host_cache_bytes": 1 << 24}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [("llama", {"decode.pp": 2}), ("deepseek_v3", {"decode.ep": 2})],
+    ids=["pp2", "ep2, latents"],
+)
+async def test_prefixes_come_back_from_below(family: str, keys: dict[str, int], tmp_path: Path) -> None:
+    prompts, want = checkpoint(tmp_path, family)
+    keys = keys | HOST | {"prefill_instances": 0, "engine.num_blocks": 16}
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        for _ in range(2):
+            for prompt, tokens in zip(prompts, want, strict=True):
+                assert await answers(cluster, [prompt]) == [tokens]
+        (instance,) = (await cluster.wait_ready()).instances
+        assert instance.tiers.host_hits >= 4, "nothing was restored: the test shows nothing"
+        cluster.instances[0].check_integrity()
+
+
+async def stream(cluster: LocalCluster, prompt: tuple[int, ...], started: asyncio.Semaphore) -> list[int]:
+    """`started` is released at the twelfth token."""
+    frontend = cluster.frontend
+    tokens: list[int] = []
+    async for token in frontend.generate(Request(frontend.new_request_id(), prompt, LONG, frontend.address)):
+        tokens.append(token.token)
+        if len(tokens) == 12:
+            started.release()
+    return tokens
+
+
+async def undisturbed(folder: Path, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    """From one rank."""
+    never = asyncio.Semaphore(0)
+    async with LocalCluster.running(settings(folder, prefill_instances=0)) as cluster:
+        return list(await asyncio.gather(*(stream(cluster, prompt, never) for prompt in prompts)))
+
+
+async def test_a_buddy_of_several_ranks_goes_on_with_the_kv_of_one_that_was_killed(tmp_path: Path) -> None:
+    prompts, want = checkpoint(tmp_path)
+    long = await undisturbed(tmp_path, prompts)
+    assert [tokens[:12] for tokens in long] == want
+    keys = HOST | {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2, "transfer.kv_replicas": 1}
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        started = asyncio.Semaphore(0)
+        running = [asyncio.create_task(stream(cluster, prompt, started)) for prompt in prompts]
+        for _ in prompts:
+            await started.acquire()
+        assert cluster.instances[0].num_jobs, "nothing is lost: the test shows nothing"
+        ranks()[1].send_signal(signal.SIGKILL)
+        assert await asyncio.gather(*running) == long
+        assert cluster.instances[0].failure is not None
+        status = await cluster.frontend.status()
+        heir = next(i for i in status.instances if i.address == cluster.instances[1].address)
+        assert heir.tiers.host_hits > 0, "its KV was computed again"
+
+
+async def test_sequences_leave_a_draining_instance_with_their_kv(tmp_path: Path) -> None:
+    prompts, _ = checkpoint(tmp_path)
+    long = await undisturbed(tmp_path, prompts)
+    keys = {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2}
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        started = asyncio.Semaphore(0)
+        running = [asyncio.create_task(stream(cluster, prompt, started)) for prompt in prompts]
+        for _ in prompts:
+            await started.acquire()
+        leaving, staying = cluster.instances
+        assert leaving.num_jobs, "nothing moves: the test shows nothing"
+        await leaving.drain(30)
+        assert not leaving.num_jobs
+        assert not all(task.done() for task in running), "they were waited for, not moved"
+        assert await asyncio.gather(*running) == long
+        status = await cluster.frontend.status()
+        heir = next(i for i in status.instances if i.address == staying.address)
+        assert heir.work.grants > 0, "their KV was computed again"
