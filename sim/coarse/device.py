@@ -1,9 +1,9 @@
 """One instance of the coarse simulation: composes steps as `engine.scheduler` does, and takes equal decode steps in one stretch.
 
-Production: block pool, prefix tree and ledger (a block of the simulation is one token to them), the worker policy. Modelled: the
-order in which a step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the
-hand-over (layers go out while the next compute; one link out of each instance, first come, first served). Left out: generation
-at prefill while a slow link catches up, lower cache tiers, replicas, failures. Cached blocks go by least recent use."""
+Production: block pool, prefix tree, eviction and ledger (`sim.coarse.blocks`), the worker policy. Modelled: the order in which a
+step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the hand-over (layers
+go out while the next compute; one link out of each instance, first come, first served). Left out: generation at prefill while a
+slow link catches up, lower cache tiers, replicas, failures."""
 
 import itertools
 from collections import deque
@@ -11,14 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from core.kv import num_blocks_for
 from core.messages import LoadReport, Register
 from core.ports import SchedulerPolicy
-from engine.blocks import BlockPool
-from engine.ledger import BlockLedger
-from engine.radix import RadixCache
 from engine.sequence import Sequence
 from sim.coarse.batch import DecodeBatch
+from sim.coarse.blocks import Blocks
 from sim.coarse.config import DeviceConfig
 from sim.coarse.outlink import OutLink
 from sim.coarse.sequence import Job, Rate, Stay
@@ -26,7 +23,7 @@ from sim.coarse.stretch import Stretch
 from sim.cost import chunk_pairs
 
 _FINE_BLOCK_TOKENS = 16
-"""A production block: a prompt lacking no more is computed where it is decoded, and each running sequence keeps one free."""
+"""A production block: a prompt lacking no more is computed where it is decoded."""
 
 
 class Surroundings(Protocol):
@@ -56,16 +53,12 @@ class Device:
         self, info: Register, config: DeviceConfig, policy: SchedulerPolicy[Sequence], world: Surroundings
     ) -> None:
         self.info, self._config, self._policy, self._world = info, config, policy, world
-        self._pool = BlockPool(info.num_blocks)
-        self._cache = RadixCache(self._pool, 1)
-        self._ledger = BlockLedger(self._pool, self._cache, 1)
+        self._blocks = Blocks(info.num_blocks, info.block_size, world.new_block_id)
         self._waiting: list[Stay] = []
         self._reserving: deque[tuple[Stay, str]] = deque()
         self._prompts: list[Stay] = []
         self._joining: list[Stay] = []
         self._decoding = DecodeBatch(info.block_size)
-        self._holding: dict[int, Stay] = {}
-        """Those that have blocks."""
         self._chunks: list[_Chunk] = []
         self._stretch: Stretch | None = None
         self._timer = 0
@@ -105,9 +98,9 @@ class Device:
     def committed(self, now: float, stay: Stay) -> None:
         """The KV of the prompt of `stay` is here, and the first token is drawn."""
         stay.num_computed, stay.num_known, stay.ready_s = stay.num_known, stay.num_known + 1, now
-        self._offer(stay)
+        self._blocks.offer(stay)
         if stay.num_output >= stay.job.max_tokens:
-            self._strip(stay)
+            self._blocks.strip(stay)
             self._serve_reservations(now)
         else:
             self._joining.append(stay)
@@ -115,7 +108,7 @@ class Device:
 
     def delivered(self, now: float, stay: Stay) -> None:
         """All KV of a computed prompt has left: its blocks are free for others."""
-        self._strip(stay)
+        self._blocks.strip(stay)
         self._serve_reservations(now)
         self._wake(now)
 
@@ -128,9 +121,9 @@ class Device:
         self._measure(now)
         waiting = sum(s.num_missing for s in self._prompts) + sum(s.num_known for s in self._waiting)
         num_waiting = len(self._waiting) + len(self._reserving)
-        load = (self._ledger.num_available, waiting, num_waiting, self._num_running, self._rate.tokens_per_s)
+        load = (self._blocks.num_available, waiting, num_waiting, self._num_running, self._rate.tokens_per_s)
         step_s = self._rate.step_s
-        added, removed = self._cache.drain_events()
+        added, removed = self._blocks.drain_events()
         same = load == self._reported and abs(step_s - self._reported_step_s) < 0.02 * step_s
         if same and not added and not removed and not self._received:
             return None
@@ -152,7 +145,7 @@ class Device:
 
     def check_integrity(self) -> None:
         """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
-        self._ledger.check_integrity([stay.blocks for stay in self._holding.values()])
+        self._blocks.check_integrity()
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
@@ -237,14 +230,14 @@ class Device:
 
     def _finish_decoding(self, now: float) -> None:
         while (stay := self._decoding.pop_finished()) is not None:
-            self._keep_output(stay)
-            self._strip(stay)
+            self._blocks.keep_output(stay)
+            self._blocks.strip(stay)
             self._world.tokens(stay.job, now, stay.num_output)
 
     def _finish_chunks(self, now: float, stretch: Stretch) -> None:
         for chunk in self._chunks:
             stay = chunk.stay
-            self._offer(stay)
+            self._blocks.offer(stay)
             sent_s = self._push(stay, now, stretch) if stay.holder is not None else now
             if stay.num_missing:
                 continue
@@ -272,7 +265,7 @@ class Device:
         for stay in cast(list[Stay], self._policy.order(cast(list[Sequence], known), now)):
             if budget <= 0 or self._num_running >= self.info.max_num_seqs:
                 break
-            if not self._admit(stay, stay.num_known):
+            if not self._blocks.admit(stay, stay.num_known, self._num_running):
                 break
             self._waiting.remove(stay)
             self._prompts.append(stay)
@@ -316,8 +309,8 @@ class Device:
     def _enter_batch(self, stay: Stay, now: float) -> None:
         """Its prompt was computed here: the next step is planned already, and has it."""
         if stay.num_output >= stay.job.max_tokens:
-            self._keep_output(stay)
-            self._strip(stay)
+            self._blocks.keep_output(stay)
+            self._blocks.strip(stay)
         else:
             stay.ready_s = now
             self._decoding.insert(stay)
@@ -325,12 +318,12 @@ class Device:
     def _grow_decoding(self, now: float) -> None:
         while (stay := self._decoding.pop_growing()) is not None:
             if self._make_room(stay, now):
-                self._ledger.grow(stay.blocks, 1)
+                self._blocks.grow(stay)
                 self._decoding.note_growth(stay)
 
     def _make_room(self, stay: Stay, now: float) -> bool:
         """One block, from a victim when none is left; False when the victim is `stay` itself."""
-        while self._ledger.num_available < 1:
+        while self._blocks.num_available < 1:
             for other in self._decoding:
                 self._decoding.count_tokens(other)
             running = [*self._decoding, *(s for s in self._prompts if s.holder is None)]
@@ -345,36 +338,21 @@ class Device:
             self._decoding.remove(stay)
         else:
             self._prompts.remove(stay)
-        self._name_blocks(stay)
-        self._strip(stay)
+        self._blocks.name(stay)
+        self._blocks.strip(stay)
         stay.num_computed, stay.ready_s = 0, now
         self._waiting.append(stay)
 
-    # Blocks ---------------------------------------------------------------------------------------------------------
+    # The hand-over --------------------------------------------------------------------------------------------------
 
     def _stay(self, job: Job, now: float) -> Stay:
         blocks = Sequence(job.request, list(job.ids), len(job.ids), 0)
         return Stay(job, self.info.address, next(self._arrivals), job.num_prompt, now, blocks)
 
-    def _admit(self, stay: Stay, num_tokens: int) -> bool:
-        """Blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
-        size = self.info.block_size
-        match = self._cache.match(stay.blocks.tokens, stay.request.salt, partial=False)
-        headroom = num_blocks_for(self._num_running * _FINE_BLOCK_TOKENS, size)
-        if not self._ledger.admit(stay.blocks, match, num_blocks_for(num_tokens, size), headroom):
-            return False
-        stay.num_computed = len(match.blocks) * size
-        self._holding[stay.arrival] = stay
-        return True
-
-    def _strip(self, stay: Stay) -> None:
-        self._ledger.strip(stay.blocks)
-        del self._holding[stay.arrival]
-
     def _serve_reservations(self, now: float) -> None:
         while self._reserving:
             stay, prefill = self._reserving[0]
-            if not self._admit(stay, stay.num_known + 1):
+            if not self._blocks.admit(stay, stay.num_known + 1, self._num_running):
                 return
             self._reserving.popleft()
             if stay.num_missing <= _FINE_BLOCK_TOKENS:
@@ -396,21 +374,6 @@ class Device:
         if waiting is not None:
             self._waiting.remove(waiting)
         return waiting is not None
-
-    def _offer(self, stay: Stay) -> None:
-        """The prefix cache may keep the full blocks of what is computed of the prompt."""
-        num_full = min(stay.num_computed, stay.job.num_prompt) // self.info.block_size
-        self._ledger.offer(stay.blocks, num_full)
-
-    def _keep_output(self, stay: Stay) -> None:
-        """What was generated stays in the cache too, under names that no prompt of a trace has."""
-        self._name_blocks(stay)
-        self._ledger.offer(stay.blocks, (stay.num_known - 1) // self.info.block_size)
-
-    def _name_blocks(self, stay: Stay) -> None:
-        names = stay.blocks.tokens
-        for _ in range(num_blocks_for(stay.num_known, self.info.block_size) - len(names)):
-            names.append(self._world.new_block_id())
 
     def _push(self, stay: Stay, now: float, stretch: Stretch) -> float:
         """When the KV computed in the step that ends now, and any before it, will be with the holder."""

@@ -1,0 +1,82 @@
+"""The blocks of one instance of the coarse simulation: the production pool, prefix tree, eviction and ledger.
+
+To them a block of the simulation is one token. Invariant: who has blocks is in `_holding`, from `admit` to `strip`."""
+
+from collections.abc import Callable
+
+from core.kv import num_blocks_for
+from engine.blocks import BlockPool
+from engine.eviction import HitDensity
+from engine.ledger import BlockLedger
+from engine.radix import RadixCache
+from sim.coarse.sequence import Stay
+
+_FINE_BLOCK_TOKENS = 16
+"""A production block: each running sequence keeps one free."""
+
+
+class Blocks:
+    def __init__(self, num_blocks: int, block_tokens: int, new_name: Callable[[], int]) -> None:
+        """`new_name`: of a block of output, which no prompt has."""
+        self._block_tokens, self._new_name = block_tokens, new_name
+        pool = BlockPool(num_blocks)
+        self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens))
+        self._ledger = BlockLedger(pool, self._cache, 1)
+        self._holding: dict[int, Stay] = {}
+
+    @property
+    def num_available(self) -> int:
+        return self._ledger.num_available
+
+    def admit(self, stay: Stay, num_tokens: int, num_running: int) -> bool:
+        """Blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
+        size = self._block_tokens
+        match = self._cache.match(stay.blocks.tokens, stay.request.salt, partial=False)
+        headroom = num_blocks_for(num_running * _FINE_BLOCK_TOKENS, size)
+        if not self._ledger.admit(stay.blocks, match, num_blocks_for(num_tokens, size), headroom):
+            return False
+        stay.num_computed = len(match.blocks) * size
+        self._holding[stay.arrival] = stay
+        return True
+
+    def grow(self, stay: Stay) -> None:
+        """By one; the caller has checked `num_available`."""
+        self._ledger.grow(stay.blocks, 1)
+
+    def strip(self, stay: Stay) -> None:
+        self._ledger.strip(stay.blocks)
+        del self._holding[stay.arrival]
+
+    def offer(self, stay: Stay) -> None:
+        """The prefix cache may keep the full blocks of what is computed of the prompt."""
+        num_full = min(stay.num_computed, stay.job.num_prompt) // self._block_tokens
+        self._ledger.offer(stay.blocks, num_full)
+
+    def keep_output(self, stay: Stay) -> None:
+        """What was generated stays in the cache too."""
+        self.name(stay)
+        self._ledger.offer(stay.blocks, (stay.num_known - 1) // self._block_tokens)
+
+    def name(self, stay: Stay) -> None:
+        """Give what was generated names of its own."""
+        names = stay.blocks.tokens
+        for _ in range(num_blocks_for(stay.num_known, self._block_tokens) - len(names)):
+            names.append(self._new_name())
+
+    def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._cache.drain_events()
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
+        self._ledger.check_integrity([stay.blocks for stay in self._holding.values()])
+
+
+class _HitDensity(HitDensity):
+    """The production policy, which goes by a sequence's length in tokens; the tree counts blocks here."""
+
+    def __init__(self, block_tokens: int) -> None:
+        super().__init__()
+        self._block_tokens = block_tokens
+
+    def group(self, uses: int, num_tokens: int, priority: int) -> int:
+        return super().group(uses, num_tokens * self._block_tokens, priority)

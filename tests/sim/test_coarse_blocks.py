@@ -1,0 +1,39 @@
+"""The coarse simulation's blocks are given up by the production policy, however large they are."""
+
+import itertools
+
+import pytest
+
+from core.kv import block_hashes
+from core.types import Request, SamplingParams
+from engine.sequence import Sequence
+from sim.coarse.blocks import Blocks
+from sim.coarse.sequence import Job, Stay
+
+
+@pytest.mark.parametrize("block_tokens", [64, 512])
+def test_conversations_survive_a_stream_of_one_shot_prompts(block_tokens: int) -> None:
+    """What goes by least recent use finds hardly any of them again: between two uses of one the pool is filled anew."""
+    blocks, fresh = Blocks(400, block_tokens, itertools.count(1).__next__), itertools.count(1_000_000)
+    talks = [tuple(range(i * 1000, i * 1000 + 8)) for i in range(1, 17)]
+    hits = 0
+    for _ in range(60):
+        for number in range(24):
+            _serve(blocks, tuple(itertools.islice(fresh, 16)), block_tokens)
+            if number < len(talks):
+                hits += _serve(blocks, talks[number], block_tokens)
+    assert hits > 0.5 * 60 * 16 * 7
+    blocks.check_integrity()
+
+
+def _serve(blocks: Blocks, ids: tuple[int, ...], block_tokens: int) -> int:
+    """How many of its blocks were cached."""
+    num_prompt = len(ids) * block_tokens
+    request = Request(f"r{ids[0]}", (), SamplingParams(max_tokens=1), "")
+    job = Job(request, ids, block_hashes(ids, 1), num_prompt)
+    stay = Stay(job, "here", ids[0], num_prompt, 0.0, Sequence(request, list(ids), len(ids), 0))
+    assert blocks.admit(stay, num_prompt, 0)
+    num_cached, stay.num_computed = stay.num_computed // block_tokens, num_prompt
+    blocks.offer(stay)
+    blocks.strip(stay)
+    return num_cached
