@@ -6,14 +6,15 @@ goodput at 99 % never reaches.
 
     python -m benchmarks.goodput --traces ../shared/traces --out benchmarks/results/goodput.json
 
-Cells that the output file has are not run again; --processes 2 halves the time."""
+Cells that the output file has are not run again; --hours bounds the time, --processes 2 halves it, --schedulers runs some only.
+Every trace comes with its first seed before any comes with its second, so that a run that was cut short says something of all."""
 
 import argparse
 import json
 import multiprocessing
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ TRACES = {
     "azure-code": "azure2023_code.csv.gz",
     "azure-chat": "azure2023_conv.csv.gz",
     "deepseek-r1": "servegen_deepseek-r1_1h.csv.gz",
+    "sharegpt": "sharegpt_llama31_300req_blk16.jsonl.gz",
 }
 SLOS = {
     "interactive": Slo("interactive", 0.45, 0.04),
@@ -53,11 +55,18 @@ TARGETS = (0.9, 0.99)
 SPLIT = "baton-split"
 """Our scheduler on a fleet of fixed roles, in the ratio that suits the static ones best."""
 
+Task = tuple[Path, str, str, int, str, int]
+"""(traces, trace, targets, seed, scheduler, prefill instances); of these 0: any instance does either role."""
+
 
 @cache
 def window(folder: Path, trace: str, seed: int) -> Window:
+    """Each seed has a window of its own, of a trace that is long enough; arrivals are shifted by the seed in any case."""
     rows = read_trace(folder / TRACES[trace])
-    return Window(rows, FIRST_WINDOW_S + seed * BETWEEN_WINDOWS_S, WINDOW_S, natural_block_tokens(rows))
+    start_s = FIRST_WINDOW_S + seed * BETWEEN_WINDOWS_S
+    if start_s + WINDOW_S > rows[-1].arrival_s:
+        start_s = 0.0
+    return Window(rows, start_s, WINDOW_S, natural_block_tokens(rows))
 
 
 def bound(part: Window, slo: Slo, target: float, seed: int) -> float:
@@ -68,15 +77,15 @@ def bound(part: Window, slo: Slo, target: float, seed: int) -> float:
     return NUM_GPUS * part.duration_s / seconds
 
 
-def run_cell(task: tuple[Path, str, str, int, str, int]) -> tuple[str, dict[str, Any]]:
-    """One scheduler on one window; `num_prefill` 0: any instance does either."""
+def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
+    """One scheduler on one window. What its curve says below the first target is a bound: such runs are cut short."""
     folder, trace, slo_name, seed, name, num_prefill = task
     part, slo = window(folder, trace, seed), SLOS[slo_name]
     fleet = Fleet(
         GPU, MODEL, num_prefill, NUM_GPUS - num_prefill if num_prefill else 0, 0 if num_prefill else NUM_GPUS
     )
     entry = SCHEDULERS["baton" if name == SPLIT else name]
-    curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, entry))
+    curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, entry, TARGETS[0]))
     guess = bound(part, slo, TARGETS[0], seed) / 2
     began = time.perf_counter()
     per_copy = part.rate / NUM_GPUS
@@ -104,13 +113,13 @@ def tuned_ratio(cells: dict[str, Any], trace: str, slo: str) -> int:
     )
 
 
-def tuning(folder: Path) -> Iterator[tuple[Path, str, str, int, str, int]]:
+def tuning(folder: Path) -> Iterator[Task]:
     for trace, slo in GRID:
         for num_prefill in range(1, NUM_GPUS):
             yield folder, trace, slo, 0, "least-loaded", num_prefill
 
 
-def study(folder: Path, cells: dict[str, Any], seeds: int) -> Iterator[tuple[Path, str, str, int, str, int]]:
+def study(folder: Path, cells: dict[str, Any], seeds: int) -> Iterator[Task]:
     for seed in range(seeds):
         for trace, slo in GRID:
             ratio = tuned_ratio(cells, trace, slo)
@@ -119,9 +128,8 @@ def study(folder: Path, cells: dict[str, Any], seeds: int) -> Iterator[tuple[Pat
                 yield folder, trace, slo, seed, name, ratio if entry.kind == "static" else 0
 
 
-def run(
-    tasks: list[tuple[Path, str, str, int, str, int]], out: Path, result: dict[str, Any], processes: int
-) -> None:
+def run(tasks: Sequence[Task], out: Path, result: dict[str, Any], processes: int, until_s: float) -> bool:
+    """Add the cells that are missing, each to the file as it is done; False when time was up before."""
     cells: dict[str, Any] = result["cells"]
     left = [task for task in tasks if key(*task[1:]) not in cells]
     with multiprocessing.get_context("spawn").Pool(processes) as pool, Progress() as bar:
@@ -129,19 +137,45 @@ def run(
         for name, cell in pool.imap_unordered(run_cell, left):
             cells[name] = cell
             bar.advance(progress)
-            out.write_text(json.dumps(result, indent=1) + "\n")
+            save(result, out)
+            if time.monotonic() > until_s:
+                return False
+    return True
+
+
+def save(result: dict[str, Any], out: Path) -> None:
+    """Whole or not at all: a run may be ended at any moment."""
+    fresh = out.with_suffix(".tmp")
+    fresh.write_text(json.dumps(result, indent=1) + "\n")
+    fresh.replace(out)
+
+
+def bounds(folder: Path, seeds: int) -> dict[str, float]:
+    """Requests per second and GPU that no scheduler can exceed, by trace, targets, seed and attainment."""
+    return {
+        f"{trace}/{slo}/{seed}/{target:g}": bound(part, SLOS[slo], target, seed) * part.rate / NUM_GPUS
+        for trace, slo in GRID
+        for seed in range(seeds)
+        for target in TARGETS
+        for part in [window(folder, trace, seed)]
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--traces", type=Path, required=True)
+    made.add_argument("--out", type=Path, required=True)
+    made.add_argument("--seeds", type=int, default=5)
+    made.add_argument("--hours", type=float, default=24.0, help="Then it stops; go on with the same command.")
+    made.add_argument("--processes", type=int, default=1)
+    made.add_argument("--schedulers", nargs="*", default=[SPLIT, *SCHEDULERS], help="Only these.")
+    made.add_argument("--again", nargs="*", default=[], help="Schedulers whose cells are measured anew.")
+    return made
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--again", nargs="*", default=[], help="Schedulers whose cells are measured anew.")
-    args = parser.parse_args()
+    args = parser().parse_args()
+    until_s = time.monotonic() + args.hours * 3600
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"cells": {}}
     cells: dict[str, Any] = result["cells"]
     for name in [name for name in cells if name.split("/")[3] in args.again]:
@@ -154,17 +188,12 @@ def main() -> None:
         "python": platform.python_version(),
         "command": "python -m benchmarks.goodput --traces ../shared/traces --out benchmarks/results/goodput.json",
     }
-    run([*tuning(args.traces)], args.out, result, args.processes)
-    run([*study(args.traces, cells, args.seeds)], args.out, result, args.processes)
-    result["bound"] = {
-        f"{trace}/{slo}/{seed}/{target:g}": bound(part, SLOS[slo], target, seed) * part.rate / NUM_GPUS
-        for trace, slo in GRID
-        for seed in range(args.seeds)
-        for target in TARGETS
-        for part in [window(args.traces, trace, seed)]
-    }
+    if run([*tuning(args.traces)], args.out, result, args.processes, until_s):
+        tasks = [task for task in study(args.traces, cells, args.seeds) if task[4] in args.schedulers]
+        run(tasks, args.out, result, args.processes, until_s)
+    result["bound"] = bounds(args.traces, args.seeds)
     result["summary"] = summarise(result, args.out.with_suffix(".png"))
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    save(result, args.out)
     print(json.dumps(result["summary"], indent=1))
 
 

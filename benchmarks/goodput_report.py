@@ -23,6 +23,8 @@ def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     for target in ("0.9", "0.99"):
         table = _table(result["cells"], target)
+        if not table.get(OURS[0]):
+            return {"windows": "no window was run with every scheduler"}
         means = {name: _geometric(list(values.values())) for name, values in table.items()}
         best = {
             kind: max(
@@ -60,7 +62,7 @@ def _table(cells: dict[str, Any], target: str) -> dict[str, dict[str, float]]:
     for name, cell in cells.items():
         where, scheduler, _ = name.rsplit("/", 2)
         table[scheduler][where] = max(table[scheduler].get(where, 0.0), cell["goodput"][target])
-    whole = set.intersection(*(set(values) for values in table.values()))
+    whole = set.intersection(*(set(table[name]) for name in (*OURS, *SCHEDULERS)))
     return {name: {where: values[where] for where in sorted(whole)} for name, values in table.items()}
 
 

@@ -4,11 +4,13 @@ Goodput is requests per second and instance offered at that rate; a refused or u
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from core.types import Slo
 from sim.baselines.sarathi import token_budget
 from sim.baselines.table import Entry
 from sim.catalogued import Fleet, coarse_config
+from sim.coarse.sequence import Job
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import simulate
 from sim.report import attainment, served_coarsely
@@ -16,8 +18,6 @@ from sim.workload import Row
 
 _PRECISION = 1.08
 _MAX_STEPS = 9
-PATIENCE_S = 30.0
-"""After the last arrival; what is not finished by then has missed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,41 @@ class Window:
         return Load(self.rows, self.duration_s, copies, self.start_s, seed)
 
 
-def attained(window: Window, copies: float, seed: int, slo: Slo, fleet: Fleet, entry: Entry) -> float:
-    """Share of the requests that held both targets."""
+def attained(
+    window: Window, copies: float, seed: int, slo: Slo, fleet: Fleet, entry: Entry, least: float = 0.0
+) -> float:
+    """Share of the requests that held both targets. A run is cut short once it is less than `least`: then how many could still
+    have held them."""
     work = jobs(window.load(copies, seed), slo, window.block_tokens)
+    if not work:
+        return 1.0
     budget = 0 if entry.paced else token_budget(fleet.step_model, slo.tpot_s)
     config = replace(coarse_config(fleet, window.block_tokens), mixed_batch_tokens=budget)
-    outcome = simulate(config, work, entry.make, until_s=window.duration_s + PATIENCE_S)
-    return attainment(served_coarsely(outcome), slo)
+
+    watch = _Watch(work, slo, least)
+    outcome = simulate(config, work, entry.make, enough=watch)
+    return watch.possible if watch.possible < least else attainment(served_coarsely(outcome), slo)
+
+
+class _Watch:
+    """Counts those that have missed for certain while a run goes on."""
+
+    def __init__(self, work: Sequence[Job], slo: Slo, least: float) -> None:
+        self._work, self._slo, self._least = work, slo, least
+        self.possible = 1.0
+        """Share that may still hold both targets."""
+
+    def __call__(self, now: float) -> bool:
+        missed = sum(_has_missed(job, self._slo, now) for job in self._work)
+        self.possible = 1 - missed / len(self._work)
+        return self.possible < self._least
+
+
+def _has_missed(job: Job, slo: Slo, now: float) -> bool:
+    due_s = job.request.arrival_s + slo.ttft_s
+    if job.rejected or min(job.first_s, now) > due_s:
+        return True
+    return isfinite(job.last_s) and job.last_s - job.first_s > slo.tpot_s * max(1, job.num_output - 1)
 
 
 def highest(measure: Callable[[float], float], wanted: float, guess: float) -> float:

@@ -16,9 +16,11 @@ from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
 from sim.catalogued import MAX_NUM_SEQS, Fleet, coarse_config
 from sim.coarse.workload import jobs
 from sim.coarse.world import simulate
-from sim.goodput import PATIENCE_S, Window
+from sim.goodput import Window
 from sim.report import Served, attainment, served_coarsely
 
+_PATIENCE_S = 30.0
+"""After the last arrival; what is not finished by then has missed."""
 _GROUP_SIZES = (1, 2, 4, 8)
 _PREFILL_SHARES = (0.25, 0.5, 0.75)
 
@@ -107,7 +109,7 @@ def _counts(demand: Demand, gpu: str, tp: int) -> Iterator[int]:
     work = jobs(part.load(demand.copies, demand.seeds[0]), demand.slo, part.block_tokens)
     cost = step_cost(GPUS[gpu], MODELS[demand.model], tp)
     least_s = bound_seconds(work, cost, demand.slo, part.block_tokens, MAX_NUM_SEQS, demand.attainment)
-    count = max(1, int(least_s / (part.duration_s + PATIENCE_S)))
+    count = max(1, int(least_s / (part.duration_s + _PATIENCE_S)))
     while count <= demand.max_instances:
         yield count
         count = max(count + 1, ceil(count * 1.1))
@@ -128,7 +130,7 @@ def _try(demand: Demand, fleet: Fleet) -> Trial:
     for seed in demand.seeds:
         work = jobs(part.load(demand.copies, seed), slo, part.block_tokens)
         outcome = simulate(
-            coarse_config(fleet, part.block_tokens), work, until_s=part.duration_s + PATIENCE_S
+            coarse_config(fleet, part.block_tokens), work, until_s=part.duration_s + _PATIENCE_S
         )
         served = served_coarsely(outcome)
         shares.append(attainment(served, slo))

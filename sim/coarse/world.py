@@ -25,6 +25,7 @@ from sim.cost import LinkCost, StepCost, StepModel
 from sim.run import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
+_ASK_S = 1.0
 _FRONTEND = "frontend"
 _FIRST_OUTPUT_BLOCK = 1 << 31
 
@@ -86,12 +87,13 @@ def simulate(
     make_scheduler: MakeScheduler = production,
     advanced: Callable[[int], None] = lambda _: None,
     until_s: float = float("inf"),
+    enough: Callable[[float], bool] = lambda _: False,
 ) -> CoarseOutcome:
-    """Serve `jobs` (which are changed) until all have ended, or `until_s`.
+    """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, which is asked every second.
     `advanced` hears how many arrivals there were, now and then.
 
     Raises Bug when an instance's block accounting is off at the end."""
-    world = _World(config, make_scheduler)
+    world = _World(config, make_scheduler, enough)
     world.run(jobs, advanced, until_s)
     for device in world.devices.values():
         device.check_integrity()
@@ -109,8 +111,11 @@ def simulate(
 class _World:
     """sim.coarse.device.Surroundings."""
 
-    def __init__(self, config: CoarseConfig, make_scheduler: MakeScheduler) -> None:
-        self._config = config
+    def __init__(
+        self, config: CoarseConfig, make_scheduler: MakeScheduler, enough: Callable[[float], bool]
+    ) -> None:
+        self._config, self._enough = config, enough
+        self._is_over, self._ask_s = False, 0.0
         self.now = 0.0
         self.num_events = 0
         self.decisions: list[str] = []
@@ -128,7 +133,7 @@ class _World:
     def run(self, jobs: Sequence[Job], advanced: Callable[[int], None], until_s: float) -> None:
         for number, job in enumerate(jobs):
             self._pass(min(job.request.arrival_s, until_s))
-            if job.request.arrival_s > until_s:
+            if job.request.arrival_s > until_s or self._is_over:
                 return
             self._arrive(job)
             if number % 64 == 0:
@@ -142,6 +147,11 @@ class _World:
             self.now, _, call, args = heapq.heappop(heap)
             self.num_events += 1
             call(self.now, *args)
+            if self.now >= self._ask_s:
+                self._ask_s = self.now + _ASK_S
+                if self._enough(self.now):
+                    self._is_over = True
+                    return
 
     # Surroundings ---------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,22 @@ def test_no_scheduler_beats_the_bound() -> None:
     assert attained(part, 0.1 * copies, 0, SLO, fleet, SCHEDULERS["sarathi"]) > 0.9
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_run_that_was_cut_short_would_have_missed(seed: int) -> None:
+    """Whether it is at least 90 % is never another answer, and what it then says is exact; below it is a bound."""
+    part = Window(random_rows(seed, 400, 20.0), 0.0, 10.0, 64)
+    fleet = Fleet("L40S", "llama-3.1-8b", 0, 0, 1)
+    above = set[bool]()
+    for copies in (0.8, 1.6, 2.4, 6.0):
+        whole = attained(part, copies, seed, SLO, fleet, SCHEDULERS["sarathi"])
+        cut = attained(part, copies, seed, SLO, fleet, SCHEDULERS["sarathi"], 0.9)
+        assert cut == whole if whole >= 0.9 else whole <= cut < 0.9
+        above.add(whole >= 0.9)
+        if copies == 6.0:
+            assert cut > whole, "it was not cut"
+    assert above == {True, False}
+
+
 def test_dearer_requests_are_given_up_first() -> None:
     part = Window(random_rows(3, 100, 10.0), 0.0, 1e9, 64)
     cost = step_cost(GPUS["H100"], MODELS["llama-3.1-8b"])
@@ -63,13 +79,13 @@ def test_the_summary_compares_with_the_best_of_each_kind(tmp_path: Path) -> None
 
     cells = {}
     for where, factor in (("t/s/0", 1.0), ("t/s/1", 4.0)):
-        for name, value in (
-            ("baton", 3.0),
-            ("baton-split", 2.0),
-            ("dynamo", 1.5),
-            ("round-robin", 1.0),
-            ("sarathi", 2.0),
-        ):
+        values = dict.fromkeys(SCHEDULERS, 1.0) | {
+            "baton": 3.0,
+            "baton-split": 2.0,
+            "dynamo": 1.5,
+            "sarathi": 2.0,
+        }
+        for name, value in values.items():
             cells[f"{where}/{name}/1"] = cell(value * factor)
     bound = {f"t/s/{seed}/{target}": 6.0 for seed in (0, 1) for target in ("0.9", "0.99")}
     summary = summarise({"cells": cells, "bound": bound}, tmp_path / "picture.png")
