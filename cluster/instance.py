@@ -95,6 +95,7 @@ class Instance:
             clock,
             self._on_tokens,
             self._on_error,
+            lambda keys: self._prefill.on_stuck(keys),
             config.engine.lookahead,
             Restoring(self._scheduler, parts.tiers, config.engine.block_size) if parts.tiers else None,
         )

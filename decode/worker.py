@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _ASK_TIMEOUT_S = 2.0
 _LAST_WORD_S = 1.0
+_MAX_GRANTS = 3
+"""Writers that a prompt is given to before we compute it ourselves: it must not wander between instances without room."""
 
 
 @dataclass(slots=True, eq=False)
@@ -289,7 +291,7 @@ class DecodeWorker:
         assert job.handoff is not None
         request, missing = job.request, job.reservation.num_tokens - job.reservation.matched_tokens
         log.warning("request %s needs another prefill instance than %s", request.id, job.prefill)
-        if not self._reporter.scheduler:
+        if not self._reporter.scheduler or job.handoff.epoch + 1 >= _MAX_GRANTS:
             self._on_fact(job, Fact.NOBODY)
             return
         ask = NeedPrefill(request.id, request.attempt, job.handoff.epoch, missing, job.prefill)

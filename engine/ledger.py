@@ -48,6 +48,11 @@ class BlockLedger:
         """Unused blocks and those that the prefix cache would give up."""
         return self._pool.num_free + self._cache.num_evictable
 
+    @property
+    def num_restores(self) -> int:
+        """Those that are under way."""
+        return len(self._restores)
+
     def admit(self, seq: Sequence, match: Match, num_tokens: int, headroom: int) -> bool:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
         needed = num_blocks_for(num_tokens, self._block_size) - len(match.blocks)

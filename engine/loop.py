@@ -41,7 +41,9 @@ class _Waiter:
 
 
 class Engine:
-    """`run` must be running. `emit` gets all tokens of a step at once; `on_error` hears once if the ranks fail."""
+    """`run` must be running. `emit` gets all tokens of a step at once; `on_error` hears once if the ranks fail.
+
+    `on_stuck` gets keys of pushed sequences that wait for blocks which only others can free, and aborts them."""
 
     def __init__(
         self,
@@ -50,13 +52,14 @@ class Engine:
         clock: Clock,
         emit: Callable[[list[TokenOut]], None],
         on_error: Callable[[BaseException], None],
+        on_stuck: Callable[[list[str]], None],
         lookahead: bool = True,
         tiers: Restoring | None = None,
         fits: StepFits | None = None,
     ) -> None:
         """`tiers`: where prefixes that the device does not hold may be had from. `fits` learn from every step."""
         self._scheduler, self._group, self._clock = scheduler, group, clock
-        self._emit, self._on_error, self._tiers = emit, on_error, tiers
+        self._emit, self._on_error, self._on_stuck, self._tiers = emit, on_error, on_stuck, tiers
         self._fits = fits or StepFits()
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
@@ -185,6 +188,8 @@ class Engine:
                     if lost.done():
                         raise lost.result()
                     self._changed.clear()
+                    if stuck := self._scheduler.stuck_pushes:
+                        self._on_stuck(stuck)
                     await self._changed.wait()
                     continue
                 plan, task = in_flight[0]

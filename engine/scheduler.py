@@ -89,6 +89,15 @@ class StepScheduler:
         missing = sum(seq.num_missing for seq in self._running if seq.num_missing > 1)
         return missing + sum(len(seq.tokens) for seq in self._waiting)
 
+    @property
+    def stuck_pushes(self) -> list[str]:
+        """Keys of pushed sequences whose room only others can make, for whose writes all blocks are reserved. They may wait for
+        us in turn. To be asked when `plan` has nothing and nothing is in flight."""
+        idle = {State.WAITING, State.RESERVED}
+        if self._ledger.num_restores or any(seq.state not in idle for seq in self._seqs.values()):
+            return []
+        return [seq.key for seq in self._waiting if seq.push is not None]
+
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._cache.drain_events()
 

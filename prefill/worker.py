@@ -90,6 +90,13 @@ class PrefillWorker:
             job.handoff.on(PushFact.FIRST_TOKEN)
             self._pusher.finish(grant.id, job.drawn)
 
+    def on_stuck(self, keys: list[str]) -> None:
+        """All blocks are promised to prompts that others compute: these may be computed elsewhere."""
+        for key in keys:
+            self._failed(
+                self._by_key[key], "all KV blocks here are reserved for prompts that other instances compute"
+            )
+
     def fail_all(self, reason: str) -> None:
         for grant_id, job in list(self._jobs.items()):
             job.reason = reason
@@ -137,7 +144,7 @@ class PrefillWorker:
         job = self._jobs.get(grant_id)
         if job is not None:
             job.reason = job.reason or reason
-            log.warning("request %s: its KV cannot be sent: %s", job.request.id, reason)
+            log.warning("request %s: its KV is not sent: %s", job.request.id, reason)
             self._on_fact(grant_id, PushFact.FAILED)
 
     def _on_fact(self, grant_id: str, fact: PushFact) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from cluster.instance import Instance
 from cluster.real_parts import local_parts
 from core.clock import WallClock
 from core.config import ClusterConfig, load
-from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned
+from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback import LoopbackFabric
 from net.loopback import LoopbackNetwork
@@ -53,7 +54,9 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
 class World:
     """Instances, a frontend, and a scheduler that places everything as the test says."""
 
-    def __init__(self, folder: Path, num_prefill: int = 1, num_decode: int = 1, **overrides: Any) -> None:
+    def __init__(
+        self, folder: Path, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, **overrides: Any
+    ) -> None:
         values = {
             "model.path": str(folder),
             "engine.block_size": 4,
@@ -67,6 +70,9 @@ class World:
         self.messages: list[Message] = []
         self.prefills = [self._instance(folder, "prefill") for _ in range(num_prefill)]
         self.decodes = [self._instance(folder, "decode") for _ in range(num_decode)]
+        both = [self._instance(folder, "both") for _ in range(num_both)]
+        self.decodes += both
+        self.prefills += reversed(both)  # so that nobody's prompt is computed where it is decoded
         self.frontend = Frontend(
             self.network.join("frontend"), WallClock(), self.config.schedule, 4, self._resolve, 60
         )
@@ -102,7 +108,7 @@ class World:
                 self.count += 1
                 self.scheduler.send(sender, Placed(request_id, attempt, route))
             case NeedPrefill(request_id, attempt, epoch):
-                others = [p.address for p in self.prefills if p.address != message.lost]
+                others = [p.address for p in self.prefills if p.address not in (message.lost, sender)]
                 self.scheduler.send(
                     sender, PrefillAssigned(request_id, attempt, epoch, others[0] if others else "")
                 )
@@ -136,7 +142,7 @@ class World:
     async def close(self) -> None:
         self.running.cancel()
         await self.frontend.close()
-        for instance in self.prefills + self.decodes:
+        for instance in {*self.prefills, *self.decodes}:
             await instance.close()
 
 
@@ -239,3 +245,40 @@ async def test_seeded_sampling_does_not_depend_on_company(reference: tuple[Path,
         alone = [await w.run(p, 24, **sampling) for p in batch[:2]]
         together = await asyncio.gather(*(w.run(p, 24, **sampling) for p in batch))
         assert together[:2] == alone
+
+
+async def test_a_prompt_does_not_wander_from_one_full_instance_to_the_next(
+    reference: tuple[Path, Any],
+) -> None:
+    folder, model = reference
+    prompt = prompts(1, seed=6)[0]
+    asked: list[str] = []
+    async with world(folder, 0, 1) as w:
+        full = [w.network.join("prefill") for _ in range(2)]
+        for mail in full:
+
+            def refuse(sender: str, message: Message, mail: Any = mail) -> None:
+                if isinstance(message, StartPrefill):
+                    asked.append(mail.address)
+                    mail.send(sender, PrefillFailed(message.grant.id, "no room"))
+
+            mail.listen(refuse, lambda _: None)
+        w.prefills += [SimpleNamespace(address=mail.address) for mail in full]  # type: ignore[list-item]
+        assert await w.run(prompt, 8) == greedy(model, prompt, 8)
+        w.prefills.clear()
+        await w.idle()
+    assert len(asked) == 3
+
+
+async def test_instances_of_both_roles_do_not_wait_for_each_others_blocks(
+    reference: tuple[Path, Any],
+) -> None:
+    """Each has promised all its blocks to prompts that the other is to compute, and so has no room for the other's prompts."""
+    folder, model = reference
+    rng = random.Random(3)
+    prompts = [tuple(rng.randrange(2, VOCAB) for _ in range(22)) for _ in range(8)]
+    overrides = {"engine.num_blocks": 14, "engine.max_batch_tokens": 16}
+    async with world(folder, 0, 0, num_both=2, **overrides) as it, asyncio.timeout(20):
+        outs = await asyncio.gather(*(it.run(prompt, 6) for prompt in prompts))
+        await it.idle()
+    assert outs == [greedy(model, prompt, 6) for prompt in prompts]

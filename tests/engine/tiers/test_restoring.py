@@ -39,7 +39,7 @@ class Served:
 
         restoring = Restoring(self.scheduler, self.store, config.block_size)
         self.engine = Engine(
-            self.scheduler, InlineGroup(step), WallClock(), self.got, self.errors, tiers=restoring
+            self.scheduler, InlineGroup(step), WallClock(), self.got, self.errors, list, tiers=restoring
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, asyncio.Event] = {}
