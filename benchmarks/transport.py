@@ -2,10 +2,11 @@
 
     python -m benchmarks.transport [--json FILE] [--rounds N] [--only shm,tcp]
 
-Bandwidth is that of a burst of 32 MiB (at least one transfer), one transfer behind the other as a prefill instance sends layers,
-until the holder's ledger has counted all of it and the writer knows; latency is that of 4 KiB alone. Rounds are interleaved.
-`of_raw`: the transport's bandwidth by that of the raw link (for sockets whichever of 1, 2 and 4 connections has the best median),
-by medians and, `of_raw_best`, by the best rounds, which other work on the machine disturbs less. gloo stands in for NCCL.
+Bandwidth is that of a burst of 32 MiB (at least one transfer), two transfers under way at once as a prefill instance sends
+layers, until the holder's ledger has counted all of it and the writer knows; latency is that of 4 KiB alone. Rounds are
+interleaved. `of_raw`: the transport's bandwidth by that of the raw link (for sockets whichever of 1, 2 and 4 connections has the
+best median), by medians and, `of_raw_best`, by the best rounds, which other work on the machine disturbs less. gloo stands in for
+NCCL.
 Predictions are in PREDICTIONS, written before the first run."""
 
 import argparse
@@ -18,6 +19,7 @@ import socket
 import statistics
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from benchmarks.transport_raw import STREAMS, RawCopy, RawNixl, RawSockets, nixl
 from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
+from kvtransfer.pusher import MAX_WRITES
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.collective import CollectiveMedium
@@ -142,8 +145,13 @@ class Ways:
     def _through(self, sender: Sender, region: RegionKey) -> Transfer:
         async def transfer(size: int, count: int) -> None:
             self._wanted[0] = size * count
+            under_way: deque[asyncio.Task[None]] = deque()
             for _ in range(count):
-                await sender.write("g", region, [CopyRun(0, 0, size)])
+                if len(under_way) == MAX_WRITES:
+                    await under_way.popleft()
+                under_way.append(asyncio.create_task(sender.write("g", region, [CopyRun(0, 0, size)])))
+            for task in under_way:
+                await task
             if not sender.vouches:
                 self._back.recv(1)
 

@@ -1,12 +1,13 @@
 """In which order writes share the link: the request whose first token is due earliest goes first, layer by layer. Pure.
 
-Every item is one layer of one chunk (or a last word), so a nearer deadline waits for at most one write to each holder. Items of
-one grant keep their order and never overlap, which makes its last word the last; a holder takes one write at a time; and only so
-many holders are written to at once, because more would share the link instead of following the deadlines. A holder that does not
-get on stops counting against that number (`slow`), so that it does not hold up the others."""
+A holder takes a few writes at once, so that the next one's head follows the last one's tail without a pause, and a nearer
+deadline waits for no more than these. Items of one grant keep their order. Only so many holders are written to at once, because
+more would share the link instead of following the deadlines; one that does not get on stops counting against that number
+(`slow`), so that it does not hold up the others."""
 
 import heapq
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -24,15 +25,28 @@ class _Flow(Generic[T]):
     number: int
     items: deque[T] = field(default_factory=deque[T])
 
+    def entry(self, grant_id: str) -> tuple[Urgency, int, str]:
+        return (self.urgency, self.number, grant_id)
+
+
+@dataclass(slots=True, eq=False)
+class Turn(Generic[T]):
+    """One write: `items` of a grant that go out together, until `done` is called."""
+
+    grant_id: str
+    holder: str
+    items: list[T]
+    slow: bool = False
+
 
 class LinkQueue(Generic[T]):
-    def __init__(self, max_active: int) -> None:
-        self._max_active = max_active
+    def __init__(self, max_active: int, depth: int, take: Callable[[deque[T]], list[T]]) -> None:
+        """`max_active` holders are written to at once, each by at most `depth` writes; `take` pops one write's items."""
+        self._max_active, self._depth, self._take = max_active, depth, take
         self._flows: dict[str, _Flow[T]] = {}
         self._waiting: dict[str, list[tuple[Urgency, int, str]]] = {}
         """For each holder a heap of the grants that have items."""
-        self._busy: dict[str, bool] = {}
-        """Holders with a write under way, and whether it counts."""
+        self._under_way: dict[str, list[Turn[T]]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -43,32 +57,46 @@ class LinkQueue(Generic[T]):
         if flow is None:
             self._count += 1
             flow = self._flows[grant_id] = _Flow(holder, urgency, self._count)
-            heapq.heappush(self._waiting.setdefault(holder, []), (urgency, flow.number, grant_id))
+            heapq.heappush(self._waiting.setdefault(holder, []), flow.entry(grant_id))
         flow.items.append(item)
 
-    def next(self) -> tuple[str, str, deque[T]] | None:
-        """The grant to serve now, its holder and its items, of which the caller takes some from the left until `done`."""
-        if sum(self._busy.values()) >= self._max_active:
-            return None
-        ready = [(heap[0], holder) for holder, heap in self._waiting.items() if holder not in self._busy]
+    def drop(self, grant_id: str) -> Sequence[T]:
+        """Take a grant's items out; what is under way is not touched."""
+        flow = self._flows.get(grant_id)
+        if flow is None:
+            return ()
+        self._leave(grant_id, flow)
+        return flow.items
+
+    def next(self) -> Turn[T] | None:
+        """What may start now, if anything."""
+        active = sum(not any(turn.slow for turn in turns) for turns in self._under_way.values())
+        ready = [
+            (heap[0], holder)
+            for holder, heap in self._waiting.items()
+            if (num := len(self._under_way.get(holder, ()))) < self._depth
+            and (num or active < self._max_active)
+        ]
         if not ready:
             return None
         (_, _, grant_id), holder = min(ready)
-        self._busy[holder] = True
-        return grant_id, holder, self._flows[grant_id].items
+        flow = self._flows[grant_id]
+        turn = Turn(grant_id, holder, self._take(flow.items))
+        if not flow.items:
+            self._leave(grant_id, flow)
+        self._under_way.setdefault(holder, []).append(turn)
+        return turn
 
-    def slow(self, holder: str) -> None:
-        """The write under way there takes too long to be waited for."""
-        if holder in self._busy:
-            self._busy[holder] = False
+    def done(self, turn: Turn[T]) -> None:
+        turns = self._under_way[turn.holder]
+        turns.remove(turn)
+        if not turns:
+            del self._under_way[turn.holder]
 
-    def done(self, holder: str, grant_id: str) -> None:
-        """The write there is over."""
-        del self._busy[holder]
-        if not self._flows[grant_id].items:
-            flow = self._flows.pop(grant_id)
-            heap = self._waiting[holder]
-            heap.remove((flow.urgency, flow.number, grant_id))
-            heapq.heapify(heap)
-            if not heap:
-                del self._waiting[holder]
+    def _leave(self, grant_id: str, flow: _Flow[T]) -> None:
+        del self._flows[grant_id]
+        heap = self._waiting[flow.holder]
+        heap.remove(flow.entry(grant_id))
+        heapq.heapify(heap)
+        if not heap:
+            del self._waiting[flow.holder]

@@ -1,7 +1,8 @@
 """The writer's side of a transfer: after each layer, the fresh KV goes out while the next layer computes.
 
-The compute thread only queues (grant, layer). Writes go out in the order of `kvtransfer/linkqueue.py`, layers that have queued up
-together as one; a grant's writes end before its Commit or Drained is sent, and stopping it means skipping what is queued.
+The compute thread only queues (grant, layer). Writes go out in the order of `kvtransfer/linkqueue.py`, two at a time to a holder,
+layers that have queued up together as one; a grant's writes end before its Commit or Drained is sent, and stopping it means
+dropping what is queued.
 Back-pressure: the compute thread waits while too many bytes are queued."""
 
 import asyncio
@@ -27,8 +28,8 @@ from kvtransfer.copies import (
     plan_vectors,
     same_storage,
 )
-from kvtransfer.linkqueue import LinkQueue, Urgency
-from kvtransfer.pushes import Chunk, Push, TargetPlan, Word, Write
+from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
+from kvtransfer.pushes import Chunk, Pace, Push, TargetPlan, Word, Write
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.routes import Routes
@@ -40,7 +41,8 @@ _MAX_QUEUED_BYTES = 256 << 20
 _MAX_WAIT_S = 60.0
 _MAX_HOLDERS = 4
 """Holders that are written to at once."""
-_SMOOTHING = 0.3
+MAX_WRITES = 2
+"""Under way to one holder at once: the second keeps the link busy while the end of the first is waited for."""
 _SLOW_S = 0.25
 """A write that takes longer no longer keeps other holders waiting."""
 _LONG_WRITE_BYTES = 8 << 20
@@ -75,11 +77,10 @@ class Pusher:
         self._now = now or self._loop.time
         self._loop_thread = threading.current_thread()
         self._pushes: dict[str, Push] = {}
-        self._queue: LinkQueue[Write | Word] = LinkQueue(_MAX_HOLDERS)
+        self._queue: LinkQueue[Write] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, _take_writes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._queued_bytes = 0
-        self._pace: dict[str, float] = {}
-        """Seconds a byte of recent writes to each holder."""
+        self._paces: dict[str, Pace] = {}
         self._room = threading.Condition()
 
     @property
@@ -114,28 +115,31 @@ class Pusher:
         push = self._pushes.get(grant_id)
         if push is None:
             return 0.0
-        since_s = push.writing_since_s
-        elapsed_s = 0.0 if since_s is None else self._now() - since_s
-        return max(elapsed_s, push.queued_bytes * self._pace.get(push.grant.holder, 0.0))
+        elapsed_s = self._now() - push.writing_since_s[0] if push.writing_since_s else 0.0
+        pace = self._paces.get(push.grant.holder)
+        return max(elapsed_s, push.queued_bytes * pace.s_per_byte if pace else 0.0)
 
     def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
         """All layers of all chunks are queued: commit with the drawn tokens once they are written."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
-            push.drawn_s, push.closing = self._now(), True
-            self._put(Word(push, drawn, None))
+            push.drawn_s = self._now()
+            self._end(push, Word(drawn, None))
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
         """Write no more, and then tell the holder: Drained, or PrefillFailed with `reason`."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
             push.stopped = True
-            self._put(Word(push, (), reason))
+            for item in self._queue.drop(grant_id):
+                self._over(push, item.num_bytes)
+                push.num_writes -= 1
+            self._end(push, Word((), reason))
 
     def holder_lost(self, holder: str) -> None:
         self._routes.forget(holder)
         self._agreed.pop(holder, None)
-        self._pace.pop(holder, None)
+        self._paces.pop(holder, None)
         for sender in self._senders:
             sender.forget(holder)
 
@@ -217,70 +221,64 @@ class Pusher:
 
     def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int) -> None:
         for chunk in chunks:
-            write = Write(chunk, rank, layer)
-            if not chunk.push.closing:
-                chunk.push.queued_bytes += write.num_bytes
-                self._put(write)
+            push, write = chunk.push, Write(chunk, rank, layer)
+            if push.word is None:
+                push.queued_bytes += write.num_bytes
+                push.num_writes += 1
+                self._queue.add(push.grant.id, push.grant.holder, push.urgency, write)
             else:
                 self._forget_queued(write.num_bytes)
-
-    def _put(self, item: Write | Word) -> None:
-        push = item.chunk.push if isinstance(item, Write) else item.push
-        self._queue.add(push.grant.id, push.grant.holder, push.urgency, item)
         self._serve()
 
     def _serve(self) -> None:
         """Start what may be on its way now."""
-        while found := self._queue.next():
-            grant_id, holder, items = found
-            task = self._loop.create_task(self._work(grant_id, holder, items))
+        while turn := self._queue.next():
+            task = self._loop.create_task(self._work(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, grant_id: str, holder: str, items: deque[Write | Word]) -> None:
-        """One long write, or the last word, which does not wait for another turn behind the write before it."""
-        slow = self._loop.call_later(_SLOW_S, self._slow, holder)
+    async def _work(self, turn: Turn[Write]) -> None:
+        """One long write."""
+        push = turn.items[0].chunk.push
+        slow = self._loop.call_later(_SLOW_S, self._slow, turn)
         try:
-            writes = _take_writes(items)
-            if writes:
-                await self._write(writes)
-            if items and isinstance(word := items[0], Word):
-                items.popleft()
-                self._say(word)
-        except Exception:
-            log.exception("grant %s: an item for %s failed, the others go on", grant_id, holder)
+            await self._write(push, turn.items)
         finally:
             slow.cancel()
-            self._queue.done(holder, grant_id)
+            push.num_writes -= len(turn.items)
+            self._queue.done(turn)
             self._serve()
+            self._say_if_quiet(push)
 
-    def _slow(self, holder: str) -> None:
-        self._queue.slow(holder)
+    def _slow(self, turn: Turn[Write]) -> None:
+        turn.slow = True
         self._serve()
 
-    async def _write(self, items: list[Write]) -> None:
+    async def _write(self, push: Push, items: list[Write]) -> None:
         """Layers of one grant."""
-        push = items[0].chunk.push
+        size = sum(item.num_bytes for item in items)
+        started_s = self._now()
+        push.writing_since_s.append(started_s)
         try:
             if not push.stopped:
-                started_s = push.writing_since_s = self._now()
                 await self._write_layers(push, items)
-                size = sum(item.num_bytes for item in items)
-                self._note_pace(push.grant.holder, (self._now() - started_s) / max(1, size))
+                self._paces.setdefault(push.grant.holder, Pace()).note(started_s, self._now(), size)
         except (ReplicaLost, TransferError) as error:
-            push.on_failed(push.grant.id, str(error))
+            self._failed(push, str(error))
         except Exception as error:
             log.exception("grant %s: writing KV failed", push.grant.id)
-            push.on_failed(push.grant.id, f"{type(error).__name__}: {error}")
+            self._failed(push, f"{type(error).__name__}: {error}")
         finally:
-            done_bytes = sum(item.num_bytes for item in items)
-            push.queued_bytes -= done_bytes
-            push.writing_since_s = None
-            self._forget_queued(done_bytes)
+            push.writing_since_s.remove(started_s)
+            self._over(push, size)
 
-    def _note_pace(self, holder: str, s_per_byte: float) -> None:
-        known = self._pace.get(holder, s_per_byte)
-        self._pace[holder] = known + _SMOOTHING * (s_per_byte - known)
+    def _failed(self, push: Push, why: str) -> None:
+        if not push.stopped:  # of two writes under way the first has said so
+            push.on_failed(push.grant.id, why)
+
+    def _over(self, push: Push, num_bytes: int) -> None:
+        push.queued_bytes -= num_bytes
+        self._forget_queued(num_bytes)
 
     def _forget_queued(self, num_bytes: int) -> None:
         with self._room:
@@ -335,42 +333,35 @@ class Pusher:
         push.num_chunks += 1
         self._mail.send(push.grant.holder, done)
 
-    def _say(self, word: Word) -> None:
-        push = word.push
-        grant_id, holder = push.grant.id, push.grant.holder
-        if word.drawn and push.stopped:
-            return  # the word of `stop` comes behind this one
+    def _end(self, push: Push, word: Word) -> None:
+        """`word` is said when the writes are over, in a later turn of the loop at the soonest."""
+        push.word = word
+        self._loop.call_soon(self._say_if_quiet, push)
+
+    def _say_if_quiet(self, push: Push) -> None:
+        grant_id, word = push.grant.id, push.word
+        if word is None or push.num_writes or self._pushes.get(grant_id) is not push:
+            return
         del self._pushes[grant_id]
         for sender in {id(sender): sender for sender, _ in push.targets}.values():
             sender.ended(grant_id)
         if word.drawn:
-            self._mail.send(
-                holder,
-                Commit(
-                    grant_id,
-                    push.num_chunks,
-                    push.num_bytes,
-                    word.drawn[0],
-                    push.times(self._now()),
-                    tuple(word.drawn[1:]),
-                ),
-            )
+            self._mail.send(push.grant.holder, self._commit(push, word.drawn))
             push.on_delivered(grant_id)
         else:
-            self._mail.send(
-                holder, PrefillFailed(grant_id, word.reason) if word.reason else Drained(grant_id)
-            )
+            last = PrefillFailed(grant_id, word.reason) if word.reason else Drained(grant_id)
+            self._mail.send(push.grant.holder, last)
             push.on_quiet(grant_id)
 
+    def _commit(self, push: Push, drawn: Sequence[TokenOut]) -> Commit:
+        times = push.times(self._now())
+        return Commit(push.grant.id, push.num_chunks, push.num_bytes, drawn[0], times, tuple(drawn[1:]))
 
-def _take_writes(items: deque[Write | Word]) -> list[Write]:
+
+def _take_writes(items: deque[Write]) -> list[Write]:
     """As many layers from the left as make one long write."""
-    taken: list[Write] = []
-    num_bytes = 0
-    while items and isinstance(item := items[0], Write):
-        num_bytes += item.num_bytes
-        if taken and num_bytes > _LONG_WRITE_BYTES:
-            break
-        taken.append(item)
-        items.popleft()
+    taken = [items.popleft()]
+    num_bytes = taken[0].num_bytes
+    while items and (num_bytes := num_bytes + items[0].num_bytes) <= _LONG_WRITE_BYTES:
+        taken.append(items.popleft())
     return taken

@@ -1,13 +1,39 @@
 """What the pusher has in hand: grants that are being filled, the chunks of a step, and what waits to go out."""
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.messages import Grant, HandoverTimes, RegionKey
 from core.types import TokenOut
 from kvtransfer.copies import Side, VectorRun
 from kvtransfer.linkqueue import Urgency
 from kvtransfer.transport.base import Sender
+
+_SMOOTHING = 0.3
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast recent writes to a holder were; they may overlap."""
+
+    s_per_byte: float = 0.0
+    """0: unknown."""
+    _ended_s: float = -math.inf
+
+    def note(self, started_s: float, ended_s: float, num_bytes: int) -> None:
+        took = (ended_s - max(started_s, self._ended_s)) / max(1, num_bytes)
+        self._ended_s = ended_s
+        self.s_per_byte += _SMOOTHING * (took - self.s_per_byte) if self.s_per_byte else took
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """The last thing to say to the holder, once no write is queued or under way."""
+
+    drawn: Sequence[TokenOut]
+    """Empty when it is stopped."""
+    reason: str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -30,12 +56,15 @@ class Push:
     drawn_s: float = 0.0
     """The first token."""
     stopped: bool = False
-    closing: bool = False
-    """Its last word waits: nothing that is computed from now on is sent."""
+    word: Word | None = None
+    """Waits for the writes; nothing that is computed from now on is sent."""
     num_chunks: int = 0
     num_bytes: int = 0
     queued_bytes: int = 0
-    writing_since_s: float | None = None
+    num_writes: int = 0
+    """Queued and under way."""
+    writing_since_s: list[float] = field(default_factory=list[float])
+    """When each write under way began."""
 
     def times(self, now: float) -> HandoverTimes:
         opened_s = self.opened_s
@@ -89,13 +118,3 @@ class Write:
     @property
     def num_bytes(self) -> int:
         return self.chunk.layer_bytes(self.rank)
-
-
-@dataclass(slots=True, eq=False)
-class Word:
-    """Something to say to the holder once all writes before it are done."""
-
-    push: Push
-    drawn: Sequence[TokenOut]
-    """Empty when it is stopped."""
-    reason: str | None

@@ -1,11 +1,11 @@
 """TCP between hosts: the writer streams raw runs over authenticated connections of its own, straight into the holder's pool.
 
-A write is cut into one part for each of several streams. A frame is `u32 header bytes, u64 payload bytes`, the msgpack header
-`[grant id, destination offsets, sizes, crc or nil, attempt]` and the payload. The holder asks its ledger before it reads a byte
-into the pool; what no live grant covers is read into scratch memory, dropped and counted. With a checksum each frame is answered
-by one byte, and a damaged one is sent once more. The fence cuts all of the writer's streams and waits until their readers have
-stopped: bytes that the kernel already holds could still reach the pool before that. It needs nothing from the writer, which may
-be dead, stopped or at the other end of a cut link.
+A write is cut into one part for each of several streams (`kvtransfer/transport/lanes.py`). A frame is `u32 header bytes, u64
+payload bytes`, the msgpack header `[grant id, destination offsets, sizes, crc or nil, attempt]` and the payload. The holder asks
+its ledger before it reads a byte into the pool; what no live grant covers is read into scratch memory, dropped and counted. With
+a checksum each frame is answered by one byte, and a damaged one is sent once more. The fence cuts all of the writer's streams and
+waits until their readers have stopped: bytes that the kernel already holds could still reach the pool before that. It needs
+nothing from the writer, which may be dead, stopped or at the other end of a cut link.
 
 With `tls`, both sides show certificates that the other must verify; the cluster key is proven as well."""
 
@@ -15,9 +15,6 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import msgpack
@@ -29,6 +26,7 @@ from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import crc_of, source_crc
+from kvtransfer.transport.lanes import Job, Lane, Link
 from kvtransfer.transport.streams import Stream, TlsContexts, cut
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
@@ -196,19 +194,6 @@ class _Reader:
             num_bytes -= piece.nbytes
 
 
-@dataclass(slots=True, eq=False)
-class _Link:
-    """The streams to one endpoint. The lock keeps frames of concurrent writes apart."""
-
-    owner: str
-    streams: list[Stream]
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def cut(self) -> None:
-        for stream in self.streams:
-            stream.cut()
-
-
 class TcpSender:
     vouches = False
 
@@ -225,8 +210,7 @@ class TcpSender:
         self.name = _name(tls)
         self._key, self._me, self._source, self._checksum, self._tls = key, me, source, checksum, tls
         self._num_streams = num_streams or default_streams()
-        self._links: dict[str, asyncio.Task[_Link]] = {}
-        self._threads = ThreadPoolExecutor(64, "kv-send")
+        self._links: dict[str, asyncio.Task[Link]] = {}
 
     def reaches(self, region: RegionKey) -> bool:
         return region.transport == self.name
@@ -245,24 +229,18 @@ class TcpSender:
 
     def forget(self, endpoint_owner: str) -> None:
         for endpoint in [e for e, task in self._links.items() if _owner(task) == endpoint_owner]:
-            link = self._links.pop(endpoint).result()
-            link.cut()
-            for stream in link.streams if not link.lock.locked() else ():
-                stream.close()
+            self._links.pop(endpoint).result().close()
 
     async def close(self) -> None:
         for task in self._links.values():
             task.cancel()
         for link in await asyncio.gather(*self._links.values(), return_exceptions=True):
-            if isinstance(link, _Link):
-                link.cut()
-                async with link.lock:
-                    for stream in link.streams:
-                        stream.close()
+            if isinstance(link, Link):
+                link.close()
+                await link.ended()
         self._links.clear()
-        self._threads.shutdown(wait=False)
 
-    async def _link(self, endpoint: str) -> _Link:
+    async def _link(self, endpoint: str) -> Link:
         task = self._links.get(endpoint)
         if task is None:
             task = self._links[endpoint] = asyncio.create_task(self._connect(endpoint))
@@ -273,47 +251,46 @@ class TcpSender:
                 del self._links[endpoint]
             raise
 
-    async def _connect(self, endpoint: str) -> _Link:
+    async def _connect(self, endpoint: str) -> Link:
         streams: list[Stream] = []
         owner = ""
         try:
             for _ in range(self._num_streams):
                 channel = await connect(endpoint, self._key, self._me)
                 owner = channel.peer.address
-                make = self._threads.submit(_dialled, channel, self._tls)
-                streams.append(await asyncio.wrap_future(make))
+                streams.append(await asyncio.to_thread(_dialled, channel, self._tls))
         except BaseException:
             for stream in streams:
                 stream.close()
             raise
-        return _Link(owner, streams)
+        return Link(owner, streams)
 
     async def _deliver(self, endpoint: str, grant_id: str, runs: Sequence[CopyRun], answered: bool) -> None:
         link = await self._link(endpoint)
-        async with link.lock:
-            try:
-                await self._send(link, grant_id, runs, answered)
-            except TransferError:
-                raise  # an answer: the frames are whole
-            except BaseException:  # half a frame may be on its way: nobody can use this link again
-                if endpoint in self._links and self._links[endpoint].result() is link:
-                    del self._links[endpoint]
-                for stream in link.streams:
-                    stream.close()
-                raise
+        try:
+            await link.run(self._jobs(link, grant_id, runs, answered))
+        except TransferError:
+            raise  # an answer: the frames are whole
+        except BaseException:  # half a frame may be on its way: nobody can use this link again
+            if endpoint in self._links and self._links[endpoint].result() is link:
+                del self._links[endpoint]
+            link.close()
+            raise
 
-    async def _send(self, link: _Link, grant_id: str, runs: Sequence[CopyRun], answered: bool) -> None:
+    def _jobs(
+        self, link: Link, grant_id: str, runs: Sequence[CopyRun], answered: bool
+    ) -> list[tuple[Lane, Job]]:
+        """What is left to the lanes' threads. Raises ReplicaLost."""
         total = sum(run.num_bytes for run in runs)
-        if total <= _DIRECT_BYTES and not answered and len(runs) <= _MAX_FRAME_RUNS:
-            rest = link.streams[0].try_send(self._frame(grant_id, runs, None, 0))
-            work = [partial(link.streams[0].send, rest)] if rest else []
-        else:
-            parts = split_runs(runs, len(link.streams), _MIN_PART_BYTES)
-            work = [
-                partial(self._send_part, stream, grant_id, part, answered)
-                for stream, part in zip(link.streams, parts, strict=False)
-            ]
-        await _all(self._threads, work, link)
+        lane = link.lanes[0]
+        if lane.idle and total <= _DIRECT_BYTES and not answered and len(runs) <= _MAX_FRAME_RUNS:
+            rest = lane.stream.try_send(self._frame(grant_id, runs, None, 0))
+            return [(lane, lambda stream: stream.send(rest))] if rest else []
+        parts = split_runs(runs, len(link.lanes), _MIN_PART_BYTES)
+        return [
+            (lane, lambda stream, part=part: self._send_part(stream, grant_id, part, answered))
+            for lane, part in zip(link.lanes, parts, strict=False)
+        ]
 
     def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], answered: bool) -> None:
         """On a thread. Raises ReplicaLost, or TransferError when the holder refused the runs or got them damaged twice."""
@@ -346,44 +323,10 @@ class TcpSender:
         ]
 
 
-async def _all(threads: ThreadPoolExecutor, work: Sequence[Callable[[], None]], link: _Link) -> None:
-    """Returns or raises only when no thread reads the source any more; the last one wakes the event loop, once."""
-    if not work:
-        return
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    errors: list[BaseException] = []
-    lock, left = threading.Lock(), [None] * len(work)
-
-    def run(part: Callable[[], None]) -> None:
-        try:
-            part()
-        except BaseException as error:
-            errors.append(error)
-            if not isinstance(error, TransferError):
-                link.cut()
-        with lock:
-            left.pop()
-            if left:
-                return
-        loop.call_soon_threadsafe(over.set_result, None)
-
-    for part in work:
-        threads.submit(run, part)
-    try:
-        await asyncio.shield(over)
-    except asyncio.CancelledError:
-        link.cut()
-        await over
-        raise
-    for error in sorted(errors, key=lambda error: isinstance(error, TransferError)):
-        raise error
-
-
 def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
     return Stream(channel.detach(), channel.peer.address, tls, dialled=True)
 
 
-def _owner(task: "asyncio.Task[_Link]") -> str | None:
+def _owner(task: "asyncio.Task[Link]") -> str | None:
     done = task.done() and not task.cancelled() and task.exception() is None
     return task.result().owner if done else None

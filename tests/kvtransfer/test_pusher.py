@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from core.errors import TransferError
+from core.errors import ReplicaLost, TransferError
 from core.kv import KVLayout, KVShard, lay_out, num_blocks_for
 from core.messages import ChunkDone, Commit, Grant, Message, PrefillFailed, RegionKey
 from core.plan import Push, SeqWork, StepPlan
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
-from kvtransfer.pusher import Pusher
+from kvtransfer.pusher import MAX_WRITES, Pusher
 from kvtransfer.staging import Staging
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.wire import content_of, pack
@@ -176,18 +176,20 @@ async def test_the_request_that_is_due_first_overtakes_at_the_next_layer() -> No
     for grant, due_s in ((late, 9.0), (soon, 1.0)):
         pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why), (0.0, due_s))
     done = pusher.step_started(works(late, (1,), 0, 4))
-    done(0, 0)
-    await until(lambda: len(gate.order) == 1)  # on its way
-    done(0, 1)
+    for layer in (0, 1):
+        done(0, layer)
+        await until(lambda num=layer + 1: len(gate.order) == num)  # on its way
     done(0, 2)
     done = pusher.step_started(works(soon, (2,), 0, 4))
     for layer in range(LAYERS):
         done(0, layer)
-    for _ in range(3):
+    await asyncio.sleep(0.01)
+    assert len(gate.order) == MAX_WRITES
+    for _ in range(4):
         gate.open.release()
-    await until(lambda: len(gate.order) == 3)
-    layer_bytes = shard().block_bytes
-    assert gate.order == [("late", layer_bytes), ("soon", 3 * layer_bytes), ("late", 2 * layer_bytes)]
+    await until(lambda: len(gate.order) == 4)
+    size = shard().block_bytes
+    assert gate.order == [("late", size), ("late", size), ("soon", 3 * size), ("late", size)]
     await pusher.close()
 
 
@@ -204,6 +206,58 @@ async def test_what_does_not_fit_is_refused_before_anything_is_computed() -> Non
         grant_of("c", shard(), 1, pack(replace(content_of(shard(), "rev1"), software="old"))), *ignore
     )
     assert pusher.num_open == 1
+    await pusher.close()
+
+
+async def test_the_last_word_waits_for_both_writes_that_are_under_way() -> None:
+    gate, mail = Gate(), FakeMail()
+    pusher = Pusher(shard(), BLOCKS, mail, [gate])
+    grant = grant_of("g", shard(), 1)
+    delivered: list[str] = []
+    pusher.open(grant, delivered.append, lambda _: None, lambda _, why: pytest.fail(why))
+    done = pusher.step_started(works(grant, (1,), 0, 4))
+    for layer in range(LAYERS):
+        done(0, layer)
+        await asyncio.sleep(0.002)
+    pusher.finish("g", [FIRST])
+    for num_left in (2, 1, 0):
+        assert not delivered, f"{num_left} writes still read the blocks"
+        gate.open.release()
+        await asyncio.sleep(0.01)
+    assert delivered == ["g"]
+    assert len(gate.order) == 3
+    await pusher.close()
+
+
+async def test_of_two_writes_that_fail_the_first_says_so() -> None:
+    gate, mail = Gate(), FakeMail()
+
+    async def fail(*_: object) -> None:
+        await gate.open.acquire()
+        raise ReplicaLost("the link broke")
+
+    gate.write = fail  # type: ignore[method-assign]
+    pusher = Pusher(shard(), BLOCKS, mail, [gate])
+    grant = grant_of("g", shard(), 1)
+    failed: list[str] = []
+    quiet: list[str] = []
+
+    def on_failed(grant_id: str, why: str) -> None:
+        failed.append(why)
+        pusher.stop(grant_id, reason=why)
+
+    pusher.open(grant, lambda _: pytest.fail("nothing was delivered"), quiet.append, on_failed)
+    done = pusher.step_started(works(grant, (1,), 0, 4))
+    for layer in range(LAYERS):
+        done(0, layer)
+        await asyncio.sleep(0.002)
+    gate.open.release()
+    await until(lambda: bool(failed))
+    assert not quiet, "the other write still reads the blocks"
+    gate.open.release()
+    await until(lambda: quiet == ["g"])
+    assert failed == ["the link broke"]
+    assert mail.sent == [PrefillFailed("g", "the link broke")]
     await pusher.close()
 
 

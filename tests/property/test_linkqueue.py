@@ -1,24 +1,29 @@
 """The link's order under any sequence of arrivals and completions."""
 
+from collections import deque
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvtransfer.linkqueue import LinkQueue
+from kvtransfer.linkqueue import LinkQueue, Turn
 
-MAX_ACTIVE = 2
+MAX_ACTIVE, DEPTH = 2, 2
 HOLDERS = ["h0", "h1", "h2"]
+Item = tuple[str, int, int]
+"""(grant, number, how many may go out with it): each grant belongs to one holder and has one deadline."""
+
+
+def take(items: deque[Item]) -> list[Item]:
+    return [items.popleft() for _ in range(min(items[0][2], len(items)))]
 
 
 class LinkQueueMachine(RuleBasedStateMachine):
-    """Items are (grant, number): each grant belongs to one holder and has one deadline."""
-
     def __init__(self) -> None:
         super().__init__()
-        self.queue: LinkQueue[tuple[str, int]] = LinkQueue(MAX_ACTIVE)
-        self.waiting: dict[str, list[int]] = {}
-        self.active: dict[str, str] = {}
-        self.slow: set[str] = set()
+        self.queue: LinkQueue[Item] = LinkQueue(MAX_ACTIVE, DEPTH, take)
+        self.waiting: dict[str, deque[Item]] = {}
+        self.active: list[Turn[Item]] = []
         self.made = 0
 
     @staticmethod
@@ -29,44 +34,51 @@ class LinkQueueMachine(RuleBasedStateMachine):
     def urgency(grant: str) -> tuple[float, float]:
         return (0.0, float(int(grant) * 7 % 10))
 
-    @rule(grant=st.integers(0, 8).map(str))
-    def add(self, grant: str) -> None:
-        self.made += 1
-        self.queue.add(grant, self.holder(grant), self.urgency(grant), (grant, self.made))
-        self.waiting.setdefault(grant, []).append(self.made)
+    def may_start(self, grant: str) -> bool:
+        at_holder = [turn for turn in self.active if turn.holder == self.holder(grant)]
+        stalled = {turn.holder for turn in self.active if turn.slow}
+        others = {turn.holder for turn in self.active} - stalled
+        free = bool(at_holder) or len(others) < MAX_ACTIVE
+        return bool(self.waiting[grant]) and len(at_holder) < DEPTH and free
 
-    @rule(num=st.integers(1, 3))
-    def serve(self, num: int) -> None:
-        found = self.queue.next()
-        free = [g for g, items in self.waiting.items() if items and self.holder(g) not in self.active]
-        if found is None:
-            assert not free or len(set(self.active) - self.slow) >= MAX_ACTIVE
+    @rule(grant=st.integers(0, 8).map(str), together=st.integers(1, 3))
+    def add(self, grant: str, together: int) -> None:
+        self.made += 1
+        item = (grant, self.made, together)
+        self.queue.add(grant, self.holder(grant), self.urgency(grant), item)
+        self.waiting.setdefault(grant, deque()).append(item)
+
+    @rule()
+    def serve(self) -> None:
+        free = [grant for grant in self.waiting if self.may_start(grant)]
+        turn = self.queue.next()
+        if turn is None:
+            assert not free
             return
-        grant, holder, items = found
-        assert holder == self.holder(grant)
-        assert self.urgency(grant) == min(map(self.urgency, free)), "somebody more urgent was passed over"
-        for _ in range(min(num, len(items))):
-            assert items.popleft() == (grant, self.waiting[grant].pop(0)), "a grant's items keep their order"
-        self.active[holder] = grant
+        assert turn.holder == self.holder(turn.grant_id)
+        assert self.urgency(turn.grant_id) == min(map(self.urgency, free)), "somebody more urgent was passed"
+        assert turn.items == take(self.waiting[turn.grant_id]), "a grant's items keep their order"
+        self.active.append(turn)
+
+    @rule(grant=st.integers(0, 8).map(str))
+    def drop(self, grant: str) -> None:
+        assert list(self.queue.drop(grant)) == list(self.waiting.pop(grant, ()))
 
     @precondition(lambda self: self.active)
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(sorted(self.active)))
-        self.queue.done(holder, self.active.pop(holder))
-        self.slow.discard(holder)
+        number = data.draw(st.integers(0, len(self.active) - 1))
+        self.queue.done(self.active.pop(number))
 
     @precondition(lambda self: self.active)
     @rule(data=st.data())
     def stall(self, data: st.DataObject) -> None:
-        holder = data.draw(st.sampled_from(sorted(self.active)))
-        self.queue.slow(holder)
-        self.slow.add(holder)
+        data.draw(st.sampled_from(self.active)).slow = True
 
     @invariant()
     def nothing_is_lost(self) -> None:
         assert len(self.queue) == sum(map(len, self.waiting.values()))
-        assert len(set(self.active) - self.slow) <= MAX_ACTIVE + len(self.slow)
+        assert all(sum(turn.holder == holder for turn in self.active) <= DEPTH for holder in HOLDERS)
 
 
 TestLinkQueue = LinkQueueMachine.TestCase
@@ -74,15 +86,14 @@ TestLinkQueue = LinkQueueMachine.TestCase
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=40))
 def test_to_one_holder_everything_goes_out_by_deadline(arrivals: list[tuple[int, int]]) -> None:
-    queue: LinkQueue[int] = LinkQueue(1)
+    queue: LinkQueue[int] = LinkQueue(1, 1, lambda items: [items.popleft()])
     due = {grant: (0.0, float(deadline)) for grant, deadline in reversed(arrivals)}
     for number, (grant, _) in enumerate(arrivals):
         queue.add(str(grant), "h", due[grant], number)
     served: list[int] = []
-    while found := queue.next():
-        grant_id, holder, items = found
-        served.append(items.popleft())
-        queue.done(holder, grant_id)
+    while turn := queue.next():
+        served += turn.items
+        queue.done(turn)
     deadlines = [due[arrivals[number][0]] for number in served]
     assert deadlines == sorted(deadlines)
     assert sorted(served) == list(range(len(arrivals)))

@@ -1,0 +1,119 @@
+"""One writer's way to one endpoint: several streams, each with a thread of its own that sends what is queued for it, in order.
+
+So a write's first byte follows the last write's last one without a turn of the event loop between them, and frames of concurrent
+writes stay apart. Invariant: only its own thread uses a stream, but for `cut` and for what the loop's thread sends while the lane
+is idle, which nobody but the loop's thread can end."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from core.errors import ReplicaLost, TransferError
+from kvtransfer.transport.streams import Stream
+
+Job = Callable[[Stream], None]
+
+
+class Lane:
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._thread = ThreadPoolExecutor(1, "kv-send")
+        self._num_given = self._num_done = 0
+        """Written by the loop's thread and by the lane's: neither needs a lock."""
+
+    @property
+    def idle(self) -> bool:
+        return self._num_given == self._num_done
+
+    def give(self, job: Callable[[], None]) -> None:
+        self._num_given += 1
+        self._thread.submit(self._run, job)
+
+    def end(self) -> None:
+        """Close the stream after the job that is using it."""
+        self.give(self.stream.close)
+        self._thread.shutdown(wait=False)
+
+    def join(self) -> None:
+        """Blocks until its thread has ended."""
+        self._thread.shutdown(wait=True)
+
+    def _run(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        finally:
+            self._num_done += 1
+
+
+class Link:
+    """The lanes to one endpoint. All methods are for the event loop's thread."""
+
+    def __init__(self, owner: str, streams: Sequence[Stream]) -> None:
+        """`owner`: the mail address of the holder there."""
+        self.owner = owner
+        self.lanes = [Lane(stream) for stream in streams]
+        self._closed = False
+
+    async def run(self, jobs: Sequence[tuple[Lane, Job]]) -> None:
+        """Returns or raises only when all of the jobs have ended; the last one wakes the event loop, once.
+
+        Raises ReplicaLost, after which the link is cut, or TransferError, after which it is as good as before."""
+        if self._closed:
+            raise ReplicaLost(f"the KV connections to {self.owner} have been closed")
+        if not jobs:
+            return
+        batch = _Batch(len(jobs), self._cut)
+        for lane, job in jobs:
+            lane.give(batch.counted(job, lane.stream))
+        try:
+            await asyncio.shield(batch.over)
+        except asyncio.CancelledError:
+            self._cut()
+            await batch.over
+            raise
+        for error in sorted(batch.errors, key=lambda error: isinstance(error, TransferError)):
+            raise error
+
+    def close(self) -> None:
+        """Cut it: jobs under way fail soon. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._cut()
+            for lane in self.lanes:
+                lane.end()
+
+    async def ended(self) -> None:
+        """After `close`: returns when no thread reads the source any more."""
+        for lane in self.lanes:
+            await asyncio.to_thread(lane.join)
+
+    def _cut(self) -> None:
+        for lane in self.lanes:
+            lane.stream.cut()
+
+
+class _Batch:
+    """Jobs whose last one completes `over`."""
+
+    def __init__(self, num_jobs: int, on_broken: Callable[[], None]) -> None:
+        self._loop, self._on_broken = asyncio.get_running_loop(), on_broken
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        self.errors: list[BaseException] = []
+        self._num_left, self._lock = num_jobs, threading.Lock()
+
+    def counted(self, job: Job, stream: Stream) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                job(stream)
+            except BaseException as error:
+                self.errors.append(error)
+                if not isinstance(error, TransferError):
+                    self._on_broken()
+            with self._lock:
+                self._num_left -= 1
+                if self._num_left:
+                    return
+            self._loop.call_soon_threadsafe(self.over.set_result, None)
+
+        return run
