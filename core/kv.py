@@ -146,9 +146,19 @@ def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "") -> tupl
     return tuple(_hash_chain(tokens, block_size, salt))
 
 
+def root_hash(salt: str) -> int:
+    """What the chain of a tenant's block hashes begins with."""
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
+
+
+def child_hash(parent: int, tokens: Sequence[int]) -> int:
+    """The hash of the block that follows one with hash `parent`."""
+    packed = struct.pack(f"<Q{len(tokens)}I", parent, *tokens)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
 def _hash_chain(tokens: Sequence[int], block_size: int, salt: str) -> Iterator[int]:
-    parent = hashlib.blake2b(salt.encode(), digest_size=8).digest()
-    pack = struct.Struct(f"<{block_size}I").pack
+    parent = root_hash(salt)
     for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = hashlib.blake2b(parent + pack(*tokens[start : start + block_size]), digest_size=8).digest()
-        yield int.from_bytes(parent, "little")
+        parent = child_hash(parent, tokens[start : start + block_size])
+        yield parent

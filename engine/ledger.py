@@ -90,8 +90,9 @@ class BlockLedger:
         """The KV of the first `num_tokens` tokens is complete: the cache may keep their full blocks."""
         num_full = min(num_tokens, len(seq.tokens)) // self._block_size
         if num_full > seq.num_kept:
-            tokens = seq.tokens[: num_full * self._block_size]
-            twins = self._cache.insert(tokens, seq.block_ids, seq.request.salt, seq.num_kept)
+            twins = self._cache.insert(
+                seq.tokens, num_full, seq.block_ids, seq.request.salt, seq.num_kept, seq.twins
+            )
             self._pool.share(twins)
             seq.twins += twins
             seq.num_kept = num_full
@@ -115,8 +116,7 @@ class BlockLedger:
     def end_restore(self, restore: Restore, num_filled: int) -> None:
         self._restores = [r for r in self._restores if r is not restore]
         blocks = [*restore.prefix, *restore.blocks[:num_filled]]
-        tokens = restore.tokens[: len(blocks) * self._block_size]
-        self._cache.insert(tokens, blocks, restore.salt, len(restore.prefix))
+        self._cache.insert(restore.tokens, len(blocks), blocks, restore.salt, len(restore.prefix))
         self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
 
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:

@@ -3,7 +3,6 @@
 Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is. Leaves that nobody
 refers to are evicted, in the order that `engine.eviction` gives."""
 
-import hashlib
 import heapq
 import itertools
 import math
@@ -11,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import Bug
+from core.kv import child_hash, root_hash
 from engine.blocks import BlockPool
 from engine.eviction import Eviction, LeastRecentlyUsed
 
@@ -21,6 +21,10 @@ _GHOSTS = 8
 """So many times the pool's blocks are remembered after they were given up: a policy learns from what comes too late."""
 _UNWANTED = -1
 """The group of blocks whose client has said that nobody will ask for them again."""
+
+
+Kept = Callable[[str, int, tuple[int, ...], int], None]
+"""Hears of a block that is newly kept: its tenant, the kept block that it follows (-1: it is the first), its tokens, itself."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +68,7 @@ class RadixCache:
     ) -> None:
         self._pool, self._block_size, self._enabled = pool, block_size, enabled
         self._eviction = eviction or LeastRecentlyUsed()
-        self.on_kept: Callable[[Sequence[int], int, str, int], None] | None = None
-        """Hears of blocks that are newly kept: the tokens of their sequence, how many blocks lead it, tenant, block."""
+        self.on_kept: Kept | None = None
         self._roots: dict[str, _Node] = {}
         self._nodes: dict[int, _Node] = {}
         self._idle: dict[int, list[tuple[int, int, _Node]]] = {}
@@ -107,27 +110,36 @@ class RadixCache:
             if not self._pool.refs(block):
                 self._reused(node.group, node.idle_since)
 
-    def insert(self, tokens: Sequence[int], blocks: Sequence[int], salt: str, num_known: int) -> list[int]:
-        """Keep the full blocks of a sequence whose KV is complete; the first `num_known` were handled before.
+    def insert(
+        self,
+        tokens: Sequence[int],
+        num_full: int,
+        blocks: Sequence[int],
+        salt: str,
+        num_known: int = 0,
+        twins: Sequence[int] = (),
+    ) -> list[int]:
+        """Keep the first `num_full` blocks of a sequence, whose KV is complete; `num_known` of them were handled before, which
+        returned `twins`.
 
         Where another block with the same prefix is kept already, the sequence's own stays private. Such twins are returned:
         the sequence must refer to them too, so that no cached block is in use while its prefix could be evicted."""
         if not self._enabled:
             return []
         size = self._block_size
-        node = self._roots.setdefault(salt, _Node((), -1, _root_hash(salt), None, 0))
-        twins: list[int] = []
-        for index in range(len(tokens) // size):
+        node = self._last_known(blocks, num_known, twins) if num_known else self._root(salt)
+        more: list[int] = []
+        for index in range(num_known, num_full):
             key = tuple(tokens[index * size : (index + 1) * size])
             child = node.children.get(key)
             if child is None:
                 child = self._keep(node, key, blocks[index])
                 if self.on_kept is not None:
-                    self.on_kept(tokens, index, salt, child.block)
-            if index >= num_known and child.block != blocks[index]:
-                twins.append(child.block)
+                    self.on_kept(salt, node.block, key, child.block)
+            elif child.block != blocks[index]:
+                more.append(child.block)
             node = child
-        return twins
+        return more
 
     def release(self, idle_blocks: Sequence[int], priority: int = 0, wanted: bool = True) -> None:
         """Nobody refers to these cached blocks any more (as BlockPool.drop reports): they may be evicted.
@@ -185,12 +197,23 @@ class RadixCache:
         if self.num_evictable != idle:
             raise Bug(f"{self.num_evictable} blocks look evictable, the tree knows {idle}")
 
+    def _root(self, salt: str) -> _Node:
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = _Node((), -1, root_hash(salt), None, 0)
+        return root
+
+    def _last_known(self, blocks: Sequence[int], num_known: int, twins: Sequence[int]) -> _Node:
+        """A sequence refers to all that is kept of its prefix: what it last had kept, or the last twin, is still there."""
+        node = self._nodes.get(blocks[num_known - 1]) or self._nodes[twins[-1]]
+        if node.depth != num_known:
+            raise Bug(f"block {node.block} is kept at {node.depth}, its sequence has it at {num_known}")
+        return node
+
     def _keep(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
         if block in self._nodes:
             raise Bug(f"block {block} is cached for another prefix")
-        node = _Node(
-            key, block, _child_hash(parent.hash.to_bytes(8, "little"), key), parent, parent.depth + 1
-        )
+        node = _Node(key, block, child_hash(parent.hash, key), parent, parent.depth + 1)
         node.uses = self._uses_before(node, parent)
         parent.children[key] = node
         self._nodes[block] = node
@@ -281,12 +304,3 @@ def _longest_common(node: _Node, wanted: Sequence[int]) -> tuple[int, int]:
         if length > best_length:
             best, best_length = child.block, length
     return best, best_length
-
-
-def _root_hash(salt: str) -> int:
-    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
-
-
-def _child_hash(parent: bytes, tokens: tuple[int, ...]) -> int:
-    packed = b"".join(token.to_bytes(4, "little") for token in tokens)
-    return int.from_bytes(hashlib.blake2b(parent + packed, digest_size=8).digest(), "little")

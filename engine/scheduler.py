@@ -6,7 +6,6 @@ only learns what was drawn, so the next step can be planned while one runs. Step
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it. Pure."""
 
 import itertools
-from collections.abc import Callable
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
@@ -20,7 +19,7 @@ from core.types import Request, TokenOut
 from engine.blocks import BlockPool
 from engine.eviction import HitDensity, LeastRecentlyUsed
 from engine.ledger import BlockLedger, Reservation, Restore
-from engine.radix import Match, RadixCache
+from engine.radix import Kept, Match, RadixCache
 from engine.sequence import Sequence, State
 
 
@@ -204,8 +203,8 @@ class StepScheduler:
 
     # Lower tiers ----------------------------------------------------------------------------------------------------
 
-    def on_kept(self, hear: Callable[[SeqOf[int], int, str, int], None]) -> None:
-        """`hear(tokens, index, salt, block)`: the KV of the index-th full block of `tokens` is complete and kept."""
+    def on_kept(self, hear: Kept) -> None:
+        """`hear` of each block whose KV is complete and kept."""
         self._cache.on_kept = hear
 
     def num_cached_blocks(self, request: Request) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from core.errors import RequestError
 from core.messages import TierCounts
@@ -25,8 +25,8 @@ class Restoring:
     def __init__(self, scheduler: StepScheduler, store: TierStore, block_size: int) -> None:
         self._scheduler, self._store, self._block_size = scheduler, store, block_size
         self._roots: dict[str, bytes] = {}
-        self._last: tuple[str, Sequence[int], int, bytes] = ("", (), -1, b"")
-        """The digest that was made last: a sequence's blocks are kept one after the other."""
+        self._digests: dict[int, bytes] = {}
+        """By block of the pool: of what it held when it was last kept."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         scheduler.on_kept(self._kept)
@@ -91,16 +91,9 @@ class Restoring:
         else:
             then()
 
-    def _kept(self, tokens: Sequence[int], index: int, salt: str, block: int) -> None:
-        known_salt, known_tokens, known, digest = self._last
-        size = self._block_size
-        follows = known_salt == salt and 0 <= known == index - 1
-        if follows and tokens[: index * size] == known_tokens[: index * size]:
-            digest = child_digest(digest, tokens[index * size : (index + 1) * size])
-        else:
-            digests = prefix_digests(self._root(salt), tokens, size)
-            digest = next(itertools.islice(digests, index, None))
-        self._last = (salt, tokens, index, digest)
+    def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
+        digest = child_digest(self._digests[parent] if parent >= 0 else self._root(salt), tokens)
+        self._digests[block] = digest
         self._store.save(digest, block)
 
     def _root(self, salt: str) -> bytes:

@@ -61,7 +61,7 @@ def test_hits_without_evictions_do_not_grow_the_cache() -> None:
     pool = BlockPool(4)
     cache = RadixCache(pool, 4)
     blocks = pool.take(2)
-    cache.insert(list(range(8)), blocks, "", 0)
+    cache.insert(list(range(8)), 2, blocks, "")
     cache.release(pool.drop([*reversed(blocks)]))
     for _ in range(100):
         match = cache.match(list(range(9)), "", partial=False)

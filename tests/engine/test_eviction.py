@@ -30,7 +30,7 @@ class Cache:
         if missing > self.pool.num_free:
             self.cache.evict(missing - self.pool.num_free)
         blocks = [*found, *self.pool.take(missing)]
-        self.cache.insert(prompt, blocks, "", len(found))
+        self.cache.insert(prompt, len(prompt), blocks, "", len(found))
         self.cache.release(self.pool.drop([*reversed(blocks)]), priority, wanted)
         self.cache.check_integrity()
         return len(found)
