@@ -26,15 +26,17 @@ class Admission:
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
 
-    def enter(self, key: str, frontend: str, place: Place, work_s: float, now: float) -> Waiter:
-        """`work_s`: what its prompt takes at the least."""
+    def enter(
+        self, key: str, frontend: str, place: Place, work_s: float, num_instances: int, now: float
+    ) -> Waiter:
+        """`work_s`: what its prompt takes at the least; `num_instances` compute prompts."""
         self._num_arrived += 1
         slo_s = place.slo.ttft_s
         due_s = inf if place.attempt else now + slo_s
-        waiter = Waiter(
-            key, frontend, place, now, self._num_arrived, due_s - _MARGIN * slo_s - work_s, due_s=due_s
-        )
+        start_by_s = due_s - _MARGIN * slo_s - work_s
+        waiter = Waiter(key, frontend, place, now, self._num_arrived, start_by_s, due_s=due_s, work_s=work_s)
         self.queue.add(waiter)
+        self.queue.thin(max(1, num_instances), now)
         return waiter
 
     def left(self, num_placed: int, now: float) -> None:

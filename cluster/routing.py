@@ -41,6 +41,7 @@ class GlobalScheduler:
         self._policy = policy or MixedPolicy(config.local_threshold_tokens)
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster()
+        self._num_prefills = 0
         counters = ServiceCounters()
         self._admission = Admission(config, counters, log)
         self._placer = Placer(self._roster, self._policy, config.local_threshold_tokens, counters, log)
@@ -109,7 +110,9 @@ class GlobalScheduler:
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
         work_s = self._placer.least_work_s(place)
-        waiter = self._admission.enter(key, frontend, place, work_s, now)
+        waiter = self._admission.enter(
+            key, frontend, place, work_s, self._num_prefills or len(self._roster.members), now
+        )
         return self._place_waiting(now) + self._admission.refuse_excess(waiter, now)
 
     def _place_waiting(self, now: float, changed: Member | None = None) -> list[Send]:
@@ -143,6 +146,7 @@ class GlobalScheduler:
         if not self._roster.knows(info):
             self._on_lost(info.address)
             self._roster.add(info)
+            self._num_prefills += info.prefills
         self._roster.forget_buddy(info.address)
 
     def _on_report(self, report: LoadReport, now: float) -> list[Send]:
@@ -153,6 +157,8 @@ class GlobalScheduler:
 
     def _on_lost(self, address: str) -> None:
         """An instance or a frontend is gone: so are the requests that it decoded or asked for."""
+        if (member := self._roster.get(address)) is not None:
+            self._num_prefills -= member.info.prefills
         self._roster.remove(address)
         self._policy.forget(address)
         self._placer.unclaim(address)

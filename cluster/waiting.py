@@ -6,6 +6,8 @@
 - Within a tenant, by deadline: a level is worth AGING_S of it, so a request waits at most AGING_S for each level of difference
   for those that come after it.
 - A request that can no longer begin in time is tried after all that still can: serving it first would make others late as well.
+- Where a tenant's share of the fleet is too small for what waits, its dearest prompts are set aside (`cluster.overload`) and
+  tried between those two: so that as many requests as can be are in time.
 
 Invariant: every waiter is in exactly one list of its tenant."""
 
@@ -16,9 +18,11 @@ from heapq import heappop, heappush
 from math import inf
 
 from cluster.fairness import ServiceCounters, prompt_charge
+from cluster.overload import Spending, dearest
 from core.messages import Place
 
 AGING_S = 10.0
+_THIN_EVERY_S = 0.05
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +40,10 @@ class Waiter:
     """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
     due_s: float = inf
     """When its first token is due."""
+    work_s: float = 0.0
+    """What its prompt takes at the least."""
+    aside: bool = False
+    """Too dear for what its tenant's share of the fleet can do in time, as things stand."""
     rank: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +61,8 @@ class WaitingQueue:
         self._by_key: dict[str, Waiter] = {}
         self._tenants: dict[str, _Line] = {}
         """Of those with somebody waiting."""
+        self._spending = Spending()
+        self._thin_s = -inf
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -70,21 +80,33 @@ class WaitingQueue:
         if line is None:
             self._counters.lift(place.tenant, self._tenants)
             line = self._tenants[place.tenant] = _Line(waiter.arrived_s)
-        insort(line.timely, waiter, key=_rank)
+        line.add(waiter)
         self._by_key[waiter.key] = waiter
+
+    def thin(self, num_instances: int, now: float) -> None:
+        """Set aside what keeps others from being in time on so many instances, which the tenants share by weight."""
+        self._spending.observe(bool(self._by_key), num_instances, now)
+        if now < self._thin_s or not self._by_key:
+            return
+        self._thin_s = now + _THIN_EVERY_S
+        weights = {tenant: line.weight for tenant, line in self._tenants.items()}
+        total = sum(weights.values())
+        for tenant, line in self._tenants.items():
+            line.thin(num_instances * weights[tenant] / total, self._spending.beside_s, now)
 
     def remove(self, waiter: Waiter) -> None:
         """It is answered, or withdrawn."""
         del self._by_key[waiter.key]
         line = self._tenants[waiter.place.tenant]
-        (line.timely if waiter in line.timely else line.late).remove(waiter)
-        if not line.timely and not line.late:
+        line.remove(waiter)
+        if not len(line):
             del self._tenants[waiter.place.tenant]
 
     def served(self, waiter: Waiter, now: float) -> None:
         """It is removed, because it was placed."""
         if (line := self._tenants.get(waiter.place.tenant)) is not None:
             line.served_s = now
+        self._spending.placed(waiter.work_s)
         self.remove(waiter)
 
     def in_order(self, now: float) -> Iterator[Waiter]:
@@ -95,7 +117,7 @@ class WaitingQueue:
         if len(lines) == 1:
             yield from lines[0][1]
             return
-        heap: list[tuple[bool, float, float, int, int, str, list[Waiter]]] = []
+        heap: list[tuple[int, float, float, int, int, str, list[Waiter]]] = []
         for tenant, waiters in lines:
             self._push(heap, tenant, waiters, 0, self._counters.of(tenant), now)
         while heap:
@@ -126,7 +148,7 @@ class WaitingQueue:
 
     def _push(
         self,
-        heap: list[tuple[bool, float, float, int, int, str, list[Waiter]]],
+        heap: list[tuple[int, float, float, int, int, str, list[Waiter]]],
         tenant: str,
         waiters: list[Waiter],
         index: int,
@@ -138,41 +160,71 @@ class WaitingQueue:
         head = waiters[index]
         starved_s = now - max(head.arrived_s, self._tenants[tenant].served_s)
         level = head.level + starved_s // AGING_S
-        heappush(heap, (now > head.start_by_s, -level, counter, head.number, index, tenant, waiters))
+        turn = 2 if now > head.start_by_s else 1 if head.aside else 0
+        heappush(heap, (turn, -level, counter, head.number, index, tenant, waiters))
 
 
 class _Line:
-    """One tenant's waiters."""
+    """One tenant's waiters: in time, set aside, late."""
 
     def __init__(self, served_s: float) -> None:
         self.served_s = served_s
         """When one of them was last placed, or the line began."""
         self.timely: list[Waiter] = []
+        self.aside: list[Waiter] = []
         self.late: list[Waiter] = []
 
     def __len__(self) -> int:
-        return len(self.timely) + len(self.late)
+        return len(self.timely) + len(self.aside) + len(self.late)
 
     def __iter__(self) -> Iterator[Waiter]:
         yield from self.timely
+        yield from self.aside
         yield from self.late
+
+    @property
+    def weight(self) -> float:
+        place = next(iter(self)).place
+        return place.weight * place.slo.weight
+
+    def add(self, waiter: Waiter) -> None:
+        insort(self.timely, waiter, key=_rank)
+
+    def remove(self, waiter: Waiter) -> None:
+        next(waiters for waiters in (self.timely, self.aside, self.late) if waiter in waiters).remove(waiter)
+
+    def thin(self, num_instances: float, beside_s: float, now: float) -> None:
+        """Choose anew which are set aside: the dearest, as many as keep others from being in time on so many instances."""
+        self._note_late(now)
+        waiting = sorted(self.timely + self.aside, key=_rank)
+        given_up = {waiter.key for waiter in dearest(waiting, num_instances, beside_s, now)}
+        for waiter in waiting:
+            waiter.aside = waiter.key in given_up
+        self.timely = [waiter for waiter in waiting if not waiter.aside]
+        self.aside = [waiter for waiter in waiting if waiter.aside]
 
     def split(self, now: float) -> list[Waiter]:
         """All in order, after those that have become late were moved."""
-        while self.timely and now > self.timely[0].start_by_s:
-            insort(self.late, self.timely.pop(0), key=_rank)
-        return self.timely + self.late
+        self._note_late(now)
+        return self.timely + self.aside + self.late
 
     def position(self, waiter: Waiter) -> int:
         return next(index for index, other in enumerate(self) if other is waiter)
 
     def last_refusable(self) -> Waiter | None:
-        """The last in order: of those that are late already, if there are any."""
-        for waiters in (self.late, self.timely):
+        """The last in order: of those that are late already or set aside, if there are any."""
+        for waiters in (self.late, self.aside, self.timely):
             found = [w for w in waiters if w.place.attempt == 0]
             if found:
                 return max(found, key=_rank)
         return None
+
+    def _note_late(self, now: float) -> None:
+        for waiters in (self.timely, self.aside):
+            while waiters and now > waiters[0].start_by_s:
+                late = waiters[0]
+                self.remove(late)
+                insort(self.late, late, key=_rank)
 
 
 def _rank(waiter: Waiter) -> tuple[float, int]:

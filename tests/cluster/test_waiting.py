@@ -55,6 +55,31 @@ def test_what_is_late_waits_for_what_is_not() -> None:
     assert queue.names() == ["timely"]
 
 
+def test_what_keeps_others_from_being_in_time_is_set_aside_until_there_is_time_again() -> None:
+    queue = Queue()
+    for name, work_s in (("dear", 1.5), ("a", 0.4), ("b", 0.4), ("c", 0.4)):
+        waiter = queue.add(name)
+        waiter.work_s = work_s
+        waiter.start_by_s = 2.0 - work_s
+    queue.queue.thin(1, 0.0)
+    assert queue.names() == ["a", "b", "c", "dear"]
+    for name in ("b", "c"):
+        queue.queue.remove(queue.queue.get(name))  # type: ignore[arg-type]
+    queue.queue.thin(1, 0.1)
+    assert queue.names() == ["dear", "a"]
+
+
+def test_another_tenants_dear_prompts_are_its_own_affair() -> None:
+    """Each has half of the instance: the cheap one's requests fit into its half, the other's do not."""
+    queue = Queue()
+    for name, tenant, work_s in (("x1", "x", 0.9), ("x2", "x", 0.9), ("y1", "y", 0.2), ("y2", "y", 0.2)):
+        waiter = queue.add(name, tenant)
+        waiter.work_s = work_s
+        waiter.start_by_s = 2.0 - work_s
+    queue.queue.thin(1, 0.0)
+    assert [w.place.tenant for w in queue.queue if w.aside] == ["x"]
+
+
 def test_tenants_take_turns_by_tokens_not_by_requests() -> None:
     queue = Queue()
     for i in range(8):

@@ -1,0 +1,82 @@
+"""Which requests to give up so that as many others as possible are in time. Pure.
+
+Moore's and Hodgson's rule (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management
+Science 15, 1968): take jobs by deadline; whenever one would be late, give up the dearest of those taken so far. It is optimal on
+one machine; the instances that compute prompts count as one that is as quick as all of them. Jobs come in while it runs here, so
+what was given up is only tried later than the others, and chosen anew before long."""
+
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from math import isinf
+from typing import Protocol, TypeVar
+
+_MIN_PLACED = 20.0
+_REMEMBERED_S = 20.0
+
+
+class Timed(Protocol):
+    """A request that waits (cluster.waiting.Waiter)."""
+
+    @property
+    def work_s(self) -> float: ...
+    @property
+    def start_by_s(self) -> float: ...
+    @property
+    def level(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: float) -> list[T]:
+    """Of `waiters`, in the order in which they are served, those to give up: of the lowest level first, never without a deadline.
+
+    Each takes `work_s + beside_s` of one of `num_instances`."""
+    given_up: list[T] = []
+    taken: list[tuple[int, float, int, T]] = []
+    begin_s = now
+    for waiter in waiters:
+        if not isinf(waiter.start_by_s):
+            heappush(taken, (waiter.level, -waiter.work_s, waiter.number, waiter))
+        late = begin_s > waiter.start_by_s
+        begin_s += (waiter.work_s + beside_s) / num_instances
+        if late:
+            given_up.append(heappop(taken)[3])
+            begin_s -= (given_up[-1].work_s + beside_s) / num_instances
+    return given_up
+
+
+class Spending:
+    """What a request takes of the fleet's time beside its prompt: its decoding, for the most part.
+
+    Learned while requests wait, since then all of the fleet's time goes to those that are placed."""
+
+    def __init__(self) -> None:
+        self._waiting_since_s: float | None = None
+        self._fleet_s = self._work_s = self._num_placed = 0.0
+
+    @property
+    def beside_s(self) -> float:
+        """Of one instance; 0 while too little is known."""
+        if self._num_placed < _MIN_PLACED:
+            return 0.0
+        return max(0.0, self._fleet_s - self._work_s) / self._num_placed
+
+    def observe(self, some_wait: bool, num_instances: float, now: float) -> None:
+        """Since the last call, if any waited then, `num_instances` have worked for those that were placed."""
+        if self._waiting_since_s is not None:
+            self._fleet_s += num_instances * (now - self._waiting_since_s)
+        self._waiting_since_s = now if some_wait else None
+        if self._fleet_s > _REMEMBERED_S * num_instances:
+            self._fleet_s, self._work_s, self._num_placed = (
+                self._fleet_s / 2,
+                self._work_s / 2,
+                self._num_placed / 2,
+            )
+
+    def placed(self, work_s: float) -> None:
+        if self._waiting_since_s is not None:
+            self._work_s += work_s
+            self._num_placed += 1
