@@ -67,7 +67,8 @@ def build_group(
     Raises ConfigError."""
     torch.set_num_threads(engine.num_threads)
     device = choose_device(engine.device)
-    loaded = load_model(folder, size.shard.layout.dtype, device, kernels=engine.kernels)
+    dtype = size.shard.layout.dtype
+    loaded = load_model(folder, dtype, device, kernels=engine.kernels, deterministic=engine.deterministic)
     pool = make_pool(size.pools[0], buffer, device)
     return InlineGroup(Runner(loaded, pool, engine.block_size, sink).step)
 

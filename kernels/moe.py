@@ -13,28 +13,50 @@ _TINY = 1e-20
 """Sigmoid scores can all be next to nothing."""
 
 
-def route(logits: Tensor, choice_bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""(scores (..., E), k) -> the k largest of each row, descending, and which they are; both (..., k)."""
+
+
+def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    found = scores.topk(k, -1)
+    return found.values, found.indices
+
+
+def top_stable(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Of equal scores the first."""
+    found = scores.sort(dim=-1, descending=True, stable=True)
+    return found.values[..., :k], found.indices[..., :k]
+
+
+def route(
+    logits: Tensor, choice_bias: Tensor | None, routing: Routing, top: Top = top
+) -> tuple[Tensor, Tensor]:
     scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits.softmax(-1)
     choice = scores if choice_bias is None else scores + choice_bias
     if routing.top_groups < routing.num_groups:
-        choice = _within_best_groups(choice, routing)
-    experts = choice.topk(routing.top_k, -1).indices
+        choice = _within_best_groups(choice, routing, top)
+    experts = top(choice, routing.top_k)[1]
     weights = scores.gather(-1, experts)
     if routing.renormalise:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(_TINY)
     return experts, weights * routing.scale
 
 
-def _within_best_groups(choice: Tensor, routing: Routing) -> Tensor:
+def _within_best_groups(choice: Tensor, routing: Routing, top: Top) -> Tensor:
     grouped = choice.unflatten(-1, (routing.num_groups, -1))
-    worth = grouped.topk(routing.group_best, -1).values.sum(-1)
-    best = worth.topk(routing.top_groups, -1).indices
+    worth = top(grouped, routing.group_best)[0].sum(-1)
+    best = top(worth, routing.top_groups)[1]
     closed = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, best, False)
     return grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
 
 
 def experts(
-    x: Tensor, slots: Tensor, weights: Tensor, held: ExpertWeights, activate: Callable[[Tensor], Tensor]
+    x: Tensor,
+    slots: Tensor,
+    weights: Tensor,
+    held: ExpertWeights,
+    activate: Callable[[Tensor], Tensor],
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear,
 ) -> Tensor:
     """Sorts (row, slot) pairs by slot and multiplies each run at once. Sums are in float32, in the order of the slots."""
     flat, width = slots.flatten(), slots.shape[-1]
@@ -48,7 +70,7 @@ def experts(
             continue
         run = slice(start, start + count)
         bias = None if held.gate_up_bias is None else held.gate_up_bias[slot]
-        inner = activate(F.linear(x[rows[run]], held.gate_up[slot], bias))
-        out.index_add_(0, rows[run], F.linear(inner, held.down[slot]).float() * scales[run])
+        inner = activate(linear(x[rows[run]], held.gate_up[slot], bias))
+        out.index_add_(0, rows[run], linear(inner, held.down[slot], None).float() * scales[run])
         start += count
     return out.to(x.dtype)

@@ -81,6 +81,8 @@ class Ops:
     x[:, N:] where it is between -limit and limit."""
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M)"""
+    by_rows: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+    """(operation, x (T, ...)) -> operation(x), which is row by row and the same object at every call."""
     write_kv: Callable[[Tensor, Tensor, Tensor, AttentionMeta], None]
     """(k (T, Hkv, D), v (T, Hkv, D), kv_layer, meta): store at meta.slots."""
     paged_attention: Callable[[Tensor, Tensor, AttentionMeta, float, int, float, Tensor | None], Tensor]

@@ -1,5 +1,7 @@
 """Pure PyTorch of every operation: the specification, and what runs on a CPU."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -50,6 +52,10 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> Non
     flat.index_copy_(0, rows[1], v.reshape(-1, head_dim))
 
 
+def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return operation(x)
+
+
 def reference_ops() -> Ops:
     """For one model on one thread: attention keeps scratch memory between calls."""
     return Ops(
@@ -59,6 +65,7 @@ def reference_ops() -> Ops:
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
         linear=F.linear,
+        by_rows=by_rows,
         write_kv=write_kv,
         paged_attention=PagedAttention(),
         route=route,

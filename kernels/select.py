@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from core.errors import ConfigError
+from kernels.invariant import invariant_ops
 from kernels.ops import Ops
 from kernels.ref import reference_ops
 
@@ -20,8 +21,9 @@ else:
     triton_ops = reference_ops
 
 
-def select_ops(device: torch.device, wanted: Kernels = "auto") -> Ops:
-    """The fastest implementation that works on `device`, or the `wanted` one; pure PyTorch works on all of them.
+def select_ops(device: torch.device, wanted: Kernels = "auto", deterministic: bool = False) -> Ops:
+    """The fastest implementation that works on `device`, or the `wanted` one; pure PyTorch works on all of them. `deterministic`:
+    of those whose bits for a token do not depend on what it is batched with, nor on how its prompt is chunked.
 
     One model's, on one thread: implementations may keep scratch memory. Raises ConfigError."""
     if device.type == "cpu":
@@ -29,7 +31,9 @@ def select_ops(device: torch.device, wanted: Kernels = "auto") -> Ops:
             raise ConfigError(
                 "engine.kernels is triton, whose kernels run on GPUs only; on a CPU use torch or auto"
             )
-        return reference_ops()
+        return invariant_ops() if deterministic else reference_ops()
+    if deterministic:
+        raise ConfigError("engine.deterministic is for CPUs: set engine.device to cpu")
     if wanted == "triton" and not _HAS_TRITON:
         raise ConfigError(
             "engine.kernels is triton, but triton is not installed: pip install 'baton-serve[triton]'"

@@ -92,9 +92,11 @@ class Model:
         assert self._head is not None, "only the last stage has the head"
         logits = self._joins.gather_logits(self._ops.linear(hidden, self._head, None)).float()
         cap = self.spec.logit_soft_cap
-        return torch.tanh(logits / cap) * cap if cap else logits
+        return self._ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles = positions[:, None].float() * self._frequencies
-        angles = torch.cat((angles, angles), -1)
-        return (angles.cos() * self._rope_factor).to(dtype), (angles.sin() * self._rope_factor).to(dtype)
+        cos, sin = (
+            self._ops.by_rows(function, angles) * self._rope_factor for function in (torch.cos, torch.sin)
+        )
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)

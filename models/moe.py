@@ -39,7 +39,8 @@ class Moe:
         self._held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
         self._down_bias = None
         if moe.by_turns:
-            self._down_bias = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)
+            biases = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)
+            self._down_bias = biases.T.contiguous()
         self._shared = self._shared_gate = None
         if moe.shared_size:
             self._shared = Mlp(
@@ -67,15 +68,15 @@ class Moe:
             return out
         shared = self._shared(x)
         if self._shared_gate is not None:
-            shared = torch.sigmoid(self._ops.linear(x, self._shared_gate, None)) * shared
+            share = self._ops.linear(x, self._shared_gate, None)
+            shared = self._ops.by_rows(torch.sigmoid, share) * shared
         return out + shared
 
     def _local(self, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
         return self._ops.experts(x, slots, weights, self._held, self._activate)
 
-    @staticmethod
-    def _weighted(biases: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """(E, hidden) -> (T, hidden). Every rank has all of these biases and adds them behind the joins, so that none counts
+    def _weighted(self, biases: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """(hidden, E) -> (T, hidden). Every rank has all of these biases and adds them behind the joins, so that none counts
         twice where several ranks hold parts of one expert."""
-        shares = torch.zeros(len(experts), len(biases), device=weights.device).scatter_(1, experts, weights)
-        return shares @ biases
+        shares = torch.zeros(len(experts), biases.shape[1], device=weights.device)
+        return self._ops.linear(shares.scatter_(1, experts, weights), biases, None)

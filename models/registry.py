@@ -32,11 +32,15 @@ def load_model(
     layers: range | None = None,
     joins: Joins = ONE_RANK,
     kernels: Kernels = "auto",
+    deterministic: bool = False,
 ) -> Model:
-    """The model, or what `shard` and `layers` say of it is this rank's. Raises ConfigError and UnsupportedModel."""
+    """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`.
+
+    Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.fp8_block)
-    model = Model(spec, select_ops(device, kernels), checkpoint, device, layers, joins)
+    ops = select_ops(device, kernels, deterministic)
+    model = Model(spec, ops, checkpoint, device, layers, joins)
     checkpoint.close()
     return model

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -13,9 +14,13 @@ from parallel.expert import Spread
 from parallel.plans import Range
 
 
-def make_joins(tp: Comm, ep: Comm, vocab: Sequence[Range], slots: Sequence[int]) -> Joins:
-    """`vocab`: the rows of the vocabulary of each rank of `tp`; `slots`: which experts the ranks of `ep` hold, in their order."""
-    experts = Spread(ep, slots, tp.all_reduce) if slots else ONE_RANK.experts
+def make_joins(
+    tp: Comm, ep: Comm, vocab: Sequence[Range], slots: Sequence[int], deterministic: bool = False
+) -> Joins:
+    """`vocab`: the rows of the vocabulary of each rank of `tp`; `slots`: which experts the ranks of `ep` hold, in their order.
+    `deterministic`: an element's parts are added up in the order of the ranks, however many elements there are."""
+    sum_parts = partial(_sum_in_order, tp) if deterministic and tp.size > 2 else tp.all_reduce
+    experts = Spread(ep, slots, sum_parts) if slots else ONE_RANK.experts
     if tp.size == 1:
         return replace(ONE_RANK, experts=experts)
     first, end = vocab[tp.rank]
@@ -31,4 +36,8 @@ def make_joins(tp: Comm, ep: Comm, vocab: Sequence[Range], slots: Sequence[int])
         pieces = tp.all_gather(padded)
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], 1)
 
-    return Joins(tp.all_reduce, embed, gather_logits, experts)
+    return Joins(sum_parts, embed, gather_logits, experts)
+
+
+def _sum_in_order(comm: Comm, x: Tensor) -> Tensor:
+    return reduce(torch.add, comm.all_gather(x))

@@ -65,6 +65,12 @@ def serve(
     transport: Annotated[
         str, typer.Option(help="KV transport: auto, shm, tcp (loopback within one process).")
     ] = "auto",
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic", help="Bitwise the same logits whatever the batch and the chunks; slower."
+        ),
+    ] = False,
     kv_replicas: Annotated[
         int,
         typer.Option(min=0, max=1, help="1: decode KV is copied to a buddy (needs engine.host_cache_bytes)."),
@@ -105,6 +111,7 @@ def serve(
         "serve.host": host,
         "serve.port": port,
         "serve.log_level": log_level,
+        "engine.deterministic": deterministic,
         "transfer.transport": transport,
         "transfer.kv_replicas": kv_replicas,
     }
@@ -141,6 +148,7 @@ _DEFAULTS: dict[str, Any] = {
     "serve.host": "127.0.0.1",
     "serve.port": 8000,
     "serve.log_level": "warning",
+    "engine.deterministic": False,
     "transfer.transport": "auto",
     "transfer.kv_replicas": 0,
 }

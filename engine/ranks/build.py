@@ -48,6 +48,7 @@ def load_part(
     rank: int,
     store: Any,
     kernels: Kernels = "auto",
+    deterministic: bool = False,
 ) -> ModelPart:
     """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other. Raises ConfigError and ReplicaLost."""
     backend: Backend = "nccl" if device.type == "cuda" else "gloo"
@@ -57,6 +58,7 @@ def load_part(
     dims = dims_of(spec)
     sharding = Sharding(dims, mesh, rank, rules_of(spec))
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
-    joins = make_joins(comms.tp, comms.ep, vocab, range(dims.num_experts))
-    model = load_model(folder, dtype, device, sharding, range(*sharding.part.layers), joins, kernels)
+    joins = make_joins(comms.tp, comms.ep, vocab, range(dims.num_experts), deterministic)
+    layers = range(*sharding.part.layers)
+    model = load_model(folder, dtype, device, sharding, layers, joins, kernels, deterministic)
     return ModelPart(model, sharding.part, comms)

@@ -77,6 +77,7 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         setup.rank,
         dist.FileStore(setup.store_path),  # pyright: ignore[reportPrivateImportUsage]
         cast(Kernels, setup.kernels),
+        setup.deterministic,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

@@ -52,6 +52,7 @@ def setups_of(
             dtype,
             f"cuda:{rank}" if on_gpus else "cpu",
             engine.kernels,
+            engine.deterministic,
             engine.num_threads,
             size.pools,
             path,

@@ -26,6 +26,7 @@ class RankSetup:
     dtype: str
     device: str
     kernels: str
+    deterministic: bool
     num_threads: int
     pools: tuple[RankPool, ...]
     """Of all ranks, in the memory behind `memory_path`."""

@@ -16,7 +16,7 @@ BLOCK, RANK, ROTATED, NOPE, VALUE = 4, 16, 8, 12, 10
 
 
 def attention(
-    lens: list[tuple[int, int]], dtype: torch.dtype, num_heads: int
+    lens: list[tuple[int, int]], dtype: torch.dtype, num_heads: int, deterministic: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the operation says, and what the definition says, of (query tokens, context tokens) sequences."""
     torch.manual_seed(len(lens))
@@ -40,7 +40,7 @@ def attention(
     q = torch.randn(num_rows, num_heads, NOPE + ROTATED, dtype=dtype)
     k_up = torch.randn(num_heads, NOPE, RANK, dtype=dtype) / 4
     v_up = torch.randn(num_heads, VALUE, RANK, dtype=dtype) / 4
-    got = select_ops(CPU).latent_attention(q, kv_layer, meta, 0.3, k_up, v_up)
+    got = select_ops(CPU, deterministic=deterministic).latent_attention(q, kv_layer, meta, 0.3, k_up, v_up)
     want = []
     for (query, context), latent in zip(lens, latents, strict=True):
         keys = torch.einsum("lr,hnr->lhn", latent[:, :RANK].double(), k_up.double())

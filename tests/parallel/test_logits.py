@@ -46,9 +46,11 @@ def meta_of(parts: list[Part]) -> tuple[torch.Tensor, AttentionMeta]:
 
 
 @torch.inference_mode()
-def part_logits(rank: int, store: Any, mesh: Mesh, folder: Path, steps: list[list[Part]]) -> list[Any]:
+def part_logits(
+    rank: int, store: Any, mesh: Mesh, folder: Path, steps: list[list[Part]], deterministic: bool = False
+) -> list[Any]:
     """The logits of each step; nothing but on the last stage."""
-    part = load_part(folder, "float32", CPU, mesh, rank, store)
+    part = load_part(folder, "float32", CPU, mesh, rank, store, deterministic=deterministic)
     shard = KVShard(part.model.spec.kv_layout(BLOCK, "float32"), part.part.layers, part.part.kv_heads)
     shape = (64, shard.layout.num_planes, shard.num_heads, BLOCK, shard.layout.head_dim)
     kv = [torch.full(shape, torch.nan) for _ in range(shard.num_layers)]
@@ -101,3 +103,28 @@ def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, wo
             assert bool(found) == (mesh.place(rank).pp == mesh.pp - 1)
             for ours, theirs in zip(found, want, strict=bool(found)):
                 np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0, err_msg=f"{mesh} rank {rank}")
+
+
+@pytest.mark.parametrize("mesh", [Mesh(tp=3), Mesh(tp=4), Mesh(tp=2, ep=2), Mesh(pp=2, ep=2)], ids=str)
+def test_deterministic_ranks_say_the_same_bits_however_prompts_are_chunked(
+    mesh: Mesh, tmp_path: Path, world: World
+) -> None:
+    rng = random.Random(1)
+    config = FAMILIES["qwen3_moe"](rng, 0)
+    config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers = 12, 12, 2
+    config.hidden_size = 96
+    make(tmp_path, config, seed=1)
+    texts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
+    together: list[list[Part]] = [[(0, 0, texts[0]), (1, 0, texts[1])]]
+    apart: list[list[Part]] = [
+        [(1, 0, texts[1][:5])],
+        [(1, 5, texts[1][5:8]), (0, 0, texts[0][:2])],
+        [(0, 2, texts[0][2:])],
+        [(1, 8, texts[1][8:])],
+    ]
+    answers = world.run(mesh.size, part_logits, mesh, tmp_path, together, True)
+    others = world.run(mesh.size, part_logits, mesh, tmp_path, apart, True)
+    for whole, parts in zip(answers, others, strict=True):
+        if whole:
+            rows = np.concatenate((parts[1][3:], parts[2], parts[0], parts[1][:3], parts[3]))
+            assert np.array_equal(rows, whole[0])
