@@ -275,7 +275,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class HandoverTimes:
-    """What the writer has measured, in its own time."""
+    """What the writer has measured, in its own time, and the holder in its."""
 
     transport: str = ""
     queue_s: float = 0.0
@@ -283,7 +283,8 @@ class HandoverTimes:
     first_byte_s: float = 0.0
     """From the grant to the end of the first write."""
     exposed_s: float = 0.0
-    """From the first token to the end of the last write: what the transfer adds to the time of the second token."""
+    """From the Commit's arrival, with the first token, to that of the last byte: what the transfer adds to the time of the
+    second token. 0 when the bytes were there first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +330,8 @@ class RegionKey:
 class Grant:
     """The right to write the KV of tokens [first_token, first_token + num_tokens) into `block_ids` of the holder's pool.
 
-    Valid for one (request attempt, epoch, holder incarnation). The blocks return to the holder's pool only after the
-    writer's Commit, Drained or PrefillFailed, or after the writer's access was fenced."""
+    Valid for one (request attempt, epoch, holder incarnation). The blocks return to the holder's pool only after every byte that
+    the writer's Commit announces, after its Drained or PrefillFailed, or after the writer's access was fenced."""
 
     id: str
     key: str
@@ -372,7 +373,8 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Everything is written, nothing more will be; `first` is the token that prefill drew (and sent to the frontend)."""
+    """`num_bytes` in all are written or on their way, nothing more will be; `first` is the token that prefill drew (and sent to
+    the frontend). The grant ends when all of them have arrived."""
 
     grant_id: str
     num_chunks: int

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from core.config import TransferConfig
@@ -54,6 +54,8 @@ class _Job:
     asked: str = ""
     """The scheduler that was asked for another prefill instance."""
     commit: Commit | None = None
+    committed_s: float = 0.0
+    """When the last Commit came."""
     timer: "asyncio.Task[None] | None" = None
     fence: "asyncio.Task[None] | None" = None
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
@@ -97,7 +99,7 @@ class DecodeWorker:
                 if num_bytes:
                     self._inbox.arrived(grant_id, num_bytes)
             case Commit():
-                self._inbox.committed(message)
+                self._committed(message)
             case Drained(grant_id):
                 self._writer_done(grant_id, Fact.DRAINED)
             case PrefillFailed(grant_id, reason):
@@ -229,6 +231,12 @@ class DecodeWorker:
 
         self._inbox.end(grant_id, ended)
 
+    def _committed(self, commit: Commit) -> None:
+        job = self._grants.get(commit.grant_id)
+        if job is not None:
+            job.committed_s = self._clock.now()
+        self._inbox.committed(commit)
+
     def _assigned(self, key: str, epoch: int, prefill: str) -> None:
         job = self._jobs.get(key)
         if job is not None and job.handoff is not None and job.handoff.epoch == epoch:
@@ -318,8 +326,13 @@ class DecodeWorker:
         assert job.commit is not None
         self._stop_timer(job)
         drawn, request = (job.commit.first, *job.commit.more), job.request
-        told = HandedOver(request.id, request.attempt, job.commit.num_bytes, job.commit.times)
-        self._mail.send(request.reply_to, told)
+        exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_s
+        times = replace(
+            job.commit.times, exposed_s=exposed_s
+        )  # a release of before counts its own writes itself
+        self._mail.send(
+            request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
+        )
         self.engine.activate(job.reservation, drawn)
         # The prefill instance has sent these tokens too; should it have died before, the client gets them from here.
         self.on_tokens([*drawn])

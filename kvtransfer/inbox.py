@@ -139,6 +139,7 @@ class Inbox:
             num_busy -= 1
             if not num_busy:
                 self._close(grant_id)
+                self._forget(grant_id)
                 then()
 
         for receiver in self._receivers:
@@ -164,10 +165,13 @@ class Inbox:
         if live is not None and commit is not None and live.arrived_bytes >= live.expected_bytes:
             self._close(grant_id)
             self._on_complete(commit)
+            self._forget(grant_id)
 
     def _close(self, grant_id: str) -> None:
         self.refuse(grant_id)
         self._ledger.close(grant_id)
         self._commits.pop(grant_id, None)
+
+    def _forget(self, grant_id: str) -> None:
         for receiver in self._receivers:
             receiver.ended(grant_id)

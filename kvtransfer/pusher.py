@@ -1,8 +1,9 @@
 """The writer's side of a transfer: after each layer, the fresh KV goes out while the next layer computes.
 
 The compute thread only queues (grant, layer). Writes go out in the order of `kvtransfer/linkqueue.py`, two at a time to a holder,
-layers that have queued up together as one; a grant's writes end before its Commit or Drained is sent, and stopping it means
-dropping what is queued.
+layers that have queued up together as one. What will have been written in all is known when the last layer is computed: so the
+Commit, with the token that decode goes on with, does not wait for the writes before it, and the holder counts them. A grant's
+writes end before its Drained is sent; stopping it means dropping what is queued.
 Back-pressure: the compute thread waits while too many bytes are queued."""
 
 import asyncio
@@ -29,7 +30,7 @@ from kvtransfer.copies import (
     same_storage,
 )
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
-from kvtransfer.pushes import Chunk, Pace, Push, TargetPlan, Word, Write
+from kvtransfer.pushes import Chunk, Pace, Push, TargetPlan, Write
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.routes import Routes
@@ -120,21 +121,24 @@ class Pusher:
         return max(elapsed_s, push.queued_bytes * pace.s_per_byte if pace else 0.0)
 
     def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
-        """All layers of all chunks are queued: commit with the drawn tokens once they are written."""
+        """All layers of all chunks are queued: say so, with the drawn tokens, while the last ones are being written."""
         push = self._pushes.get(grant_id)
-        if push is not None and not push.stopped:
-            push.drawn_s = self._now()
-            self._end(push, Word(drawn, None))
+        if push is not None and not push.closing:
+            commit = Commit(
+                grant_id, push.num_chunks, push.num_bytes, drawn[0], push.times(), tuple(drawn[1:])
+            )
+            self._mail.send(push.grant.holder, commit)
+            self._close(push)
 
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
         """Write no more, and then tell the holder: Drained, or PrefillFailed with `reason`."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.stopped:
-            push.stopped = True
+            push.stopped, push.reason = True, reason
             for item in self._queue.drop(grant_id):
                 self._over(push, item.num_bytes)
                 push.num_writes -= 1
-            self._end(push, Word((), reason))
+            self._close(push)
 
     def holder_lost(self, holder: str) -> None:
         self._routes.forget(holder)
@@ -184,7 +188,8 @@ class Pusher:
                 for pool, duty in zip(self._pools, push.duties, strict=True)
             ]
             num_layers = sum(pool.shard.num_layers for pool in self._pools)
-            chunks.append(Chunk(push, start, count, plans, num_layers))
+            chunks.append(Chunk(push, push.num_chunks, start, count, plans, num_layers))
+            push.num_chunks += 1
         return lambda rank, layer: self._layer_done(chunks, rank, layer)
 
     def _plan(
@@ -222,7 +227,8 @@ class Pusher:
     def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int) -> None:
         for chunk in chunks:
             push, write = chunk.push, Write(chunk, rank, layer)
-            if push.word is None:
+            if not push.closing:
+                push.num_bytes += write.written_bytes
                 push.queued_bytes += write.num_bytes
                 push.num_writes += 1
                 self._queue.add(push.grant.id, push.grant.holder, push.urgency, write)
@@ -248,7 +254,7 @@ class Pusher:
             push.num_writes -= len(turn.items)
             self._queue.done(turn)
             self._serve()
-            self._say_if_quiet(push)
+            self._end_if_quiet(push)
 
     def _slow(self, turn: Turn[Write]) -> None:
         turn.slow = True
@@ -313,7 +319,6 @@ class Pusher:
             num_bytes = sum(copy.num_bytes for copy in direct)
         else:
             num_bytes = await self._convert(push, plan, runs)
-        push.num_bytes += num_bytes
         item.chunk.vouched_bytes += num_bytes if plan.sender.vouches else 0
         return direct
 
@@ -326,36 +331,28 @@ class Pusher:
         return await self._staging.push(runs, plan.source, plan.side, send)
 
     def _chunk_done(self, chunk: Chunk) -> None:
-        push = chunk.push
-        done = ChunkDone(
-            push.grant.id, push.num_chunks, chunk.first_token, chunk.num_tokens, chunk.vouched_bytes
-        )
-        push.num_chunks += 1
-        self._mail.send(push.grant.holder, done)
+        grant = chunk.push.grant
+        done = ChunkDone(grant.id, chunk.seq, chunk.first_token, chunk.num_tokens, chunk.vouched_bytes)
+        self._mail.send(grant.holder, done)
 
-    def _end(self, push: Push, word: Word) -> None:
-        """`word` is said when the writes are over, in a later turn of the loop at the soonest."""
-        push.word = word
-        self._loop.call_soon(self._say_if_quiet, push)
+    def _close(self, push: Push) -> None:
+        """It ends with its last write, in a later turn of the loop at the soonest."""
+        push.closing = True
+        self._loop.call_soon(self._end_if_quiet, push)
 
-    def _say_if_quiet(self, push: Push) -> None:
-        grant_id, word = push.grant.id, push.word
-        if word is None or push.num_writes or self._pushes.get(grant_id) is not push:
+    def _end_if_quiet(self, push: Push) -> None:
+        grant_id = push.grant.id
+        if not push.closing or push.num_writes or self._pushes.get(grant_id) is not push:
             return
         del self._pushes[grant_id]
         for sender in {id(sender): sender for sender, _ in push.targets}.values():
             sender.ended(grant_id)
-        if word.drawn:
-            self._mail.send(push.grant.holder, self._commit(push, word.drawn))
-            push.on_delivered(grant_id)
-        else:
-            last = PrefillFailed(grant_id, word.reason) if word.reason else Drained(grant_id)
+        if push.stopped:
+            last = PrefillFailed(grant_id, push.reason) if push.reason else Drained(grant_id)
             self._mail.send(push.grant.holder, last)
             push.on_quiet(grant_id)
-
-    def _commit(self, push: Push, drawn: Sequence[TokenOut]) -> Commit:
-        times = push.times(self._now())
-        return Commit(push.grant.id, push.num_chunks, push.num_bytes, drawn[0], times, tuple(drawn[1:]))
+        else:
+            push.on_delivered(grant_id)
 
 
 def _take_writes(items: deque[Write]) -> list[Write]:

@@ -1,11 +1,11 @@
 """What the pusher has in hand: grants that are being filled, the chunks of a step, and what waits to go out."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from core.kv import KVLayout
 from core.messages import Grant, HandoverTimes, RegionKey
-from core.types import TokenOut
 from kvtransfer.copies import Side, VectorRun
 from kvtransfer.linkqueue import Urgency
 from kvtransfer.transport.base import Sender
@@ -27,15 +27,6 @@ class Pace:
         self.s_per_byte += _SMOOTHING * (took - self.s_per_byte) if self.s_per_byte else took
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """The last thing to say to the holder, once no write is queued or under way."""
-
-    drawn: Sequence[TokenOut]
-    """Empty when it is stopped."""
-    reason: str | None
-
-
 @dataclass(slots=True, eq=False)
 class Push:
     """One grant that is being filled. `targets` are the holder's ranks and how each is reached."""
@@ -53,26 +44,26 @@ class Push:
     """The first step with its prompt."""
     written_s: float | None = None
     """The end of its first write."""
-    drawn_s: float = 0.0
-    """The first token."""
+    closing: bool = False
+    """It ends when its writes do; nothing that is computed from now on is sent."""
     stopped: bool = False
-    word: Word | None = None
-    """Waits for the writes; nothing that is computed from now on is sent."""
+    reason: str | None = None
+    """Why, if somebody else is to be told."""
     num_chunks: int = 0
     num_bytes: int = 0
+    """Of all writes that have been queued, as the holder stores them."""
     queued_bytes: int = 0
     num_writes: int = 0
     """Queued and under way."""
     writing_since_s: list[float] = field(default_factory=list[float])
     """When each write under way began."""
 
-    def times(self, now: float) -> HandoverTimes:
+    def times(self) -> HandoverTimes:
         opened_s = self.opened_s
         return HandoverTimes(
             self.targets[0][0].name if self.targets else "",
             (self.started_s or opened_s) - opened_s,
             (self.written_s or opened_s) - opened_s,
-            now - self.drawn_s,
         )
 
 
@@ -88,7 +79,14 @@ class TargetPlan:
 
     @property
     def layer_bytes(self) -> int:
-        layout = self.source.shard.layout
+        return self._num_bytes(self.source.shard.layout)
+
+    def written_bytes(self, layer: int) -> int:
+        """What arrives of a model layer at a holder that may store it otherwise, or not hold it."""
+        shard = self.side.shard
+        return self._num_bytes(shard.layout) if shard.layers[0] <= layer < shard.layers[1] else 0
+
+    def _num_bytes(self, layout: KVLayout) -> int:
         return sum(run.count for run in self.runs) * (layout.vector_bytes + layout.scale_bytes)
 
 
@@ -97,6 +95,7 @@ class Chunk:
     """One work of a step."""
 
     push: Push
+    seq: int
     first_token: int
     num_tokens: int
     plans: list[list[TargetPlan]]
@@ -118,3 +117,7 @@ class Write:
     @property
     def num_bytes(self) -> int:
         return self.chunk.layer_bytes(self.rank)
+
+    @property
+    def written_bytes(self) -> int:
+        return sum(plan.written_bytes(self.layer) for plan in self.chunk.plans[self.rank])

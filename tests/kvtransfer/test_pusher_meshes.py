@@ -59,7 +59,13 @@ async def _any_mesh(data: st.DataObject) -> None:
     fabric, completed = LoopbackFabric(), list[Commit]()
     whole = KVShard.whole(theirs[0].shard.layout)
     inbox = Inbox(whole, BLOCKS, "decode", "d1", completed.append, lambda _: None, pools=theirs)
-    receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, inbox.arrived)
+    arrived: list[int] = []
+
+    def on_arrived(grant_id: str, num_bytes: int) -> None:
+        arrived.append(num_bytes)
+        inbox.arrived(grant_id, num_bytes)
+
+    receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, on_arrived)
     inbox.attach([receiver])
     grant = inbox.open("r#0", 0, "prefill", blocks[1], 0, num_tokens, 60)
     mail, sender = FakeMail(), LoopbackSender(fabric, source)
@@ -73,9 +79,9 @@ async def _any_mesh(data: st.DataObject) -> None:
             for layer in range(*pool.shard.layers):
                 done(rank, layer)
     pusher.finish(grant.id, [FIRST])
-    await until(lambda: any(isinstance(message, Commit) for message in mail.sent))
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
-    assert len(completed) == 1
+    await until(lambda: not pusher.num_open)
+    assert [commit.num_bytes for commit in completed] == [sum(arrived)]
     assert receiver.num_refused == 0
     for pool in theirs:
         view, size = vectors(pool, target), pool.shard.layout.block_size

@@ -150,8 +150,10 @@ class Writer:
         self.pushes[grant.id] = Push(grant, delivered, quiet)
 
     def finish(self, grant_id: str, drawn: list[TokenOut]) -> None:
-        if grant_id in self.pushes:
-            self.pushes[grant_id].first = drawn[0]
+        """Its writes may come before and after."""
+        if (push := self.pushes.get(grant_id)) is not None and not push.stopped and push.first is None:
+            push.first = drawn[0]
+            self.mail.send(push.grant.holder, Commit(grant_id, 1, WRITES, drawn[0]))
 
     def remaining_s(self, grant_id: str) -> float:
         return 0.0
@@ -174,7 +176,8 @@ class Writer:
             push.left -= 1
             memory.wrote(push)
 
-    def last_word(self, push: Push) -> None:
+    def end(self, push: Push) -> None:
+        """Its writes are over."""
         grant = push.grant
         if not push.stopped and (push.first is None or push.left):
             return
@@ -185,8 +188,6 @@ class Writer:
             )
             push.quiet(grant.id)
         else:
-            assert push.first is not None
-            self.mail.send(grant.holder, Commit(grant.id, 1, WRITES, push.first))
             push.delivered(grant.id)
 
 
@@ -361,9 +362,9 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.pushes())
     @rule(data=st.data())
-    def last_word(self, data: st.DataObject) -> None:
+    def end(self, data: st.DataObject) -> None:
         writer, push = data.draw(st.sampled_from(self.pushes()))
-        self.run(lambda: writer.last_word(push))
+        self.run(lambda: writer.end(push))
 
     @precondition(lambda self: self.clock.sleeps)
     @rule(data=st.data())
@@ -444,7 +445,7 @@ class Machine(RuleBasedStateMachine):
             self.run(lambda key=request.key: self.decode._cancel(key))
         for _ in range(40):
             for writer, push in self.pushes():
-                self.run(lambda writer=writer, push=push: (writer.write(push), writer.last_word(push)))
+                self.run(lambda writer=writer, push=push: (writer.write(push), writer.end(push)))
             for pair, queue in list(self.bag.items()):
                 while queue:
                     message = queue.popleft()
