@@ -109,7 +109,9 @@ class RequestMetrics:
             "kv_first_byte_seconds", "From the grant to the end of the first write", _LATENCY_S
         )
         self._exposed_s = histogram(
-            "kv_transfer_exposed_seconds", "How long decode, having the first token, waited for KV", _EXPOSED_S
+            "kv_transfer_exposed_seconds",
+            "How long decode, having the first token, waited for KV",
+            _EXPOSED_S,
         )
         self._prefill_queue_s = histogram(
             "prefill_queue_seconds", "From the grant to the first step with the prompt", _LATENCY_S
