@@ -2,7 +2,7 @@
 
 Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token and those of causal attention,
 all weights and the batch's KV read once a step. A tensor-parallel group divides both and adds two all-reduces a layer (ring, over
-the scale-up network). Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth.
+the scale-up network). A pipeline's stages are such groups, one behind the other over the network cards. Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth.
 
 Prices are dollars an hour on demand in May 2026: the median of offers for the H100, the middle of the range for A100 and H200;
 L40S and B200 are put at the H100's price for each byte per second of memory bandwidth."""
@@ -60,8 +60,8 @@ MODELS = {
 }
 
 
-def step_cost(gpu: Gpu, model: Model, tp: int = 1) -> StepCost:
-    """Of one instance of `tp` GPUs, in bf16."""
+def step_cost(gpu: Gpu, model: Model, tp: int = 1, pp: int = 1) -> StepCost:
+    """Of one instance of `pp` stages of `tp` GPUs each, in bf16."""
     bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY * tp
     flop_per_s = gpu.flop_per_s * FLOP_EFFICIENCY * tp
     num_reduces = 2 * model.num_layers if tp > 1 else 0
@@ -73,22 +73,25 @@ def step_cost(gpu: Gpu, model: Model, tp: int = 1) -> StepCost:
         model.num_weights * _BYTES_PER_VALUE / bandwidth,
         model.kv_token_bytes / bandwidth,
         model.pair_flop / flop_per_s,
+        pp,
+        link_cost(gpu, tp),
+        model.hidden_size * _BYTES_PER_VALUE,
     )
 
 
-def link_cost(gpu: Gpu, tp: int = 1) -> LinkCost:
+def link_cost(gpu: Gpu, num_gpus: int = 1) -> LinkCost:
     """Each GPU has a network card of its own."""
-    return LinkCost(bytes_per_s=gpu.nic_bytes_per_s * tp)
+    return LinkCost(bytes_per_s=gpu.nic_bytes_per_s * num_gpus)
 
 
-def num_blocks(gpu: Gpu, model: Model, block_size: int, tp: int = 1) -> int:
+def num_blocks(gpu: Gpu, model: Model, block_size: int, num_gpus: int = 1) -> int:
     """KV blocks beside the weights. Raises ConfigError when the weights do not fit."""
-    memory_bytes = gpu.memory_bytes * MEMORY_SHARE * tp
+    memory_bytes = gpu.memory_bytes * MEMORY_SHARE * num_gpus
     room = memory_bytes - model.num_weights * _BYTES_PER_VALUE
     blocks = int(room // (model.kv_token_bytes * block_size))
     if blocks < 1:
         raise ConfigError(
             f"the model needs {model.num_weights * _BYTES_PER_VALUE / 1e9:.0f} GB for its bf16 weights; "
-            f"{MEMORY_SHARE:.0%} of {tp} GPU(s) is {memory_bytes / 1e9:.0f} GB: choose a larger GPU or more of them"
+            f"{MEMORY_SHARE:.0%} of {num_gpus} GPU(s) is {memory_bytes / 1e9:.0f} GB: choose a larger GPU or more of them"
         )
     return blocks

@@ -31,7 +31,8 @@ class Fleet:
     num_decode: int
     num_both: int = 0
     tp: int = 1
-    """GPUs of an instance."""
+    pp: int = 1
+    """An instance is `pp` stages of `tp` GPUs each."""
     profile: Profile | None = None
     """Measured instances, in place of the catalogue's GPU and model."""
 
@@ -48,11 +49,16 @@ class Fleet:
 
     @property
     def step_model(self) -> StepModel:
-        return self.profile.cost if self.profile else step_cost(*self.parts, self.tp)
+        return self.profile.cost if self.profile else step_cost(*self.parts, self.tp, self.pp)
+
+    @property
+    def gpus_per_instance(self) -> int:
+        return self.tp * self.pp
 
     @property
     def dollars_per_h(self) -> float:
-        return (self.num_prefill + self.num_decode + self.num_both) * self.tp * GPUS[self.gpu].dollars_per_h
+        num_instances = self.num_prefill + self.num_decode + self.num_both
+        return num_instances * self.gpus_per_instance * GPUS[self.gpu].dollars_per_h
 
 
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
@@ -62,12 +68,12 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
     return SimConfig(
         fleet.num_prefill,
         fleet.num_decode,
-        num_blocks(gpu, model, FULL_BLOCK_TOKENS, fleet.tp),
+        num_blocks(gpu, model, FULL_BLOCK_TOKENS, fleet.gpus_per_instance),
         _LAYER_GROUPS,
         model.num_kv_heads * model.num_layers // _LAYER_GROUPS,
         model.head_dim,
         fleet.step_model,
-        link_cost(gpu, fleet.tp),
+        link_cost(gpu, fleet.gpus_per_instance),
         slo=slo,
         overrides={
             "engine.block_size": FULL_BLOCK_TOKENS,
@@ -86,13 +92,13 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         fleet.num_decode,
         fleet.num_both,
         block_tokens,
-        num_blocks(gpu, model, block_tokens, fleet.tp),
+        num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance),
         model.kv_token_bytes,
         model.num_layers,
         MAX_BATCH_TOKENS,
         MAX_NUM_SEQS,
         fleet.step_model,
-        link_cost(gpu, fleet.tp),
+        link_cost(gpu, fleet.gpus_per_instance),
         schedule=load(None, {}, {}).schedule,
     )
 

@@ -2,10 +2,10 @@
 
 For each kind of instance the number of instances begins at what the clairvoyant bound allows and grows until the attainment, in
 the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far. Each number is tried with
-any instance doing either role, and split in fixed ratios. Pipeline parallel groups are not considered."""
+any instance doing either role, and split in fixed ratios."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from statistics import fmean
 
@@ -21,7 +21,8 @@ from sim.report import Served, attainment, served_coarsely
 
 _PATIENCE_S = 30.0
 """After the last arrival; what is not finished by then has missed."""
-_GROUP_SIZES = (1, 2, 4, 8)
+_MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
+"""Tensor-parallel ranks and pipeline stages of an instance; up to a host of eight."""
 _PREFILL_SHARES = (0.25, 0.5, 0.75)
 
 
@@ -67,14 +68,14 @@ def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> lis
     """All trials, in the order they were made; `cheapest` chooses. Raises ConfigError when the model fits none of the GPUs."""
     trials: list[Trial] = []
     best_dollars = float("inf")
-    kinds = sorted(_kinds(demand), key=lambda kind: GPUS[kind[0]].dollars_per_h * kind[1])
+    kinds = sorted(_kinds(demand), key=lambda kind: kind.dollars_per_h)
     if not kinds:
         raise ConfigError(
-            f"{demand.model} fits no group of up to {_GROUP_SIZES[-1]} of {', '.join(demand.gpus)}"
+            f"{demand.model} fits no group of up to {max(tp * pp for tp, pp in _MESHES)} of {', '.join(demand.gpus)}"
         )
-    for gpu, tp in kinds:
-        for count in _counts(demand, gpu, tp):
-            fleets = [*_fleets(demand.model, gpu, tp, count)]
+    for kind in kinds:
+        for count in _counts(demand, kind):
+            fleets = [*_fleets(kind, count)]
             if fleets[0].dollars_per_h >= best_dollars:
                 break
             tried = [_try(demand, fleet) for fleet in fleets]
@@ -93,21 +94,22 @@ def cheapest(trials: Sequence[Trial], wanted: float) -> Trial | None:
     return min(able, key=lambda trial: (trial.fleet.dollars_per_h, -trial.mean), default=None)
 
 
-def _kinds(demand: Demand) -> Iterator[tuple[str, int]]:
+def _kinds(demand: Demand) -> Iterator[Fleet]:
+    """Fleets of one instance."""
     for gpu in demand.gpus:
-        for tp in _GROUP_SIZES:
+        for tp, pp in _MESHES:
             try:
-                num_blocks(GPUS[gpu], MODELS[demand.model], demand.window.block_tokens, tp)
+                num_blocks(GPUS[gpu], MODELS[demand.model], demand.window.block_tokens, tp * pp)
             except ConfigError:
                 continue
-            yield gpu, tp
+            yield Fleet(gpu, demand.model, 0, 0, 1, tp, pp)
 
 
-def _counts(demand: Demand, gpu: str, tp: int) -> Iterator[int]:
+def _counts(demand: Demand, kind: Fleet) -> Iterator[int]:
     """Numbers of instances, from the least that could do by a tenth at a time."""
     part = demand.window
     work = jobs(part.load(demand.copies, demand.seeds[0]), demand.slo, part.block_tokens)
-    cost = step_cost(GPUS[gpu], MODELS[demand.model], tp)
+    cost = step_cost(*kind.parts, kind.tp, kind.pp).of_full_stages()
     least_s = bound_seconds(work, cost, demand.slo, part.block_tokens, MAX_NUM_SEQS, demand.attainment)
     count = max(1, int(least_s / (part.duration_s + _PATIENCE_S)))
     while count <= demand.max_instances:
@@ -115,11 +117,11 @@ def _counts(demand: Demand, gpu: str, tp: int) -> Iterator[int]:
         count = max(count + 1, ceil(count * 1.1))
 
 
-def _fleets(model: str, gpu: str, tp: int, count: int) -> Iterator[Fleet]:
-    yield Fleet(gpu, model, 0, 0, count, tp)
+def _fleets(kind: Fleet, count: int) -> Iterator[Fleet]:
+    yield replace(kind, num_both=count)
     for prefill in sorted({round(count * share) for share in _PREFILL_SHARES}):
         if 0 < prefill < count:
-            yield Fleet(gpu, model, prefill, count - prefill, 0, tp)
+            yield replace(kind, num_prefill=prefill, num_decode=count - prefill, num_both=0)
 
 
 def _try(demand: Demand, fleet: Fleet) -> Trial:

@@ -71,7 +71,8 @@ def plan(
 
 def _name(trial: Trial) -> str:
     fleet = trial.fleet
-    group = f"{fleet.gpu} x {fleet.tp}" if fleet.tp > 1 else fleet.gpu
+    sizes = [f"{name}{size}" for name, size in (("tp", fleet.tp), ("pp", fleet.pp)) if size > 1]
+    group = " ".join([fleet.gpu, *sizes])
     roles = (
         f"{fleet.num_both} any role"
         if fleet.num_both

@@ -43,9 +43,26 @@ def test_a_model_too_large_for_one_gets_a_group() -> None:
     demand = Demand("llama-3.1-70b", WINDOW, Slo("t", 5.0, 0.2), 0.9, (0,), 0.2, ("H100",), 2)
     best = cheapest(plan(demand), 0.9)
     assert best is not None
-    assert best.fleet.tp >= 2, "141 GB of weights on GPUs of 80 GB"
+    assert best.fleet.gpus_per_instance >= 2, "141 GB of weights on GPUs of 80 GB"
     with pytest.raises(ConfigError, match="fits no group"):
         plan(Demand("llama-3.1-70b", WINDOW, Slo(), 0.9, (0,), 1.0, (), 2))
+
+
+def test_stages_divide_the_layers_and_wait_for_each_other_as_a_pipeline_does() -> None:
+    gpu, model = GPUS["H100"], MODELS["llama-3.1-70b"]
+    one, two = (step_cost(gpu, model, 4, pp) for pp in (1, 2))
+    busy = (8192, 8192, 8192**2 / 2, 1)
+    idle_share = 1 - (one.step_s(*busy) - one.overhead_s) / 2 / (two.step_s(*busy) - two.overhead_s)
+    assert idle_share == pytest.approx(1 / 3, abs=0.02), (
+        "(stages - 1) / (micro-batches + stages - 1), Huang et al. 2019"
+    )
+    assert two.of_full_stages().step_s(*busy) < two.step_s(*busy)
+    assert two.step_s(1, 100, 100, 1) > one.step_s(1, 100, 100, 1), "one token waits for every stage"
+
+
+def test_where_reducing_is_dear_prompts_are_cheaper_in_stages() -> None:
+    gpu, model, prompt = GPUS["L40S"], MODELS["llama-3.1-70b"], (8192, 8192, 8192**2 / 2, 1)
+    assert step_cost(gpu, model, 4, 2).step_s(*prompt) < step_cost(gpu, model, 8).step_s(*prompt)
 
 
 def test_the_command_plans_draws_and_says_when_it_cannot(tmp_path: Path) -> None:
