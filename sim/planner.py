@@ -1,7 +1,8 @@
 """The cheapest fleet that holds the targets on a trace: every GPU and group size that the model fits, simulated. Pure.
 
 For each kind of instance the number of instances begins at what the clairvoyant bound allows and grows until the attainment, in
-the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far. Each number is tried with
+the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far, or several more in a row
+have not helped (a target that this kind of instance cannot hold for some requests, however many there are). Each number is tried with
 any instance doing either role, and split in fixed ratios."""
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ _PATIENCE_S = 30.0
 """After the last arrival; what is not finished by then has missed."""
 _MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 """Tensor-parallel ranks and pipeline stages of an instance; up to a host of eight."""
+_MAX_IN_VAIN = 4
 _PREFILL_SHARES = (0.25, 0.5, 0.75)
 
 
@@ -74,6 +76,7 @@ def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> lis
             f"{demand.model} fits no group of up to {max(tp * pp for tp, pp in _MESHES)} of {', '.join(demand.gpus)}"
         )
     for kind in kinds:
+        best_mean, in_vain = -1.0, 0
         for count in _counts(demand, kind):
             fleets = [*_fleets(kind, count)]
             if fleets[0].dollars_per_h >= best_dollars:
@@ -85,6 +88,11 @@ def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> lis
             if any(trial.mean >= demand.attainment for trial in tried):
                 best_dollars = fleets[0].dollars_per_h
                 break
+            mean = max(trial.mean for trial in tried)
+            in_vain = 0 if mean > best_mean else in_vain + 1
+            if in_vain == _MAX_IN_VAIN:
+                break
+            best_mean = max(best_mean, mean)
     return trials
 
 
