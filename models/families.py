@@ -9,6 +9,7 @@ from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
 from models.config_fields import Config
+from models.quantisation import read_quantisation
 from models.spec import ModelSpec, MoeSpec, read_json
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
@@ -38,8 +39,8 @@ def read_spec(folder: Path) -> ModelSpec:
             f"architecture {names[0]!r} is not supported; Baton serves {', '.join(_FAMILIES)}"
         )
     try:
-        fp8_block = _fp8_block(config)
-        spec = replace(family({**_DEFAULTS[names[0]], **config}), fp8_block=fp8_block)
+        quantisation = read_quantisation(config)
+        spec = replace(family({**_DEFAULTS[names[0]], **config}), quantisation=quantisation)
         _check(spec)
         return _with_generation_config(spec, config, folder)
     except KeyError as error:
@@ -48,23 +49,6 @@ def read_spec(folder: Path) -> ModelSpec:
         raise UnsupportedModel(
             f"config.json or generation_config.json in {folder} holds a value of the wrong kind: {error}"
         ) from None
-
-
-def _fp8_block(config: Config) -> tuple[int, int] | None:
-    """Raises UnsupportedModel for every quantisation but FP8 in blocks and gpt-oss's MXFP4."""
-    asked = config.get("quantization_config")
-    if not asked:
-        return None
-    method, block = asked.get("quant_method", "unknown"), asked.get("weight_block_size")
-    if method == "mxfp4" and config["architectures"][0] == "GptOssForCausalLM":
-        return None
-    if method == "fp8" and block:
-        rows, columns = (int(size) for size in block)
-        return rows, columns
-    how = "fp8 without weight_block_size" if method == "fp8" else method
-    raise UnsupportedModel(
-        f"quantization_config ({how}) is not supported: use a float32, bfloat16 or block-wise FP8 checkpoint"
-    )
 
 
 def _check(spec: ModelSpec) -> None:

@@ -13,15 +13,18 @@ _FP4_VALUES = (*_FP4, *(-value for value in _FP4))
 _E8M0_BIAS = 127
 
 
-def from_fp8_blocks(
-    values: Tensor, scales: Tensor, cut: Sequence[Sequence[slice]], block: tuple[int, int]
+def from_scaled(
+    values: Tensor, scales: Tensor, block: tuple[int, int], cut: Sequence[Sequence[slice]]
 ) -> Tensor:
-    """`values` (rows, columns) are what `cut` leaves of a matrix, `scales` are those of all its blocks -> float32."""
-    rows, columns = (
-        torch.cat([torch.arange(run.start, run.stop) for run in runs]) // size
-        for runs, size in zip(cut, block, strict=True)
-    )
+    """`values` (rows, columns) of FP8 or INT8 are what `cut` leaves of a matrix, `scales` (..., ...) are those of all its blocks
+    -> float32."""
+    rows, columns = (index // size for index, size in zip(indices(cut), block, strict=True))
     return values.float() * scales.float()[rows][:, columns]
+
+
+def indices(cut: Sequence[Sequence[slice]]) -> list[Tensor]:
+    """For each dimension which elements a cut leaves."""
+    return [torch.cat([torch.arange(run.start, run.stop) for run in runs]) for runs in cut]
 
 
 def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

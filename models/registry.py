@@ -39,7 +39,7 @@ def load_model(
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
-    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.fp8_block)
+    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation)
     ops = select_ops(device, kernels, deterministic)
     model = Model(spec, ops, checkpoint, device, layers, joins)
     checkpoint.close()

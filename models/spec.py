@@ -10,6 +10,7 @@ from typing import Any, Literal
 from core.errors import ConfigError, UnsupportedModel
 from core.kv import KVLayout
 from kernels.routing import Routing
+from models.quantisation import Quantisation
 
 DTYPES = ("float32", "bfloat16")
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
@@ -88,8 +89,8 @@ class ModelSpec:
     tied: bool
     dtype: str
     """Of the checkpoint."""
-    fp8_block: tuple[int, int] | None = None
-    """Matrices may be stored as FP8, one scale to so many rows and columns."""
+    quantisation: Quantisation | None = None
+    """How matrices may be stored that are not floats."""
     activation: Activation = "silu"
     swiglu: tuple[float, float] = (1.0, 0.0)
     """Of clamped_swiglu: alpha and limit."""

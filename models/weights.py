@@ -3,6 +3,7 @@
 A tensor that nobody asks for, or that is missing, is an error that names it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,27 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
-from models.quantised import from_fp8_blocks
+from models.four_bit import MARKS, SUFFIXES, from_four_bits
+from models.quantisation import Quantisation
+from models.quantised import from_scaled, indices
 from models.spec import read_json
 
 Cut = Sequence[Sequence[slice]]
 """For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
-_SCALES = "_scale_inv"
+_SCALES = ("_scale_inv", "_scale")
+_SCALED = ("F8_E4M3", "I8")
 _STORED = {
     torch.float32: ("F32", "F16", "BF16", "F64"),
     torch.bfloat16: ("F32", "F16", "BF16", "F64"),
     torch.uint8: ("U8",),
 }
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+_IGNORED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    *(f".{what}_scale" for what in ("input", "output", "q", "k", "v")),
+)
+"""Scales of activations and of a quantised KV cache: here both stay what the model's dtype is."""
 
 
 def whole(name: str, shape: tuple[int, ...]) -> Cut:
@@ -42,11 +50,10 @@ class Checkpoint:
         dtype: torch.dtype,
         device: torch.device,
         shard: Shard = whole,
-        fp8_block: tuple[int, int] | None = None,
+        quantisation: Quantisation | None = None,
     ) -> None:
-        """`fp8_block`: rows and columns that share a scale in matrices that are stored as FP8."""
         self._folder, self.dtype, self._device, self._shard = folder, dtype, device, shard
-        self._fp8_block = fp8_block
+        self._quantisation = quantisation
         self._files = {path: _open(path) for path in _files(folder)}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         self._unused = set(self._where)
@@ -60,6 +67,11 @@ class Checkpoint:
         """This rank's part of the tensor, in `dtype` or the model's; `shape` is the whole tensor's.
 
         Raises UnsupportedModel when it is missing or has another shape."""
+        wanted, cut, how = dtype or self.dtype, self._shard(name, shape), self._quantisation
+        if how is not None and how.kind != "scaled" and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
+            matrix = from_four_bits(how, partial(self._beside, name), _stem(name), shape)
+            rows, columns = indices(cut)
+            return matrix[rows][:, columns].to(self._device, wanted)
         if name not in self._where:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
         stored = self._where[name].get_slice(name)
@@ -67,31 +79,46 @@ class Checkpoint:
             raise UnsupportedModel(
                 f"tensor {name!r} is {tuple(stored.get_shape())}; config.json says {shape}"
             )
-        wanted, cut = dtype or self.dtype, self._shard(name, shape)
         tensor = _read(stored, cut)
         self.bytes_read += tensor.nbytes
         self._unused.discard(name)
-        if stored.get_dtype() == "F8_E4M3" and self._fp8_block is not None:
-            tensor = from_fp8_blocks(tensor, self._scales(name, shape), cut, self._fp8_block)
+        if how is not None and how.kind == "scaled" and stored.get_dtype() in _SCALED:
+            tensor = from_scaled(tensor, *self._scales(name, shape, how.block), cut)
         elif stored.get_dtype() not in _STORED[wanted]:
             raise UnsupportedModel(
                 f"tensor {name!r} is stored as {stored.get_dtype()}, which is not supported"
             )
         return tensor.to(self._device, wanted)
 
-    def _scales(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        assert self._fp8_block is not None
+    def _scales(
+        self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Those of all of a matrix, and how many rows and columns share one."""
         if len(shape) != 2:
-            raise UnsupportedModel(f"tensor {name!r} is FP8 and no matrix, which is not supported")
-        if f"{name}{_SCALES}" not in self._where:
-            raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name + _SCALES!r}")
-        blocks = tuple(-(-size // block) for size, block in zip(shape, self._fp8_block, strict=True))
-        scales = self._where[f"{name}{_SCALES}"].get_tensor(f"{name}{_SCALES}")
-        if tuple(scales.shape) != blocks:
-            raise UnsupportedModel(f"tensor {name + _SCALES!r} is {tuple(scales.shape)}; it must be {blocks}")
+            raise UnsupportedModel(f"tensor {name!r} has 8 bits and is no matrix, which is not supported")
+        own = next((name + end for end in _SCALES if name + end in self._where), None)
+        if own is None:
+            raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name + _SCALES[0]!r}")
+        scales = self._where[own].get_tensor(own)
         self.bytes_read += scales.nbytes
-        self._unused.discard(f"{name}{_SCALES}")
-        return scales
+        self._unused.discard(own)
+        if scales.numel() == 1:
+            return scales.view(1, 1), shape
+        rows, columns = block or (1, shape[1])
+        blocks = -(-shape[0] // rows), -(-shape[1] // columns)
+        if tuple(scales.shape) != blocks and (block or scales.shape != blocks[:1]):
+            raise UnsupportedModel(f"tensor {own!r} is {tuple(scales.shape)}; it must be {blocks}")
+        return scales.view(blocks), (rows, columns)
+
+    def _beside(self, name: str, suffix: str) -> Tensor | None:
+        """The whole of one of the tensors that a matrix of four bits consists of."""
+        own = f"{_stem(name)}.{suffix}"
+        if own not in self._where:
+            return None
+        self._unused.difference_update(_parts(name))
+        tensor = self._where[own].get_tensor(own)
+        self.bytes_read += tensor.nbytes
+        return tensor
 
     def held(self, name: str, count: int) -> list[int]:
         """Which of `count` things that have tensors of their own this rank holds: asked of the `Shard` as rows of one tensor
@@ -100,7 +127,7 @@ class Checkpoint:
 
     def ignore(self, *names: str) -> None:
         """These tensors are not this model's, or not this rank's."""
-        self._unused.difference_update(names, (f"{name}{_SCALES}" for name in names))
+        self._unused.difference_update(names, *map(_parts, names))
 
     def ignore_under(self, *prefixes: str) -> None:
         self._unused = {name for name in self._unused if not name.startswith(prefixes)}
@@ -114,6 +141,15 @@ class Checkpoint:
             raise UnsupportedModel(
                 f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}"
             )
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _parts(name: str) -> list[str]:
+    """What a matrix may be stored as in place of, or beside, `name`."""
+    return [*(name + end for end in _SCALES), *(f"{_stem(name)}.{suffix}" for suffix in SUFFIXES)]
 
 
 def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:

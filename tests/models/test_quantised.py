@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import UnsupportedModel
 from engine.dims import dims_of, rules_of
+from models.quantisation import Quantisation
 from models.registry import load_model
 from models.weights import Checkpoint
 from parallel.mesh import Mesh
@@ -69,6 +71,162 @@ def test_fp8_in_blocks(family: str, tmp_path: Path) -> None:
     compare(tmp_path, transformers.FineGrainedFP8Config(weight_block_size=BLOCK, dequantize=True))
 
 
+def compressed(**weights: Any) -> dict[str, Any]:
+    """A quantization_config as compressed-tensors writes it."""
+    group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "format": "pack-quantized" if weights["num_bits"] == 4 else f"{weights['type']}-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+    }
+
+
+def scaled(weight: torch.Tensor, kind: str, strategy: str) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = (math.ceil(size / of) for size, of in zip(weight.shape, BLOCK, strict=True))
+    shape = {"tensor": (1,), "channel": (len(weight), 1), "block": (rows, columns)}[strategy]
+    scales = torch.rand(shape) * 0.01 + 0.001
+    full = scales.expand(len(weight), 1) if strategy != "block" else scales
+    if strategy == "block":
+        full = scales.repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
+    values = weight / full[: weight.shape[0], : weight.shape[1]]
+    if kind == "int":
+        return values.round().clamp(-127, 127).to(torch.int8), scales
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn), scales
+
+
+def quantise_all(folder: Path, family: str, quantise: Callable[[torch.Tensor], dict[str, torch.Tensor]], **config: Any) -> None:  # fmt: skip
+    """Every projection `x.weight` becomes x.* as `quantise` says; sizes are multiples of 16."""
+    made = FAMILIES[family](random.Random(0), 0)
+    made.hidden_size, made.intermediate_size, made.vocab_size = 64, 96, 62
+    made.num_attention_heads, made.num_key_value_heads = 4, 2
+    make(folder, made, seed=0)
+    torch.manual_seed(0)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if "_proj" in n and n.endswith("weight")]:
+        stem, weight = name.removesuffix(".weight"), tensors.pop(name)
+        tensors |= {f"{stem}.{suffix}": part.contiguous() for suffix, part in quantise(weight).items()}
+    rewrite(folder, tensors, **config)
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+@pytest.mark.parametrize("kind", ["float", "int"])
+def test_eight_bits_of_compressed_tensors(kind: str, strategy: str, tmp_path: Path) -> None:
+    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        values, scales = scaled(weight, kind, strategy)
+        return {"weight": values, "weight_scale": scales}
+
+    block = {"block_structure": BLOCK} if strategy == "block" else {}
+    how = compressed(num_bits=8, type=kind, strategy=strategy, **block)
+    quantise_all(tmp_path, "qwen3", quantise, quantization_config=how)
+    compare(tmp_path, transformers.CompressedTensorsConfig(dequantize=True))
+
+
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.parametrize("strategy", ["channel", "group"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_four_bits_of_compressed_tensors(symmetric: bool, strategy: str, tmp_path: Path) -> None:
+    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs, inputs = weight.shape
+        groups = inputs // 16 if strategy == "group" else 1
+        parts = {
+            "weight_packed": torch.randint(-(2**31), 2**31, (outputs, inputs // 8), dtype=torch.int32),
+            "weight_scale": torch.rand(outputs, groups) * 0.01 + 0.001,
+            "weight_shape": torch.tensor([outputs, inputs]),
+        }
+        if not symmetric:
+            parts["weight_zero_point"] = torch.randint(-(2**31), 2**31, (outputs // 8, groups), dtype=torch.int32)  # fmt: skip
+        return parts
+
+    group = {"group_size": 16} if strategy == "group" else {}
+    how = compressed(num_bits=4, type="int", strategy=strategy, symmetric=symmetric, **group)
+    quantise_all(tmp_path, "llama", quantise, quantization_config=how)
+    compare(tmp_path, transformers.CompressedTensorsConfig(dequantize=True))
+
+
+def test_fp8_with_one_scale(tmp_path: Path) -> None:
+    """Static scales of activations, which are not needed here, lie beside the weights."""
+
+    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        values, scales = scaled(weight, "float", "tensor")
+        return {"weight": values, "weight_scale": scales[0], "input_scale": torch.tensor(0.1)}
+
+    plain, stored = tmp_path / "plain", tmp_path / "stored"
+    quantise_all(stored, "llama", quantise, quantization_config={"quant_method": "fp8"})
+    quantise_all(plain, "llama", lambda weight: {"weight": from_one_scale(quantise(weight))})
+    equal_models(stored, plain)
+
+
+def from_one_scale(parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    return parts["weight"].float() * parts["weight_scale"]
+
+
+def equal_models(stored: Path, plain: Path) -> None:
+    got, want = (
+        Paged(load_model(folder, "float32", CPU), 1, random.Random(0)).step([(0, 0, PROMPT)])[0]
+        for folder in (stored, plain)
+    )
+    assert want.std() > 0.01
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def four_bits(kind: str, parts: dict[str, torch.Tensor], size: int) -> torch.Tensor:
+    """AutoAWQ's and GPTQ's words by definition, number by number: (outputs, inputs)."""
+    order = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ: in which nibble column c of a word's eight is
+
+    def nibble(words: torch.Tensor, row: int, column: int) -> int:
+        at = order[column % 8] if kind == "awq" else column % 8
+        return int(words[row, column // 8]) >> 4 * at & 15
+
+    scales, zeros, words = parts["scales"].double(), parts["qzeros"], parts["qweight"]
+    inputs = len(words) * (1 if kind == "awq" else 8)
+    found = torch.empty(scales.shape[1], inputs, dtype=torch.float64)
+    for k in range(inputs):
+        group = int(parts["g_idx"][k]) if "g_idx" in parts else k // size
+        for n in range(len(found)):
+            number = nibble(words, k, n) if kind == "awq" else int(words[k // 8, n]) >> 4 * (k % 8) & 15
+            zero = nibble(zeros, group, n) + (1 if kind == "gptq" else 0)
+            found[n, k] = (number - zero) * scales[group, n]
+    return found.float()
+
+
+def packed_parts(kind: str, weight: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """Any bits at all, for a matrix of `weight`'s shape."""
+
+    def words(*shape: int) -> torch.Tensor:
+        return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
+
+    outputs, inputs = weight.shape
+    parts = {
+        "qweight": words(inputs, outputs // 8) if kind == "awq" else words(inputs // 8, outputs),
+        "qzeros": words(inputs // size, outputs // 8),
+        "scales": (torch.rand(inputs // size, outputs) * 0.01 + 0.001).half(),
+    }
+    if kind == "gptq, any order":
+        parts["g_idx"] = torch.randint(0, inputs // size, (inputs,), dtype=torch.int32)
+    return parts
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "gptq, any order"])
+def test_four_bits_of_awq_and_gptq(kind: str, tmp_path: Path) -> None:
+    size, made = 16, []
+
+    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        made.append(packed_parts(kind, weight, size))
+        return made[-1]
+
+    how = {"quant_method": kind.split(",")[0].split("_")[0], "bits": 4, "group_size": size}
+    if kind == "gptq_v2":
+        how["checkpoint_format"] = "gptq_v2"
+    plain, stored = tmp_path / "plain", tmp_path / "stored"
+    quantise_all(stored, "llama", quantise, quantization_config=how)
+    again = iter(list(made))
+    quantise_all(plain, "llama", lambda _: {"weight": four_bits(kind.split(",")[0], next(again), size)})
+    equal_models(stored, plain)
+
+
 def mxfp4_checkpoint(folder: Path) -> None:
     config = FAMILIES["gpt_oss"](random.Random(3), 0)
     config.hidden_size, config.intermediate_size = 64, 96
@@ -87,11 +245,17 @@ def test_mxfp4(tmp_path: Path) -> None:
     compare(tmp_path, transformers.Mxfp4Config(dequantize=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "gpt_oss", "llama"])
 def test_two_ranks_equal_the_whole(family: str, tmp_path: Path) -> None:
-    """MXFP4 is cut between its groups, of which there are three here: one rank holds twice as much of each expert."""
+    """MXFP4 is cut between its groups, of which there are three here: one rank holds twice as much of each expert. Llama's four
+    bits are AWQ's."""
     if family == "gpt_oss":
         mxfp4_checkpoint(tmp_path)
+    elif family == "llama":
+        how = {"quant_method": "awq", "bits": 4, "group_size": 16}
+        quantise_all(
+            tmp_path, family, lambda weight: packed_parts("awq", weight, 16), quantization_config=how
+        )
     else:
         fp8_checkpoint(tmp_path, family)
     whole = Paged(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
@@ -116,7 +280,8 @@ def test_two_ranks_equal_the_whole(family: str, tmp_path: Path) -> None:
 def test_a_part_of_an_fp8_matrix_has_the_scales_of_its_blocks(cut: Any, tmp_path: Path) -> None:
     values, scales = to_fp8(torch.randn(40, 20), (16, 8))
     save_file({"x": values, "x_scale_inv": scales}, tmp_path / "model.safetensors")
-    checkpoint = Checkpoint(tmp_path, torch.float32, CPU, lambda name, shape: cut, (16, 8))
+    how = Quantisation("scaled", (16, 8))
+    checkpoint = Checkpoint(tmp_path, torch.float32, CPU, lambda name, shape: cut, how)
     got = checkpoint.take("x", (40, 20))
     rows, columns = ([i for run in runs for i in range(run.start, run.stop)] for runs in cut)
     want = [[float(values[r, c]) * float(scales[r // 16, c // 8]) for c in columns] for r in rows]
@@ -156,9 +321,17 @@ def test_a_tensor_of_an_unannounced_kind_is_named(dtype: torch.dtype, tmp_path: 
 @pytest.mark.parametrize(
     ("quantisation", "named"),
     [
-        ({"quant_method": "fp8"}, r"fp8 without weight_block_size"),
+        ({"quant_method": "bitsandbytes"}, r"\(bitsandbytes\)"),
         ({"quant_method": "mxfp4"}, r"\(mxfp4\)"),
-        ({"quant_method": "gptq"}, r"\(gptq\)"),
+        ({"quant_method": "gptq", "bits": 3}, r"\(gptq, 3 bits"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, r"checkpoint_format marlin"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"\(awq, 4 bits, version gemv"),
+        (compressed(num_bits=4, type="float", strategy="group", group_size=16), r"4 bits, float, group"),
+        (compressed(num_bits=8, type="int", strategy="channel", symmetric=False), r"channel, asymmetric"),
+        (
+            compressed(num_bits=8, type="int", strategy="channel") | {"transform_config": {"a": 1}},
+            "transforms",
+        ),
         ({}, None),
     ],
 )

@@ -145,7 +145,7 @@ def test_generation_config(tmp_path: Path) -> None:
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": None}, "architecture"),
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq"),
         ({"hidden_act": "relu"}, "'relu'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "'longrope'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),

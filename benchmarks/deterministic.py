@@ -1,0 +1,133 @@
+"""What `engine.deterministic` costs on a CPU: a forward pass with the ordinary operations and with the batch-invariant ones.
+
+    python -m benchmarks.deterministic [--json FILE] [--rounds N]
+
+The shape of Qwen2.5-0.5B with 6 of its layers and random weights, one thread. Both are timed by turns; the figure is the ratio of
+the medians. Prediction: 1.3 for prompts, where tiles of 64 rows lose little; 4 for one sequence in float32, whose row is multiplied
+as 16 (the routine for a single row adds up in another order); 2 for 32 of them, which attend one by one."""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from baton.bench.report import machine
+from kernels.ops import AttentionMeta
+from kernels.select import select_ops
+from models.model import Model
+from models.spec import ModelSpec, RopeSpec
+from models.weights import Checkpoint
+
+CPU = torch.device("cpu")
+BLOCK_SIZE, CONTEXT = 16, 1024
+STEPS = {
+    "prompt of 512": [(512, 512)],
+    "chunk of 256 behind 768": [(256, 1024)],
+    "decode, 1 sequence": [(1, 1000)],
+    "decode, 8": [(1, 1000)] * 8,
+    "decode, 32": [(1, 1000)] * 32,
+}
+"""Sequences of (query tokens, context tokens)."""
+SPEC = ModelSpec(
+    architecture="Qwen2ForCausalLM", vocab_size=32768, hidden_size=896, intermediate_size=4864, num_layers=6, num_heads=14,
+    num_kv_heads=2, head_dim=64, norm_eps=1e-6, max_context_tokens=4096, rope=RopeSpec("default", 1e6), tied=True,
+    dtype="bfloat16", windows=(0,) * 6, qkv_bias=True,
+)  # fmt: skip
+
+
+class _RandomWeights(Checkpoint):
+    """A checkpoint of any shape that is asked for."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.bytes_read = dtype, 0
+
+    def __contains__(self, name: str) -> bool:
+        return False
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
+        return (torch.randn(shape) * shape[-1] ** -0.5).to(dtype or self.dtype)
+
+    def ignore(self, *names: str) -> None:
+        pass
+
+    def ignore_under(self, *prefixes: str) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, dtype: torch.dtype, deterministic: bool) -> None:
+        torch.manual_seed(0)
+        ops = select_ops(CPU, deterministic=deterministic)
+        self.model = Model(SPEC, ops, _RandomWeights(dtype), CPU)
+        blocks = 32 * CONTEXT // BLOCK_SIZE
+        shape = (blocks, 2, SPEC.num_kv_heads, BLOCK_SIZE, SPEC.head_dim)
+        self.kv = [torch.randn(shape).to(dtype) for _ in range(SPEC.num_layers)]
+
+    @torch.inference_mode()
+    def step(self, lens: list[tuple[int, int]]) -> float:
+        """Seconds of one forward pass with the logits of each sequence."""
+        per_seq = CONTEXT // BLOCK_SIZE
+        tables = [
+            np.arange(i * per_seq, i * per_seq + -(-context // BLOCK_SIZE))
+            for i, (_, context) in enumerate(lens)
+        ]
+        spans = [np.arange(context - query, context) for query, context in lens]
+        slots = [
+            table[span // BLOCK_SIZE] * BLOCK_SIZE + span % BLOCK_SIZE
+            for table, span in zip(tables, spans, strict=True)
+        ]
+        queries, contexts = zip(*lens, strict=True)
+        meta = AttentionMeta.build(queries, contexts, tables, np.concatenate(slots), CPU)
+        positions = torch.from_numpy(np.concatenate(spans))
+        last = torch.tensor(meta.query_starts[1:]) - 1
+        started = time.perf_counter()
+        hidden = self.model.forward(torch.zeros_like(positions), positions, self.kv, meta)
+        self.model.logits(hidden[last])
+        return time.perf_counter() - started
+
+
+def measure(dtype: torch.dtype, rounds: int) -> dict[str, dict[str, float]]:
+    benches = {"ordinary": Bench(dtype, False), "deterministic": Bench(dtype, True)}
+    found: dict[str, dict[str, float]] = {}
+    for name, lens in STEPS.items():
+        times: dict[str, list[float]] = {which: [] for which in benches}
+        for number in range(rounds + 1):
+            for which, bench in benches.items():
+                elapsed = bench.step(lens)
+                if number:  # the first one tries which tiles agree
+                    times[which].append(elapsed * 1e3)
+        medians = {f"{which}_ms": statistics.median(values) for which, values in times.items()}
+        found[name] = {**medians, "ratio": medians["deterministic_ms"] / medians["ordinary_ms"]}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {
+        str(dtype).removeprefix("torch."): measure(dtype, args.rounds)
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    for dtype, steps in results.items():
+        for name, row in steps.items():
+            print(f"{dtype:9s} {name:24s} " + "  ".join(f"{key} {value:.2f}" for key, value in row.items()))
+    if args.json:
+        content = {
+            "command": "python -m benchmarks.deterministic",
+            "machine": machine(),
+            "results": results,
+        }
+        args.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What a config.json says of how its checkpoint's matrices are stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from core.errors import UnsupportedModel
+
+_USE = "use float32, bfloat16, FP8, symmetric INT8, or four bits of AWQ, GPTQ or compressed-tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """Any matrix may be stored so, and none has to be: a checkpoint's tensors say which are."""
+
+    kind: Literal["scaled", "awq", "gptq", "packed"]
+    """`scaled`: FP8 or INT8 times a scale; the others have four bits, as AutoAWQ, GPTQ and compressed-tensors pack them."""
+    block: tuple[int, int] | None = None
+    """`scaled`: rows and columns that share a scale; None: a scale for each row, or one for all."""
+    group: int = 0
+    """Of four bits: inputs that share a scale; 0: all of them."""
+    zero_offset: int = 0
+    """To be added to the zero points that are stored."""
+
+
+def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
+    """From the whole of config.json. gpt-oss's MXFP4 is its family's own matter. Raises UnsupportedModel by name."""
+    asked = config.get("quantization_config")
+    if not asked:
+        return None
+    match str(asked.get("quant_method", "unknown")):
+        case "mxfp4" if config["architectures"][0] == "GptOssForCausalLM":
+            return None
+        case "fp8":
+            return Quantisation("scaled", _block(asked.get("weight_block_size")))
+        case "awq":
+            return _awq(asked)
+        case "gptq":
+            return _gptq(asked)
+        case "compressed-tensors":
+            return _compressed(asked)
+        case other:
+            raise _refused(other)
+
+
+def _awq(asked: Mapping[str, Any]) -> Quantisation:
+    bits, version = asked.get("bits", asked.get("w_bit")), str(asked.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm" or not asked.get("zero_point", True):
+        raise _refused(f"awq, {bits} bits, version {version}, zero_point {asked.get('zero_point', True)}")
+    return Quantisation("awq", group=_group(asked.get("group_size", asked.get("q_group_size", 128))))
+
+
+def _gptq(asked: Mapping[str, Any]) -> Quantisation:
+    bits, form = asked.get("bits"), str(asked.get("checkpoint_format", "gptq"))
+    if bits != 4 or form not in ("gptq", "gptq_v2"):
+        raise _refused(f"gptq, {bits} bits, checkpoint_format {form}")
+    return Quantisation("gptq", group=_group(asked.get("group_size", 128)), zero_offset=int(form == "gptq"))
+
+
+def _compressed(asked: Mapping[str, Any]) -> Quantisation:
+    if asked.get("sparsity_config") or asked.get("transform_config"):
+        raise _refused("compressed-tensors with sparsity or transforms")
+    groups = list((asked.get("config_groups") or {}).values())
+    found = {_compressed_weights(group.get("weights") or {}) for group in groups}
+    if len(found) != 1:
+        raise _refused(f"compressed-tensors with {len(found)} ways of storing weights")
+    return found.pop()
+
+
+def _compressed_weights(weights: Mapping[str, Any]) -> Quantisation:
+    bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
+    match bits, kind, strategy:
+        case 8, "float" | "int", "tensor" | "channel" | "block" if weights.get("symmetric", True):
+            return Quantisation("scaled", _block(weights["block_structure"]) if strategy == "block" else None)
+        case 4, "int", "channel":
+            return Quantisation("packed")
+        case 4, "int", "group":
+            return Quantisation("packed", group=_group(weights["group_size"]))
+        case _:
+            symmetric = "" if weights.get("symmetric", True) else ", asymmetric"
+            raise _refused(f"compressed-tensors, {bits} bits, {kind}, {strategy}{symmetric}")
+
+
+def _block(size: Any) -> tuple[int, int] | None:
+    if not size:
+        return None
+    rows, columns = (int(part) for part in size)
+    return rows, columns
+
+
+def _group(size: int) -> int:
+    return max(0, int(size))
+
+
+def _refused(what: str) -> UnsupportedModel:
+    return UnsupportedModel(f"quantization_config ({what}) is not supported: {_USE}")
