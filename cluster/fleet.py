@@ -10,7 +10,7 @@ from math import inf
 from typing import TypeVar
 
 from core.kv import num_blocks_for
-from core.messages import InstanceStatus, LoadReport, Register, TierCounts, WorkCounts
+from core.messages import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
 
 T = TypeVar("T", int, float)
@@ -51,6 +51,7 @@ class Member:
         self.defect = ""
         self.tiers = TierCounts()
         self.work = WorkCounts()
+        self.experts: tuple[LayerExperts, ...] = ()
         self.leaving = False
         """It takes nothing new, but its KV can still be fetched."""
         self.measured_tokens_per_s = 0.0
@@ -135,6 +136,7 @@ class Member:
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.defect = report.defect
         self.tiers, self.work = report.tiers, report.work
+        self.experts = report.experts or self.experts
         self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
         self.step_s = report.step_s or self.step_s
         self.steps = report.steps
@@ -168,6 +170,7 @@ class Member:
             queued_tokens=self.queued_tokens,
             tokens_per_s=self.measured_tokens_per_s,
             step_s=self.step_s,
+            expert_imbalance=tuple((one.layer, one.imbalance) for one in self.experts),
         )
 
     def _settle(self, key: str) -> None:

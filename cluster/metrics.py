@@ -204,6 +204,7 @@ class InstanceMetrics(Collector):
             for one in status.instances:
                 metric.add_metric((one.address, role_of(one)), fact.of(one))
             yield metric
+        yield _imbalance(status)
         yield from self._as_vllm(status)
 
     def _as_vllm(self, status: Status) -> Iterator[Metric]:
@@ -227,6 +228,18 @@ def _by_role(status: Status) -> Metric:
     metric = GaugeMetricFamily("baton_instances", "Living instances, by role", labels=("role",))
     for role in ("prefill", "decode", "both"):
         metric.add_metric((role,), sum(role_of(one) == role for one in status.instances))
+    return metric
+
+
+def _imbalance(status: Status) -> Metric:
+    metric = GaugeMetricFamily(
+        "baton_instance_expert_imbalance_ratio",
+        "Load of the busiest of the ranks that share a layer's experts, by the mean",
+        labels=("address", "role", "layer"),
+    )
+    for one in status.instances:
+        for layer, imbalance in one.expert_imbalance:
+            metric.add_metric((one.address, role_of(one), str(layer)), imbalance)
     return metric
 
 

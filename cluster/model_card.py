@@ -34,7 +34,7 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
             f"model.max_context_tokens is {limit}, but {path} was made for {spec.max_context_tokens}"
         )
     for role, parallel in (("prefill", config.prefill), ("decode", config.decode)):
-        check(dims_of(spec), mesh_of(parallel), role)
+        check(dims_of(spec), mesh_of(parallel), role, parallel.ep_redundant_experts)
     return ModelCard(
         name=config.model.name or _default_name(path),
         folder=str(folder),

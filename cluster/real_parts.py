@@ -6,7 +6,7 @@ from cluster.instance import Parts, Role
 from cluster.media import MEDIA
 from cluster.memory import take_memory
 from cluster.pool_access import PoolAccess, remote_access
-from core.config import ClusterConfig
+from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
 from engine.build import PoolSize, build_group, size_pool
 from engine.dims import mesh_of
@@ -19,13 +19,12 @@ from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, Loop
 from kvtransfer.transport.shm import host_id
 from models.revision import weights_revision
 from net.mail import TcpMail
-from parallel.mesh import Mesh
 
 
 def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric) -> Parts:
     """An instance that shares its process, and so its memory, with the others."""
-    mesh = mesh_of(config.prefill if role == "prefill" else config.decode)
-    size = size_pool(folder, config.model, config.engine, mesh, role)
+    parallel = config.prefill if role == "prefill" else config.decode
+    size = _size(config, folder, role, parallel)
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
@@ -39,7 +38,7 @@ def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fab
         config,
         folder,
         size,
-        mesh,
+        parallel,
         PoolAccess(buffer, receivers, senders, path, Staging(memory, size.num_bytes)),
         "process",
     )
@@ -47,19 +46,29 @@ def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fab
 
 def remote_parts(config: ClusterConfig, folder: Path, role: Role, mail: TcpMail, key: bytes) -> Parts:
     """An instance in a process of its own, reached by shared memory on this host and by TCP from others."""
-    mesh = mesh_of(config.prefill if role == "prefill" else config.decode)
-    size = size_pool(folder, config.model, config.engine, mesh, role)
+    parallel = config.prefill if role == "prefill" else config.decode
+    size = _size(config, folder, role, parallel)
     access = remote_access(config.transfer, role, mail, key, size.num_bytes, MEDIA)
-    return _parts(config, folder, size, mesh, access, host_id())
+    return _parts(config, folder, size, parallel, access, host_id())
+
+
+def _size(config: ClusterConfig, folder: Path, role: Role, parallel: ParallelConfig) -> PoolSize:
+    mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
+    return size_pool(folder, config.model, config.engine, mesh, role, num_spare)
 
 
 def _parts(
-    config: ClusterConfig, folder: Path, size: PoolSize, mesh: Mesh, access: PoolAccess, host: str
+    config: ClusterConfig,
+    folder: Path,
+    size: PoolSize,
+    parallel: ParallelConfig,
+    access: PoolAccess,
+    host: str,
 ) -> Parts:
     def group(sink: LayerSink | None) -> WorkerGroup:
-        if mesh.size > 1:
+        if parallel.num_ranks > 1:
             memory = access.path, size.num_bytes
-            return start_ranks(folder, config.engine, size, mesh, memory, sink)
+            return start_ranks(folder, config.engine, size, parallel, memory, sink)
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from cluster.admission import Admission
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.expert_totals import total
 from cluster.fairness import ServiceCounters
 from cluster.fleet import Member
 from cluster.mixed_policy import MixedPolicy
@@ -70,7 +71,8 @@ class GlobalScheduler:
 
     def status(self, nonce: int = 0) -> Status:
         instances = tuple(member.status() for member in self._roster.members)
-        return Status(nonce, self.why_not(), self.num_queued, instances)
+        experts = total(member.experts for member in self._roster.members)
+        return Status(nonce, self.why_not(), self.num_queued, instances, experts)
 
     def on(self, event: Event, now: float) -> list[Send]:
         """Take one fact in; what follows from it, in the order to be sent."""

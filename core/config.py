@@ -75,6 +75,10 @@ class ParallelConfig(_Frozen):
     """Pipeline parallel: stages of layers."""
     ep: int = Field(default=1, ge=1, le=1024)
     """Expert parallel: ranks among which a mixture's experts are spread; each has the whole attention."""
+    ep_redundant_experts: int = Field(default=0, ge=0)
+    """Slots of each layer for copies of experts that are chosen often, over all ranks that share its experts."""
+    ep_balance_interval_s: float = Field(default=0.0, ge=0)
+    """How often experts move to where their loads of late are even, between two steps; 0: never."""
 
     @property
     def num_ranks(self) -> int:
@@ -297,6 +301,12 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         raise ConfigError(
             "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
         )
+    for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if engine.deterministic and (pool.ep_redundant_experts or pool.ep_balance_interval_s):
+            raise ConfigError(
+                f"engine.deterministic adds an expert's part up where it lies: it needs {role}.ep_redundant_experts and "
+                f"ep_balance_interval_s of 0"
+            )
     for name, slo in config.slo_classes.items():
         for figure in ("ttft_s", "tpot_s", "weight"):
             if getattr(slo, figure) <= 0:

@@ -168,6 +168,17 @@ class WorkCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerExperts:
+    """One layer's experts on an instance, or on all of them together."""
+
+    layer: int
+    imbalance: float
+    """Of late: the load of the busiest of the ranks that share these experts, by the mean. Of several instances the largest."""
+    counts: tuple[int, ...]
+    """How often each was chosen."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     address: str
     seq: int
@@ -194,6 +205,8 @@ class LoadReport:
     """Attempts (`Request.key`) that have come here since the last report."""
     steps: StepModels = UNKNOWN_STEPS
     work: WorkCounts = WorkCounts()
+    experts: tuple[LayerExperts, ...] = ()
+    """Since the instance began. Empty: nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +254,8 @@ class InstanceStatus:
     """Prompt tokens to be computed here, reported and promised."""
     tokens_per_s: float = 0.0
     step_s: float = 0.0
+    expert_imbalance: tuple[tuple[int, float], ...] = ()
+    """(layer, the load of the busiest of the ranks that share its experts by the mean)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +266,8 @@ class Status:
     why_not: str
     num_queued: int
     instances: tuple[InstanceStatus, ...]
+    experts: tuple[LayerExperts, ...] = ()
+    """Over all instances."""
 
 
 # --- serving -------------------------------------------------------------------------------------------------------

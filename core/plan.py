@@ -73,9 +73,21 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """How often each expert of a layer was chosen since this was last said."""
+
+    layer: int
+    counts: tuple[int, ...]
+    imbalance: float = 1.0
+    """Of late: the load of the busiest of the ranks that share these experts, by the mean."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """One `Sampled` for each work with `samples`, in the order of the plan."""
 
     step: int
     sampled: tuple[Sampled, ...]
     duration_s: float = 0.0
+    expert_loads: tuple[ExpertLoad, ...] = ()
+    """Not with every step."""

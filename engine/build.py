@@ -11,6 +11,7 @@ from core.kv import KVShard, RankPool, lay_out
 from core.ports import LayerSink
 from engine.devices import choose_device
 from engine.dims import dims_of, shards_of
+from engine.expert_load import counted
 from engine.group import InlineGroup
 from engine.kvpool import KVPool, Pool
 from engine.mirror import MirroredPool
@@ -35,12 +36,17 @@ class PoolSize:
 
 
 def size_pool(
-    folder: Path, model: ModelConfig, engine: EngineConfig, mesh: Mesh = ONE_RANK, role: str = "instance"
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    mesh: Mesh = ONE_RANK,
+    role: str = "instance",
+    num_spare: int = 0,
 ) -> PoolSize:
     """How many blocks an instance has, from the model's description alone. Raises ConfigError."""
     spec = read_spec(folder)
     dtype = choose_dtype(spec, model.dtype, choose_device(engine.device))
-    check(dims_of(spec), mesh, role)
+    check(dims_of(spec), mesh, role, num_spare)
     layout = spec.kv_layout(engine.block_size, dtype)
     shards = shards_of(spec, mesh, layout)
     block_bytes = sum(shard.pool_bytes(1) for shard in shards)
@@ -70,7 +76,7 @@ def build_group(
     dtype = size.shard.layout.dtype
     loaded = load_model(folder, dtype, device, kernels=engine.kernels, deterministic=engine.deterministic)
     pool = make_pool(size.pools[0], buffer, device)
-    return InlineGroup(Runner(loaded, pool, engine.block_size, sink).step)
+    return InlineGroup(counted(Runner(loaded, pool, engine.block_size, sink).step, loaded))
 
 
 def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> Pool:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.errors import RequestError
-from core.messages import Grant, TierCounts, WorkCounts
+from core.messages import Grant, LayerExperts, TierCounts, WorkCounts
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.steps import StepModels
 from core.types import Request, TokenOut
+from engine.expert_counts import ExpertCounts
 from engine.ledger import Reservation
 from engine.scheduler import StepScheduler
 from engine.stepfit import StepFits
@@ -69,6 +70,7 @@ class Engine:
         self._num_steps = self._num_computed = 0
         self._closing = False
         self._received: list[str] = []
+        self._experts = ExpertCounts()
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
         """Compute `request` here. With `push`, its KV is sent on, it draws tokens until `hold`, its blocks stay until `release`.
@@ -155,6 +157,10 @@ class Engine:
         preempted = self._scheduler.num_preempted
         return WorkCounts(self._num_steps, self._num_computed, queried, hit, preempted)
 
+    def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
+        """How often each expert was chosen so far; nothing when nothing is new, unless it is said `again`."""
+        return self._experts.drain(again)
+
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._scheduler.drain_cache_events()
 
@@ -214,6 +220,7 @@ class Engine:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
         tokens = self._scheduler.commit(plan, result)
+        self._experts.add(result.expert_loads)
         self._num_steps += 1
         self._num_computed += sum(work.count for work in plan.work)
         self._measure(plan, result)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from core.messages import Leaving, LoadReport, Register, WorkCounts
+from core.messages import LayerExperts, Leaving, LoadReport, Register, WorkCounts
 from core.ports import Clock, Mail, Resolve
 from engine.loop import Engine, EngineLoad
 
@@ -11,6 +11,8 @@ log = logging.getLogger(__name__)
 
 _IDLE_REPORT_S = 1.0
 _RETRY_S = 0.2
+_EXPERTS_S = 5.0
+"""Counts of layers x experts are many: they are reported only so often."""
 
 
 class Reporter:
@@ -35,6 +37,8 @@ class Reporter:
         self._seq = 0
         self._last: EngineLoad | None = None
         self._defect = ""
+        self._experts_due_s: float | None = None
+        """None: a scheduler that knows none of them."""
 
     def peer_lost(self, peer: str) -> None:
         if peer == self.scheduler:
@@ -80,6 +84,14 @@ class Reporter:
             self.leave()
         self._engine.replay_cache_events()
         self._last = None
+        self._experts_due_s = None
+
+    def _experts(self) -> tuple[LayerExperts, ...]:
+        now, due_s = self._clock.now(), self._experts_due_s
+        if due_s is not None and now < due_s:
+            return ()
+        self._experts_due_s = now + _EXPERTS_S
+        return self._engine.drain_experts(again=due_s is None)
 
     def _self_check(self) -> None:
         try:
@@ -111,5 +123,6 @@ class Reporter:
             self._engine.drain_received(),
             load.steps,
             self._count(),
+            self._experts(),
         )
         self._mail.send(self.scheduler, report)

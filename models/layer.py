@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.joins import Joins
-from kernels.ops import Ops
+from kernels.ops import ExpertWeights, Ops
 from models.attention import Attention, AttentionLayer, Step
 from models.latent_attention import LatentAttention
 from models.mlp import Mlp, activation_of
@@ -27,10 +27,13 @@ class Layer:
             spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
         )
         self._mlp: Callable[[Tensor], Tensor]
+        self.experts: ExpertWeights | None = None
+        """None where every token passes the same weights."""
         if spec.moe is not None and spec.moe.sparse[index]:
             old = f"{prefix}block_sparse_moe."
             block = old if f"{old}gate.weight" in checkpoint else f"{prefix}mlp."
-            self._mlp = Moe(spec, index, checkpoint, block, load, ops, joins)
+            moe = self._mlp = Moe(spec, index, checkpoint, block, load, ops, joins)
+            self.experts = moe.held
         else:
             sizes = (spec.hidden_size, spec.intermediate_size)
             activate = activation_of(spec, ops)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.joins import ONE_RANK, Joins
-from kernels.ops import AttentionMeta, Ops
+from kernels.ops import AttentionMeta, ExpertWeights, Ops
 from models.attention import Step
 from models.layer import Layer, read_norm
 from models.rope import inverse_frequencies
@@ -37,11 +37,17 @@ class Model:
         self._read_ends(checkpoint)
         num_experts = 0 if spec.moe is None else spec.moe.num_experts
         self.expert_load = torch.zeros(len(self.layers), num_experts, dtype=torch.int64, device=device)
-        """How often each of `layers` has chosen each expert, since its reader last set it to zero."""
+        """How often each of `layers` has chosen each expert, since its reader (engine/expert_load.py) last set it to zero."""
         self._layers = [
             Layer(spec, index, checkpoint, load, ops, joins)
             for index, load in zip(self.layers, self.expert_load, strict=True)
         ]
+        self.experts: dict[int, ExpertWeights] = {
+            index: layer.experts
+            for index, layer in zip(self.layers, self._layers, strict=True)
+            if layer.experts is not None
+        }
+        """Of the layers that have any, by the model's index."""
         checkpoint.ignore_under(
             *(
                 f"model.layers.{i}."

@@ -36,7 +36,8 @@ class Moe:
         if moe.choice_bias:
             name = f"{router}.e_score_correction_bias"
             self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
-        self._held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
+        self.held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
+        """In the slots of this rank. Between steps others may be put there (`kernels.joins` sends rows accordingly)."""
         self._down_bias = None
         if moe.by_turns:
             biases = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)
@@ -73,7 +74,7 @@ class Moe:
         return out + shared
 
     def _local(self, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
-        return self._ops.experts(x, slots, weights, self._held, self._activate)
+        return self._ops.experts(x, slots, weights, self.held, self._activate)
 
     def _weighted(self, biases: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """(hidden, E) -> (T, hidden). Every rank has all of these biases and adds them behind the joins, so that none counts

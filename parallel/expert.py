@@ -1,73 +1,106 @@
 """Experts spread over ranks: rows travel to the experts that they chose and come back as sums. No row is ever dropped.
 
-Attention is the same on every rank of the group, so all have all rows. Each takes its share of them, sends every row once to each
-rank that holds any of its experts, and gets back that rank's weighted sum; then the shares are put together again."""
+Ranks with the same attention have the same rows. Each takes its share of them, sends every row once to each rank that holds any
+of its experts, and gets back that rank's weighted sum; then the shares are put together again. Ranks with other sequences take
+part in the same exchange with rows of their own, or with none."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.joins import LocalExperts
+from parallel.balance import Placement
 from parallel.comm import Comm
 from parallel.plans import even_part
 
 
 class Spread:
-    """`kernels.joins.Joins.experts` over the ranks `ep`; `sum_parts` adds up what tensor-parallel ranks have of an expert."""
+    """`kernels.joins.Joins.experts` over the ranks `all_ranks`, of which those of `same_rows` have the same rows.
 
-    def __init__(self, ep: Comm, slots: Sequence[int], sum_parts: Callable[[Tensor], Tensor]) -> None:
-        """`slots`: the expert in each slot of all ranks, of each rank as many; an expert may be in several."""
-        self._ep, self._sum_parts = ep, sum_parts
-        self._per_rank = len(slots) // ep.size
-        copies: list[list[int]] = [[] for _ in range(max(slots) + 1)]
-        for slot, expert in enumerate(slots):
-            copies[expert].append(slot)
-        most = max(map(len, copies))
-        self._slots = torch.tensor([(own * most)[:most] for own in copies])
-        """(experts, most): the slots that hold an expert, repeated where it has fewer."""
-        self._num_copies = torch.tensor([len(own) for own in copies])
+    `sum_parts` adds up what tensor-parallel ranks have of an expert."""
+
+    def __init__(
+        self,
+        same_rows: Comm,
+        all_ranks: Comm,
+        slots: Placement,
+        sum_parts: Callable[[Tensor], Tensor],
+        device: torch.device,
+    ) -> None:
+        """`slots`: the expert in each slot of all ranks, in every layer, until `place` says otherwise."""
+        self._same_rows, self._all, self._sum_parts, self._device = same_rows, all_ranks, sum_parts, device
+        self._first, self._layers = slots, dict[int, _Slots]()
+        self._per_rank = len(slots) // all_ranks.size
+
+    def placement(self, layer: int) -> Placement:
+        return self._of(layer).placement
+
+    def place(self, layer: int, slots: Placement) -> None:
+        """All ranks must do so between the same two steps, when the weights are there."""
+        self._layers[layer] = _Slots(slots, self._device)
 
     def __call__(
         self, layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalExperts
     ) -> Tensor:
-        """(T, hidden) on every rank -> (T, hidden) on every rank."""
-        del layer
-        if self._ep.size == 1:
+        """(T, hidden) on ranks with the same rows -> (T, hidden) on them."""
+        if self._all.size == 1:
             return self._sum_parts(local(x, experts, weights))
-        num_rows, ranks = len(x), range(self._ep.size)
-        shares = [even_part(num_rows, self._ep.size, rank) for rank in ranks]
-        first, end = shares[self._ep.rank]
-        slots = self._choose(experts[first:end], first)
+        num_rows, same = len(x), self._same_rows
+        shares = [even_part(num_rows, same.size, rank) for rank in range(same.size)]
+        first, end = shares[same.rank]
+        slots = self._of(layer).choose(experts[first:end])
         mine = self._exchange(x[first:end], slots, weights[first:end], local)
+        if same.size == 1 or not num_rows:
+            return mine
         width = shares[0][1]
-        pieces = self._ep.all_gather(F.pad(mine, (0, 0, 0, width - len(mine))))
+        pieces = same.all_gather(F.pad(mine, (0, 0, 0, width - len(mine))))
         return torch.cat([piece[: stop - start] for piece, (start, stop) in zip(pieces, shares, strict=True)])
 
-    def _choose(self, experts: Tensor, first_row: int) -> Tensor:
-        """(n, K) experts -> slots. Rows take an expert's copies by turns."""
-        turns = torch.arange(first_row, first_row + len(experts), device=experts.device)[:, None]
-        copy = turns % self._num_copies.to(experts.device)[experts]
-        return self._slots.to(experts.device)[experts, copy]
+    def _of(self, layer: int) -> "_Slots":
+        if layer not in self._layers:
+            self.place(layer, self._first)
+        return self._layers[layer]
 
     def _exchange(self, x: Tensor, slots: Tensor, weights: Tensor, local: LocalExperts) -> Tensor:
         """(n, hidden) -> (n, hidden): out to the ranks of the slots, and back."""
-        ep, holder = self._ep, slots // self._per_rank
-        wanted = [(holder == rank).any(1).nonzero()[:, 0] for rank in range(ep.size)]
+        comm, holder = self._all, slots // self._per_rank
+        wanted = [(holder == rank).any(1).nonzero()[:, 0] for rank in range(comm.size)]
         sent = [len(rows) for rows in wanted]
-        ones = [1] * ep.size
-        received = ep.all_to_all(torch.tensor(sent, device=x.device), ones, ones).tolist()
+        ones = [1] * comm.size
+        received = comm.all_to_all(torch.tensor(sent, device=x.device), ones, ones).tolist()
         rows = torch.cat(wanted)
         to = torch.repeat_interleave(
-            torch.arange(ep.size, device=x.device), torch.tensor(sent, device=x.device)
+            torch.arange(comm.size, device=x.device), torch.tensor(sent, device=x.device)
         )
         there = torch.where(holder[rows] == to[:, None], slots[rows] % self._per_rank, -1)
         got = local(
-            ep.all_to_all(x[rows], sent, received),
-            ep.all_to_all(there, sent, received),
-            ep.all_to_all(weights[rows], sent, received),
+            comm.all_to_all(x[rows], sent, received),
+            comm.all_to_all(there, sent, received),
+            comm.all_to_all(weights[rows], sent, received),
         )
-        back = ep.all_to_all(self._sum_parts(got), received, sent)
+        back = comm.all_to_all(self._sum_parts(got), received, sent)
         out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         return out.index_add_(0, rows, back.float()).to(x.dtype)
+
+
+class _Slots:
+    """One layer's placement, as tensors."""
+
+    def __init__(self, placement: Placement, device: torch.device) -> None:
+        self.placement = placement
+        copies: list[list[int]] = [[] for _ in range(max(placement) + 1)]
+        for slot, expert in enumerate(placement):
+            copies[expert].append(slot)
+        most = max(map(len, copies))
+        self._slots = torch.tensor([(own * most)[:most] for own in copies], device=device)
+        """(experts, most): the slots that hold an expert, repeated where it has fewer."""
+        self._num_copies = torch.tensor([len(own) for own in copies], device=device)
+        self._turn = 0
+
+    def choose(self, experts: Tensor) -> Tensor:
+        """(n, K) experts -> slots. Rows take an expert's copies by turns, from step to step."""
+        turns = torch.arange(self._turn, self._turn + len(experts), device=experts.device)[:, None]
+        self._turn += len(experts)
+        return self._slots[experts, turns % self._num_copies[experts]]

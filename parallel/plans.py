@@ -39,7 +39,6 @@ class Part:
     heads: Range
     kv_heads: Range
     vocab: Range
-    experts: Range
 
 
 def even_part(size: int, num_parts: int, index: int) -> Range:
@@ -58,7 +57,6 @@ def part_of(dims: Dims, mesh: Mesh, rank: int) -> Part:
         heads,
         kv_heads,
         even_part(dims.vocab_size, mesh.tp, place.tp),
-        even_part(dims.num_experts, mesh.ep, place.ep),
     )
 
 
@@ -75,8 +73,10 @@ def _heads(dims: Dims, tp: int, index: int) -> tuple[Range, Range]:
     raise AssertionError("every rank has a KV head")
 
 
-def check(dims: Dims, mesh: Mesh, role: str) -> None:
-    """Raises ConfigError for a mesh that this model cannot fill, with the reason and the nearest one that it can."""
+def check(dims: Dims, mesh: Mesh, role: str, num_spare: int = 0) -> None:
+    """Raises ConfigError for a mesh that this model cannot fill, with the reason and the nearest one that it can.
+
+    `num_spare`: slots for experts beyond one for each."""
     reasons: list[str] = []
     nearest = mesh
     if mesh.pp > dims.num_layers:
@@ -92,13 +92,31 @@ def check(dims: Dims, mesh: Mesh, role: str) -> None:
     if mesh.ep > 1 and not dims.num_experts:
         reasons.append("the model has no experts to spread")
         nearest = replace(nearest, ep=1)
-    elif dims.num_experts and dims.num_experts % mesh.ep:
+    elif dims.num_experts and not num_spare and dims.num_experts % mesh.ep:
         reasons.append(f"{dims.num_experts} experts cannot be spread evenly over {mesh.ep} ranks")
         nearest = replace(nearest, ep=_divisor(dims.num_experts, mesh.ep))
     if reasons:
         raise ConfigError(
             f"{role}: {mesh} is impossible for this model: {'; '.join(reasons)}. "
             f"Nearest possible: {role}.tp={nearest.tp}, pp={nearest.pp}, ep={nearest.ep}"
+        )
+    _check_spare(dims.num_experts, mesh.num_expert_ranks, num_spare, role)
+
+
+def _check_spare(num_experts: int, num_ranks: int, num_spare: int, role: str) -> None:
+    """Each rank has as many slots, and no rank two of one expert."""
+    if not num_spare:
+        return
+    name = f"{role}.ep_redundant_experts"
+    if num_ranks == 1 or not num_experts:
+        raise ConfigError(f"{name} needs experts that are spread over ranks ({role}.ep)")
+    most = num_experts * (num_ranks - 1)
+    possible = [n for n in range(most + 1) if not (num_experts + n) % num_ranks]
+    if num_spare not in possible:
+        nearest = min(possible, key=lambda n: (abs(n - num_spare), n))
+        raise ConfigError(
+            f"{name}={num_spare}: {num_experts} experts and their copies must fill {num_ranks} ranks evenly, each with at most "
+            f"one of an expert. Nearest possible: {nearest}"
         )
 
 

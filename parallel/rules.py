@@ -78,8 +78,17 @@ _GROUP = 32
 class Sharding:
     """`models.weights.Shard` of one rank: call it with a name and a full shape."""
 
-    def __init__(self, dims: Dims, mesh: Mesh, rank: int, rules: Sequence[Rule] = RULES + EXPERTS) -> None:
+    def __init__(
+        self,
+        dims: Dims,
+        mesh: Mesh,
+        rank: int,
+        rules: Sequence[Rule] = RULES + EXPERTS,
+        experts: Sequence[int] | None = None,
+    ) -> None:
+        """`experts`: those that the rank holds, in the order of its slots; None: all."""
         self.part = part_of(dims, mesh, rank)
+        self._experts = range(dims.num_experts) if experts is None else experts
         self._dims, self._tp, self._index = dims, mesh.tp, mesh.place(rank).tp
         self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
 
@@ -105,7 +114,7 @@ class Sharding:
             case "vocab":
                 return [part.vocab]
             case "experts":
-                return [part.experts]
+                return _joined(self._experts)
             case "width":
                 return [even_part(size, self._tp, self._index)]
             case "gate_up":
@@ -119,3 +128,14 @@ class Sharding:
 
 def _scaled(run: Range, unit: int) -> Range:
     return run[0] * unit, run[1] * unit
+
+
+def _joined(rows: Sequence[int]) -> list[Range]:
+    """The rows in their order, neighbours that follow each other as one run."""
+    runs: list[Range] = []
+    for row in rows:
+        if runs and runs[-1][1] == row:
+            runs[-1] = runs[-1][0], row + 1
+        else:
+            runs.append((row, row + 1))
+    return runs

@@ -1,5 +1,6 @@
 """What one rank has: its communicators, its part of the model, the shard of the KV that belongs to it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ from kernels.select import Kernels
 from models.families import read_spec
 from models.model import Model
 from models.registry import load_model
+from parallel.balance import Placement, first_placement
 from parallel.comm import Backend, Comm, connect
-from parallel.joins import make_joins
-from parallel.mesh import Axis, Mesh
+from parallel.expert import Spread
+from parallel.joins import make_joins, summing
+from parallel.mesh import Mesh
 from parallel.plans import Part, even_part
+from parallel.relocate import relocate
 from parallel.rules import Sharding
 
 
@@ -23,9 +27,11 @@ class Comms:
     tp: Comm
     pp: Comm
     ep: Comm
+    experts: Comm
+    """All ranks that share a layer's experts."""
 
     def close(self) -> None:
-        for comm in (self.tp, self.pp, self.ep):
+        for comm in {id(comm): comm for comm in (self.tp, self.pp, self.ep, self.experts)}.values():
             comm.close()
 
 
@@ -34,10 +40,26 @@ class ModelPart:
     model: Model
     part: Part
     comms: Comms
+    spread: Spread | None
+    """None where the model has no experts."""
 
     @property
     def bytes_read(self) -> int:
         return self.model.bytes_read
+
+    @torch.inference_mode()
+    def relocate(self, layers: Mapping[int, Placement]) -> int:
+        """Moves experts to where `layers` says, as far as they are this stage's; returns the bytes that came from other ranks.
+
+        To be called between the same two steps on all ranks. Nothing that is computed changes."""
+        num_bytes = 0
+        for layer, slots in layers.items():
+            if self.spread is not None and (held := self.model.experts.get(layer)) is not None:
+                tensors = [t for t in (held.gate_up, held.down, held.gate_up_bias) if t is not None]
+                old = self.spread.placement(layer)
+                num_bytes += relocate(self.comms.experts, old, slots, tensors)
+                self.spread.place(layer, slots)
+        return num_bytes
 
 
 def load_part(
@@ -49,16 +71,34 @@ def load_part(
     store: Any,
     kernels: Kernels = "auto",
     deterministic: bool = False,
+    num_spare: int = 0,
 ) -> ModelPart:
-    """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other. Raises ConfigError and ReplicaLost."""
-    backend: Backend = "nccl" if device.type == "cuda" else "gloo"
-    axes: tuple[Axis, ...] = ("tp", "pp", "ep")
-    comms = Comms(*[connect(store, axis, mesh.group(rank, axis), rank, backend, device) for axis in axes])
+    """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other; `num_spare`: slots for more copies of
+    experts. Raises ConfigError and ReplicaLost."""
+    comms = _connect(device, mesh, rank, store)
     spec = read_spec(folder)
     dims = dims_of(spec)
-    sharding = Sharding(dims, mesh, rank, rules_of(spec))
+    sum_parts = summing(comms.tp, deterministic)
+    spread, own = None, None
+    if dims.num_experts:
+        slots = first_placement(dims.num_experts, mesh.num_expert_ranks, num_spare)
+        spread = Spread(comms.ep, comms.experts, slots, sum_parts, device)
+        own = slots[slice(*even_part(len(slots), comms.experts.size, comms.experts.rank))]
+    sharding = Sharding(dims, mesh, rank, rules_of(spec), own)
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
-    joins = make_joins(comms.tp, comms.ep, vocab, range(dims.num_experts), deterministic)
+    joins = make_joins(comms.tp, vocab, sum_parts, spread)
     layers = range(*sharding.part.layers)
     model = load_model(folder, dtype, device, sharding, layers, joins, kernels, deterministic)
-    return ModelPart(model, sharding.part, comms)
+    return ModelPart(model, sharding.part, comms, spread)
+
+
+def _connect(device: torch.device, mesh: Mesh, rank: int, store: Any) -> Comms:
+    backend: Backend = "nccl" if device.type == "cuda" else "gloo"
+
+    def over(name: str, ranks: tuple[int, ...]) -> Comm:
+        return connect(store, name, ranks, rank, backend, device)
+
+    tp, pp = over("tp", mesh.group(rank, "tp")), over("pp", mesh.group(rank, "pp"))
+    ep = over("ep", mesh.group(rank, "ep"))
+    experts = ep if mesh.dp == 1 else over("experts", mesh.expert_group(rank))
+    return Comms(tp, pp, ep, experts)

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from core.errors import ProtocolError, ReplicaLost
-from core.plan import Sampled, StepPlan, StepResult
+from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
+from engine.ranks.balancing import Balancer
 from engine.ranks.spawn import RankProcess, start_all
-from engine.ranks.wire import FROM_RANK, LENGTH, LayerReady, RankFailed, RankSetup, Ready, frame
+from engine.ranks.wire import FROM_RANK, LENGTH, LayerReady, RankFailed, RankSetup, Ready, Relocate, frame
 from net.codec import decode_one_of
 
 log = logging.getLogger(__name__)
@@ -35,12 +36,20 @@ class _Step:
     layer_done: LayerDone | None
     sampled: dict[str, Sampled] = field(default_factory=dict[str, Sampled])
     duration_s: float = 0.0
+    loads: tuple[ExpertLoad, ...] = ()
 
 
 class ProcessGroup:
     """Created on the event loop that uses it; its constructor blocks until all ranks are ready, or raises when one is not."""
 
-    def __init__(self, setups: Sequence[RankSetup], sink: LayerSink | None, start_s: float = START_S) -> None:
+    def __init__(
+        self,
+        setups: Sequence[RankSetup],
+        sink: LayerSink | None,
+        start_s: float = START_S,
+        balancer: Balancer | None = None,
+    ) -> None:
+        """`balancer`: says where experts go; None: the model has none, or they are all on one rank."""
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         store = str(self._folder / "store")
         self.ranks: list[RankProcess] = []
@@ -51,7 +60,7 @@ class ProcessGroup:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         loop = asyncio.get_running_loop()
-        self._sink = sink
+        self._sink, self._balancer = sink, balancer
         self._steps: dict[int, _Step] = {}
         self._writers: list[StreamWriter] = []
         self._lost: asyncio.Future[ReplicaLost] = loop.create_future()
@@ -71,6 +80,10 @@ class ProcessGroup:
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         self._steps[plan.step] = _Step(plan, future, len(self.ranks), layer_done)
         data = frame(plan)
+        if self._balancer is not None and (
+            layers := self._balancer.decide(asyncio.get_running_loop().time())
+        ):
+            data = frame(Relocate(tuple(layers.items()))) + data
         for writer in self._writers:
             writer.write(data)
         return await future
@@ -122,11 +135,14 @@ class ProcessGroup:
         step.num_left -= 1
         step.duration_s = max(step.duration_s, result.duration_s)
         step.sampled.update({sampled.key: sampled for sampled in result.sampled})
+        step.loads += (
+            result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
+        )
         if not step.num_left:
             del self._steps[result.step]
             if not step.future.done():
                 drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
-                step.future.set_result(StepResult(result.step, drawn, step.duration_s))
+                step.future.set_result(StepResult(result.step, drawn, step.duration_s, step.loads))
 
     async def _fail(self, number: int) -> None:
         """The first rank whose connection ends gets here first; the others' ends are its consequence, or the other way round."""

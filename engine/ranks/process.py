@@ -20,10 +20,20 @@ import torch.distributed as dist
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from engine.build import make_pool
+from engine.expert_load import counted
 from engine.kvpool import Pool
 from engine.ranks.build import ModelPart, load_part
 from engine.ranks.stage import StageRunner
-from engine.ranks.wire import TO_RANK, LayerReady, RankFailed, RankSetup, Ready, frame, read_frame
+from engine.ranks.wire import (
+    TO_RANK,
+    LayerReady,
+    RankFailed,
+    RankSetup,
+    Ready,
+    Relocate,
+    frame,
+    read_frame,
+)
 from engine.runner import Runner
 from kernels.select import Kernels
 
@@ -78,15 +88,19 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         dist.FileStore(setup.store_path),  # pyright: ignore[reportPrivateImportUsage]
         cast(Kernels, setup.kernels),
         setup.deterministic,
+        setup.num_spare,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
-    step = _runner(part, pool, layout.block_size, sock)
+    step = counted(_runner(part, pool, layout.block_size, sock), part.model)
     sock.sendall(frame(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes())))
     place = setup.mesh.place(setup.rank)
     draws = place.tp == place.ep == 0  # the others draw the same
-    while (plan := read_frame(sock, TO_RANK)) is not None:
-        result = step(plan)
+    while (word := read_frame(sock, TO_RANK)) is not None:
+        if isinstance(word, Relocate):
+            part.relocate(dict(word.layers))
+            continue
+        result = step(word)
         sock.sendall(frame(result if draws else StepResult(result.step, (), result.duration_s)))
 
 

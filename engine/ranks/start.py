@@ -1,16 +1,21 @@
 """From a configuration to the running ranks of an instance that has several."""
 
+import asyncio
 from pathlib import Path
 
 import torch
 
-from core.config import EngineConfig
+from core.config import EngineConfig, ParallelConfig
 from core.errors import ConfigError
 from core.ports import LayerSink
 from engine.build import PoolSize
 from engine.devices import choose_device
+from engine.dims import dims_of, mesh_of
+from engine.ranks.balancing import Balancer
 from engine.ranks.group import ProcessGroup
 from engine.ranks.wire import RankSetup
+from models.families import read_spec
+from parallel.balance import first_placement
 from parallel.mesh import Mesh
 
 
@@ -18,14 +23,24 @@ def start_ranks(
     folder: Path,
     engine: EngineConfig,
     size: PoolSize,
-    mesh: Mesh,
+    parallel: ParallelConfig,
     memory: tuple[str, int],
     sink: LayerSink | None,
 ) -> ProcessGroup:
     """`memory`: the path by which ranks can map the memory that their pools lie in, and its bytes.
 
     Blocks until all ranks are ready. Raises ConfigError and ReplicaLost."""
-    return ProcessGroup(setups_of(folder, engine, size, mesh, memory), sink)
+    mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
+    balancer, num_experts = None, dims_of(read_spec(folder)).num_experts
+    if num_experts and mesh.num_expert_ranks > 1:
+        balancer = Balancer(
+            first_placement(num_experts, mesh.num_expert_ranks, num_spare),
+            mesh.num_expert_ranks,
+            parallel.ep_balance_interval_s,
+            asyncio.get_running_loop().time(),
+        )
+    setups = setups_of(folder, engine, size, mesh, memory, num_spare=num_spare)
+    return ProcessGroup(setups, sink, balancer=balancer)
 
 
 def setups_of(
@@ -35,6 +50,7 @@ def setups_of(
     mesh: Mesh,
     memory: tuple[str, int],
     store_path: str = "",
+    num_spare: int = 0,
 ) -> list[RankSetup]:
     """For each rank. A group says where they find each other. Raises ConfigError."""
     path, num_bytes = memory
@@ -58,6 +74,7 @@ def setups_of(
             path,
             num_bytes,
             store_path,
+            num_spare,
         )
         for rank in range(mesh.size)
     ]

@@ -1,7 +1,7 @@
 """What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
 
-To a rank: RankSetup, then StepPlans. From it: Ready, then for each plan its layers (where a work is pushed) and a StepResult;
-or RankFailed, as its last word."""
+To a rank: RankSetup, then StepPlans, and Relocates between them. From it: Ready, then for each plan its layers (where a work is
+pushed) and a StepResult; or RankFailed, as its last word."""
 
 import socket
 import struct
@@ -34,6 +34,16 @@ class RankSetup:
     memory_bytes: int
     store_path: str
     """Where the ranks find each other; the group says it."""
+    num_spare: int = 0
+    """Slots for more copies of experts, over all ranks that share a layer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """Before the next plan the experts of these layers change their slots."""
+
+    layers: tuple[tuple[int, tuple[int, ...]], ...]
+    """(layer, the expert of each slot of all ranks)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class RankFailed:
     reason: str
 
 
-TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan)}
+TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan, Relocate)}
 FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, StepResult, RankFailed)}
 
 

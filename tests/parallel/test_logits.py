@@ -1,6 +1,7 @@
 """Cut over real processes, a model says what transformers says: float32 logits to 1e-4, for every family and mesh."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from engine.dims import dims_of
 from engine.ranks.build import load_part
 from kernels.ops import AttentionMeta
 from models.families import read_spec
+from parallel.balance import Placement, place
 from parallel.mesh import Mesh
 from parallel.plans import check
-from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, make
+from tests.models.checkpoints import BLOCK, CPU, DENSE, FAMILIES, VOCAB, make
 from tests.parallel.world import World
 
 MESHES = [Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(pp=3), Mesh(tp=2, pp=2)]
@@ -47,16 +49,27 @@ def meta_of(parts: list[Part]) -> tuple[torch.Tensor, AttentionMeta]:
 
 @torch.inference_mode()
 def part_logits(
-    rank: int, store: Any, mesh: Mesh, folder: Path, steps: list[list[Part]], deterministic: bool = False
+    rank: int,
+    store: Any,
+    mesh: Mesh,
+    folder: Path,
+    steps: list[list[Part]],
+    deterministic: bool = False,
+    num_spare: int = 0,
+    placements: Sequence[dict[int, Placement]] = (),
 ) -> list[Any]:
-    """The logits of each step; nothing but on the last stage."""
-    part = load_part(folder, "float32", CPU, mesh, rank, store, deterministic=deterministic)
+    """The logits of each step; nothing but on the last stage. `placements`: where experts go before each step."""
+    part = load_part(
+        folder, "float32", CPU, mesh, rank, store, deterministic=deterministic, num_spare=num_spare
+    )
     shard = KVShard(part.model.spec.kv_layout(BLOCK, "float32"), part.part.layers, part.part.kv_heads)
     shape = (64, shard.layout.num_planes, shard.num_heads, BLOCK, shard.layout.head_dim)
     kv = [torch.full(shape, torch.nan) for _ in range(shard.num_layers)]
     found: list[Any] = []
     pp = part.comms.pp
-    for step in steps:
+    for number, step in enumerate(steps):
+        if placements:
+            part.relocate(placements[number])
         positions, meta = meta_of(step)
         if pp.rank == 0:
             x = torch.tensor([token for _, _, tokens in step for token in tokens])
@@ -71,8 +84,8 @@ def part_logits(
     return found
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, world: World) -> None:
+def reference_logits(folder: Path, family: str) -> tuple[list[list[Part]], list[Any]]:
+    """Makes a checkpoint; three steps of two sequences, and what transformers says to them."""
     rng = random.Random(family)
     config = FAMILIES[family](rng, 0)
     config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
@@ -82,7 +95,7 @@ def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, wo
         config.num_experts = 8  # as the other families have
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i % 2] for i in range(3)]
-    reference = make(tmp_path, config, seed=1)
+    reference = make(folder, config, seed=1)
     texts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
     steps: list[list[Part]] = [
         [(0, 0, texts[0][:7]), (1, 0, texts[1][:8])],
@@ -95,14 +108,39 @@ def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, wo
             reference(torch.tensor([texts[seq]])).logits[0, start : start + len(t)] for seq, start, t in step
         ]
         want.append(torch.cat(rows).detach().numpy())
+    return steps, want
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, world: World) -> None:
+    steps, want = reference_logits(tmp_path, family)
     dims = dims_of(read_spec(tmp_path))
     for mesh in MESHES + (EXPERT_MESHES if dims.num_experts else []):
         check(dims, mesh, "test")
-        answers = world.run(mesh.size, part_logits, mesh, tmp_path, steps)
-        for rank, found in enumerate(answers):
-            assert bool(found) == (mesh.place(rank).pp == mesh.pp - 1)
-            for ours, theirs in zip(found, want, strict=bool(found)):
-                np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0, err_msg=f"{mesh} rank {rank}")
+        compare(mesh, world.run(mesh.size, part_logits, mesh, tmp_path, steps), want)
+
+
+def compare(mesh: Mesh, answers: list[list[Any]], want: list[Any]) -> None:
+    for rank, found in enumerate(answers):
+        assert bool(found) == (mesh.place(rank).pp == mesh.pp - 1)
+        for ours, theirs in zip(found, want, strict=bool(found)):
+            np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0, err_msg=f"{mesh} rank {rank}")
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(DENSE)))
+def test_experts_may_move_between_steps(family: str, tmp_path: Path, world: World) -> None:
+    """With copies of some, other placements in each layer, and weights that come from rank to rank."""
+    rng = random.Random(family)
+    steps, want = reference_logits(tmp_path, family)
+    dims = dims_of(read_spec(tmp_path))
+    for mesh, num_spare in ((Mesh(ep=2), 2), (Mesh(ep=4), 4), (Mesh(tp=2, ep=2), 0), (Mesh(pp=2, ep=2), 4)):
+        check(dims, mesh, "test", num_spare)
+        placements: list[dict[int, Placement]] = [{}]
+        for _ in steps[1:]:
+            loads = [[rng.random() for _ in range(dims.num_experts)] for _ in range(dims.num_layers)]
+            placements.append({i: place(load, mesh.ep, num_spare) for i, load in enumerate(loads)})
+        found = world.run(mesh.size, part_logits, mesh, tmp_path, steps, False, num_spare, placements)
+        compare(mesh, found, want)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(tp=3), Mesh(tp=4), Mesh(tp=2, ep=2), Mesh(pp=2, ep=2)], ids=str)

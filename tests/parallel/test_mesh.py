@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 
 from parallel.mesh import Axis, Mesh
 
-AXES: tuple[Axis, ...] = ("pp", "ep", "tp")
-meshes = st.builds(Mesh, *[st.integers(1, 4)] * 3)
+AXES: tuple[Axis, ...] = ("pp", "dp", "ep", "tp")
+meshes = st.builds(Mesh, *[st.integers(1, 3)] * 4)
 
 
 @given(meshes)
@@ -28,7 +28,18 @@ def test_groups_of_an_axis_split_the_ranks_and_differ_on_it_alone(mesh: Mesh) ->
                 assert all(getattr(place, a) == getattr(mesh.place(group[0]), a) for a in AXES if a != axis)
 
 
+@given(meshes)
+def test_experts_are_shared_by_the_ranks_of_a_stage_that_hold_the_same_part_of_each(mesh: Mesh) -> None:
+    for rank in range(mesh.size):
+        group = mesh.expert_group(rank)
+        assert len(group) == mesh.num_expert_ranks
+        place = mesh.place(rank)
+        assert group[place.dp * mesh.ep + place.ep] == rank
+        assert {(mesh.place(r).pp, mesh.place(r).tp) for r in group} == {(place.pp, place.tp)}
+
+
 def test_tensor_parallel_ranks_are_neighbours() -> None:
     assert Mesh(pp=2, ep=2, tp=2).group(5, "tp") == (4, 5)
+    assert Mesh(dp=2, ep=2, tp=2).expert_group(5) == (1, 3, 5, 7)
     assert str(Mesh(pp=2, tp=4)) == "tp 4 x pp 2"
     assert str(Mesh()) == "one rank"

@@ -78,13 +78,26 @@ def test_impossible_meshes_are_refused_with_the_nearest_possible(
     assert str(refused.value).startswith("decode:")
 
 
+@pytest.mark.parametrize(
+    ("experts", "ep", "spare", "words"),
+    [
+        (8, 1, 2, "needs experts that are spread"),
+        (0, 1, 2, "needs experts"),
+        (8, 4, 3, "possible: 4"),
+        (4, 2, 9, ": 4"),
+    ],
+)
+def test_copies_of_experts_that_cannot_be_are_refused(experts: int, ep: int, spare: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(dims(experts=experts), Mesh(ep=ep), "decode", spare)
+    check(dims(experts=6), Mesh(ep=4), "decode", 2)
+
+
 @given(st.integers(1, 12), st.integers(1, 14))
 def test_experts_are_spread_evenly_or_the_nearest_divisor_is_named(experts: int, ep: int) -> None:
     model = dims(experts=experts)
     if experts % ep == 0:
         check(model, Mesh(ep=ep), "decode")
-        spread = [part_of(model, Mesh(ep=ep), rank).experts for rank in range(ep)]
-        assert {end - first for first, end in spread} == {experts // ep}
         return
     with pytest.raises(ConfigError) as refused:
         check(model, Mesh(ep=ep), "decode")

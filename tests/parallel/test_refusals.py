@@ -7,6 +7,11 @@ from core.config import load
 from core.errors import ConfigError
 
 
+def test_experts_stay_in_one_place_where_answers_must_have_the_same_bits() -> None:
+    with pytest.raises(ConfigError, match=r"needs decode\.ep_redundant_experts"):
+        load(None, {}, {"engine.deterministic": True, "decode.ep": 2, "decode.ep_balance_interval_s": 60})
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [

@@ -71,7 +71,8 @@ One pool: perPod (instances of one pod), podGpus, replicas (of the worker group)
 {{/* Ranks of one instance: the product of its mesh's axes. */}}
 {{- define "baton.ranks" -}}
 {{- $ranks := 1 -}}
-{{- range $axis, $size := index .model.effective .role -}}{{- $ranks = mul $ranks (int $size) -}}{{- end -}}
+{{- $mesh := index .model.effective .role -}}
+{{- range $axis := list "tp" "pp" "ep" -}}{{- $ranks = mul $ranks (int (index $mesh $axis)) -}}{{- end -}}
 {{- $ranks -}}
 {{- end -}}
 

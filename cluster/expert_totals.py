@@ -1,0 +1,16 @@
+"""The experts of all instances taken together: all serve the same model, so their routers' choices add up. Pure."""
+
+from collections.abc import Iterable
+
+from core.messages import LayerExperts
+
+
+def total(instances: Iterable[tuple[LayerExperts, ...]]) -> tuple[LayerExperts, ...]:
+    """By layer."""
+    found: dict[int, LayerExperts] = {}
+    for layers in instances:
+        for one in layers:
+            known = found.get(one.layer, LayerExperts(one.layer, 1.0, (0,) * len(one.counts)))
+            counts = tuple(a + b for a, b in zip(known.counts, one.counts, strict=True))
+            found[one.layer] = LayerExperts(one.layer, max(known.imbalance, one.imbalance), counts)
+    return tuple(found[layer] for layer in sorted(found))

@@ -1,0 +1,30 @@
+"""How often each expert of an instance was chosen, counted up for its reports. Pure."""
+
+from collections.abc import Iterable
+
+from core.messages import LayerExperts
+from core.plan import ExpertLoad
+
+
+class ExpertCounts:
+    """Of all layers, since the instance began."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, LayerExperts] = {}
+        self._changed = False
+
+    def add(self, loads: Iterable[ExpertLoad]) -> None:
+        for load in loads:
+            known = self._layers.get(load.layer)
+            counts = load.counts
+            if known is not None:
+                counts = tuple(a + b for a, b in zip(known.counts, counts, strict=True))
+            self._layers[load.layer] = LayerExperts(load.layer, load.imbalance, counts)
+            self._changed = True
+
+    def drain(self, again: bool = False) -> tuple[LayerExperts, ...]:
+        """All layers, if there is anything new since the last call, or with `again` in any case."""
+        if not (self._changed or again):
+            return ()
+        self._changed = False
+        return tuple(self._layers[layer] for layer in sorted(self._layers))
