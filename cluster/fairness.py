@@ -2,10 +2,12 @@
 
 A token of output counts as OUTPUT_WEIGHT tokens of a prompt; what a request is expected to generate is charged when it is placed
 and corrected when it ends. Counters grow by charge / weight, so that equal counters mean service in proportion to the weights.
+Equal tokens are not most requests: the tenant that asks for most could be served its cheapest ones only. So shares follow what
+waits, up to `slack` more than the least of them (`lean`).
 Invariant: a tenant that comes back after a pause begins at no less than the smallest counter of those that wait: a pause earns
 nothing, and being the first to wait costs nothing."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from core.messages import Place
 
@@ -14,11 +16,21 @@ _MAX_REMEMBERED = 4096
 
 
 class ServiceCounters:
-    def __init__(self) -> None:
+    def __init__(self, slack: float = 0.0) -> None:
+        self._slack = slack
         self._counters: dict[str, float] = {}
+        self._leaning: dict[str, float] = {}
+        """Tenant -> factor on its weight."""
 
     def of(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
+
+    def lean(self, waiting_work: Mapping[str, float]) -> dict[str, float]:
+        """Tenant -> factor on its weight from now on: as its work that waits (by weight) is to the least, at most 1 + slack."""
+        least = min(waiting_work.values())
+        most = 1 + self._slack
+        self._leaning = {t: min(most, work / least) if least else 1.0 for t, work in waiting_work.items()}
+        return self._leaning
 
     def lift(self, tenant: str, waiting: Collection[str]) -> None:
         """`tenant` begins to wait beside `waiting`, the tenants that wait already."""
@@ -34,16 +46,18 @@ class ServiceCounters:
 
     def charge(self, place: Place, num_output_tokens: float) -> None:
         """A placed request takes its prompt and so much output; negative: less than was charged before."""
-        charge = OUTPUT_WEIGHT * num_output_tokens / _weight(place)
+        charge = OUTPUT_WEIGHT * num_output_tokens / self._weight(place)
         self._counters[place.tenant] = self.of(place.tenant) + charge
 
     def charge_prompt(self, place: Place) -> None:
-        self._counters[place.tenant] = self.of(place.tenant) + prompt_charge(place)
+        self._counters[place.tenant] = self.of(place.tenant) + self.prompt_charge(place)
+
+    def prompt_charge(self, place: Place) -> float:
+        return place.num_tokens / self._weight(place)
+
+    def _weight(self, place: Place) -> float:
+        return weight(place) * self._leaning.get(place.tenant, 1.0)
 
 
-def prompt_charge(place: Place) -> float:
-    return place.num_tokens / _weight(place)
-
-
-def _weight(place: Place) -> float:
+def weight(place: Place) -> float:
     return place.weight * place.slo.weight

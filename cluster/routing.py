@@ -43,7 +43,7 @@ class GlobalScheduler:
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster()
         self._num_prefills = 0
-        counters = ServiceCounters()
+        counters = ServiceCounters(config.fairness_slack)
         self._admission = Admission(config, counters, log)
         self._placer = Placer(self._roster, self._policy, config.local_threshold_tokens, counters, log)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
-from cluster.fairness import ServiceCounters, prompt_charge
+from cluster.fairness import ServiceCounters, weight
 from cluster.overload import Spending, dearest
 from core.messages import Place
 
@@ -89,10 +89,13 @@ class WaitingQueue:
         if now < self._thin_s or not self._by_key:
             return
         self._thin_s = now + _THIN_EVERY_S
-        weights = {tenant: line.weight for tenant, line in self._tenants.items()}
-        total = sum(weights.values())
+        beside_s = self._spending.beside_s
+        work = {tenant: line.work_s(beside_s) / line.weight for tenant, line in self._tenants.items()}
+        leaning = self._counters.lean(work)
+        shares = {tenant: line.weight * leaning[tenant] for tenant, line in self._tenants.items()}
+        total = sum(shares.values())
         for tenant, line in self._tenants.items():
-            line.thin(num_instances * weights[tenant] / total, self._spending.beside_s, now)
+            line.thin(num_instances * shares[tenant] / total, beside_s, now)
 
     def remove(self, waiter: Waiter) -> None:
         """It is answered, or withdrawn."""
@@ -124,7 +127,7 @@ class WaitingQueue:
             _, _, counter, _, index, tenant, waiters = heappop(heap)
             waiter = waiters[index]
             yield waiter
-            counter += prompt_charge(waiter.place)
+            counter += self._counters.prompt_charge(waiter.place)
             self._push(heap, tenant, waiters, index + 1, counter, now)
 
     def num_ahead(self, waiter: Waiter) -> int:
@@ -141,7 +144,7 @@ class WaitingQueue:
             last = line.last_refusable()
             if last is None:
                 continue
-            end = self._counters.of(tenant) + sum(prompt_charge(w.place) for w in line)
+            end = self._counters.of(tenant) + sum(self._counters.prompt_charge(w.place) for w in line)
             if best is None or (-last.level, end) > (-best[1].level, best[0]):
                 best = (end, last)
         return None if best is None else best[1]
@@ -184,8 +187,11 @@ class _Line:
 
     @property
     def weight(self) -> float:
-        place = next(iter(self)).place
-        return place.weight * place.slo.weight
+        return weight(next(iter(self)).place)
+
+    def work_s(self, beside_s: float) -> float:
+        """Of what may still be in time."""
+        return sum(waiter.work_s + beside_s for waiter in (*self.timely, *self.aside))
 
     def add(self, waiter: Waiter) -> None:
         insort(self.timely, waiter, key=_rank)

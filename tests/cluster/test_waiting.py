@@ -12,8 +12,8 @@ from core.types import Slo
 class Queue:
     """A queue whose only server takes the next in order."""
 
-    def __init__(self) -> None:
-        self.counters = ServiceCounters()
+    def __init__(self, slack: float = 0.0) -> None:
+        self.counters = ServiceCounters(slack)
         self.queue = WaitingQueue(self.counters)
         self.now, self.number = 0.0, 0
 
@@ -105,6 +105,18 @@ def test_service_follows_the_weights() -> None:
         queue.add(f"light{i}", "light")
     order = [queue.serve() for _ in range(40)]
     assert sum(name.startswith("heavy") for name in order) == 30
+
+
+def test_shares_follow_what_waits_within_the_slack() -> None:
+    """One for which ten times as much waits gets a half more than the other, and never more than that."""
+    queue = Queue(slack=0.5)
+    for i in range(100):
+        queue.add(f"much{i}", "much").work_s = 0.1
+        if i < 10:
+            queue.add(f"little{i}", "little").work_s = 0.1
+    queue.queue.thin(1, 0.0)
+    order = [queue.serve() for _ in range(20)]
+    assert sum(name.startswith("much") for name in order) == 12
 
 
 def test_a_pause_earns_nothing() -> None:
