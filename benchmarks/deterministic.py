@@ -2,9 +2,9 @@
 
     python -m benchmarks.deterministic [--json FILE] [--rounds N]
 
-The shape of Qwen2.5-0.5B with 6 of its layers and random weights, one thread. Both are timed by turns; the figure is the ratio of
-the medians. Prediction: 1.3 for prompts, where tiles of 64 rows lose little; 4 for one sequence in float32, whose row is multiplied
-as 16 (the routine for a single row adds up in another order); 2 for 32 of them, which attend one by one."""
+The shape of Qwen2.5-0.5B with 6 of its layers and random weights, one thread. Both are timed by turns; the figure is the ratio
+of the medians. Prediction: 1.3 for prompts, where tiles of 64 rows lose little; 4 for one sequence in float32, whose row is
+multiplied as 16 (the routine for a single row adds up in another order); 2 for 32 of them, which attend one by one."""
 
 import argparse
 import json
