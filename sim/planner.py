@@ -2,8 +2,8 @@
 
 For each kind of instance the number of instances begins at what the clairvoyant bound allows and grows until the attainment, in
 the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far, or several more in a row
-have not helped (a target that this kind of instance cannot hold for some requests, however many there are). Each number is tried with
-any instance doing either role, and split in fixed ratios."""
+have not helped (a target that this kind of instance cannot hold for some requests, however many there are). Each number is tried
+with any instance doing either role, and split in fixed ratios."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
