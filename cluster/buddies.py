@@ -26,12 +26,19 @@ class Buddies:
         ring = [m for m in members if m.info.decodes and m.info.replicates and not m.leaving]
         news: list[tuple[str, str]] = []
         for index, member in enumerate(ring):
-            others = ring[index + 1 :] + ring[:index]
-            apart = [m for m in others if m.info.host != member.info.host]
-            buddy = next((m.address for m in apart or others), "")
+            buddy = _next(ring, index)
             if self._of.get(member.address) != buddy:
                 self._of[member.address] = buddy
                 news.append((member.address, buddy))
         while len(self._of) > _MAX_REMEMBERED:
             del self._of[next(iter(self._of))]
         return news
+
+
+def _next(ring: Sequence[Member], index: int) -> str:
+    """The next after `index` on another host, or else the next; empty: it is alone."""
+    for step in range(1, len(ring)):
+        other = ring[(index + step) % len(ring)]
+        if other.info.host != ring[index].info.host:
+            return other.address
+    return ring[(index + 1) % len(ring)].address if len(ring) > 1 else ""

@@ -42,8 +42,10 @@ class Promise:
 class Member:
     """One registered instance. Owned by the GlobalScheduler; policies read it."""
 
-    def __init__(self, info: Register) -> None:
+    def __init__(self, info: Register, changed: dict[str, "Member"] | None = None) -> None:
+        """`changed`: where it puts itself when anything about it changes."""
         self.info = info
+        self._changed = {} if changed is None else changed
         self.version = 0
         """Changes whenever anything here does."""
         self.num_running = 0
@@ -153,6 +155,10 @@ class Member:
             self._settle(key)
         self._refresh()
 
+    def leave(self) -> None:
+        self.leaving = True
+        self._refresh()
+
     def status(self) -> InstanceStatus:
         return InstanceStatus(
             address=self.address,
@@ -183,6 +189,7 @@ class Member:
 
         Unsettled ones come on top."""
         self.version += 1
+        self._changed[self.info.address] = self
         settled, unsettled = self._settled_sum, self._unsettled_sum
         known_blocks = max(self._used_blocks, settled.num_blocks)
         self.free_blocks = self.info.num_blocks - known_blocks - unsettled.num_blocks

@@ -8,15 +8,15 @@ A request that finds no headroom is passed by smaller ones, but once it has been
 claims the decode instance with the most free blocks that could hold it: nothing else is placed there until the claimant is. One
 claim at a time. Prompt room is asked before a prompt is counted, so a long prompt gets it as soon as a short one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from cluster.fairness import ServiceCounters
 from cluster.fleet import Member, Promise
 from cluster.lengths import OutputLengths
-from cluster.roster import Roster
-from cluster.scoring import Ask, Choice, PlacementPolicy
+from cluster.roster import Look, Roster
+from cluster.scoring import Ask, CachedBlocks, Choice, PlacementPolicy
 from cluster.waiting import Waiter, WaitingQueue
 from core.messages import Finished, NeedPrefill, Place
 from core.types import Route
@@ -26,6 +26,8 @@ GROWTH_TOKENS = 256
 GROWTH_SHARE = 0.75
 """Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
 PATIENCE_S = 1.0
+RETRY_S = 0.05
+"""In a large fleet, who waits is tried again when the instance it waits for has changed, or after this long."""
 _SAMPLE = 3
 
 
@@ -70,36 +72,42 @@ class Placer:
     def try_to_place(self, waiter: Waiter, now: float) -> Route | None:
         """Bind it to the instances that suit it best now; None: it waits."""
         place = waiter.place
-        hits = self._roster.hits(place)
-        usable = self._roster.decodes(place)
-        decodes = [m for m in usable if self._has_headroom(m, waiter, hits.get(m.address, 0))]
+        look = self._roster.look(place, waiter.num_tries)
+        waiter.num_tries, waiter.tried_s, waiter.waits_for = waiter.num_tries + 1, now, None
         wanted = place.prefer or self._roster.heir(place.exclude)
+        usable = self._roster.decodes(place, look, wanted)
+        num_tokens = place.num_tokens + self._growth(place)
+        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, look.match)]
         decodes = [m for m in decodes if m.address == wanted] or decodes
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since_s = None
-        ask = self._ask(place, hits, waiter.due_s)
-        choice = self._policy.choose(ask, decodes, self._sources(place, hits), now)
+        ask = self._ask(place, look.match, waiter.due_s)
+        choice = self._policy.choose(ask, decodes, self._sources(place, look, decodes), now)
         if choice is None:
             return None
         source = self._roster.get(place.source)
         if source is not None and source is not choice.decode:
             choice = Choice(choice.decode, source, choice.cost_s)
         elif not self._has_prompt_room(ask, choice):
+            waiter.waits_for = choice.computes, choice.computes.version
             return None
         return self._bind(waiter, ask, choice, now)
 
     def any_prompt_room(self) -> bool:
         """Could anybody be given a prompt now?"""
-        return any(self._policy.has_prompt_room(m) for m in self._roster.members)
+        return any(self._policy.has_prompt_room(m) for m in self._roster.shortest_queues())
 
-    def is_blocked(self, waiter: Waiter, changed: Member) -> bool:
-        """It found no headroom before, and would not find it on `changed`."""
-        if waiter.blocked_since_s is None:
+    def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
+        """It found no place before, and would not find one because `changed` has news (None: anybody may have)."""
+        if changed is not None and waiter.blocked_since_s is not None:
+            match = self._roster.look(waiter.place).match
+            num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
+            return not changed.info.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
+        if self._roster.scans or now - waiter.tried_s >= RETRY_S:
             return False
-        num_cached = self._roster.hits(waiter.place).get(changed.address, 0)
-        return not changed.info.decodes or not self._has_headroom(changed, waiter, num_cached)
+        return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
 
     def replace_prefill(self, key: str, decode: str, need: NeedPrefill, now: float) -> str:
         """A reservation on `decode` lost its prefill instance: the address of another one; empty: compute it there."""
@@ -109,8 +117,10 @@ class Placer:
             if (old := self._roster.get(placement.route.prefill)) is not None:
                 old.release(key)
             place = placement.place
-            ask = self._ask(place, self._roster.hits(place), inf, need.num_tokens)
-            prefills = [m for m in self._roster.prefills(place, ()) if m.address not in (need.lost, decode)]
+            look = self._roster.look(place)
+            ask = self._ask(place, look.match, inf, need.num_tokens)
+            able = self._roster.prefills(place, look, (holder,), ())
+            prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
                 choice.prefill.promise(key, Promise(now, 0, 0, ask.uncached(choice.prefill), ()))
@@ -148,16 +158,17 @@ class Placer:
         if self._claim is not None and queue.get(self._claim[0]) is None:
             self._claim = None
 
-    def _sources(self, place: Place, hits: Mapping[str, int]) -> list[Member]:
-        roster = self._roster
-        return roster.prefills(place, place.exclude) + roster.holders(place, hits, place.exclude)
+    def _sources(self, place: Place, look: Look, decodes: Sequence[Member]) -> list[Member]:
+        roster, exclude = self._roster, place.exclude
+        return roster.prefills(place, look, decodes, exclude) + roster.holders(place, look, exclude)
 
-    def _has_headroom(self, member: Member, waiter: Waiter, num_cached: int) -> bool:
+    def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
         if self._claim is not None and self._claim[1] == member.address and self._claim[0] != waiter.key:
             return False
         if member.num_seqs >= member.info.max_num_seqs:
             return False
-        return self._blocks_needed(member, waiter.place, num_cached) <= member.free_blocks
+        num_cached = cached.get(member.info.address, 0)
+        return member.blocks_needed(num_tokens, waiter.place.block_hashes, num_cached) <= member.free_blocks
 
     def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
         if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
@@ -175,7 +186,10 @@ class Placer:
 
     def _bind(self, waiter: Waiter, ask: Ask, choice: Choice, now: float) -> Route:
         place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
-        num_blocks = self._blocks_needed(decode, place, ask.cached_blocks.get(decode.address, 0))
+        num_cached = ask.cached_blocks.get(decode.address, 0)
+        num_blocks = decode.blocks_needed(
+            place.num_tokens + ask.growth_tokens, place.block_hashes, num_cached
+        )
         compute_tokens = ask.uncached(decode) if prefill is None else 0
         context = place.num_tokens + ask.expected_tokens / 2
         decode.promise(
@@ -196,23 +210,18 @@ class Placer:
 
     def least_work_s(self, place: Place) -> float:
         """What its prompt takes at the least, by what is cached where."""
-        hits = self._roster.hits(place)
-        longest = max(hits, key=lambda address: hits[address], default="")
-        members = [self._roster.get(longest), *self._roster.some(_SAMPLE)]
-        able = [m for m in members if m is not None]
-        return self._policy.least_work_s(self._ask(place, hits, inf), able)
+        look = self._roster.look(place)
+        members = [*look.cached[:1], *self._roster.some(_SAMPLE)]
+        return self._policy.least_work_s(self._ask(place, look.match, inf), members)
 
     def _ask(
-        self, place: Place, hits: Mapping[str, int], due_s: float, missing_tokens: int | None = None
+        self, place: Place, cached: CachedBlocks, due_s: float, missing_tokens: int | None = None
     ) -> Ask:
         mean = self._lengths.mean(place.tenant, place.slo.name)
         expected = min(place.max_new_tokens, GROWTH_TOKENS if mean is None else mean)
-        return Ask(place.num_tokens, self._growth(place), hits, missing_tokens, place.slo, due_s, expected)
+        return Ask(place.num_tokens, self._growth(place), cached, missing_tokens, place.slo, due_s, expected)
 
     def _growth(self, place: Place) -> int:
         """Output tokens that room is kept for."""
         usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
         return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)
-
-    def _blocks_needed(self, member: Member, place: Place, num_cached: int) -> int:
-        return member.blocks_needed(place.num_tokens + self._growth(place), place.block_hashes, num_cached)

@@ -1,24 +1,44 @@
 """The living instances, what they cache, and which of them could take a request at all. Owned by the GlobalScheduler. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from cluster.buddies import Buddies
+from cluster.draws import Draws
 from cluster.events import Send
-from cluster.fleet import Member
-from cluster.prefix_index import PrefixIndex
+from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
+from cluster.prefix_index import Match, PrefixIndex
+from cluster.shortlist import NUM_CACHED, NUM_CACHED_DECODES, NUM_CACHED_SOURCES, NUM_NEAR, Shortlist
 from core.messages import Buddy, LoadReport, Place, Register
 
 NO_DECODE = "no decode instance is alive"
 FETCH_TOKENS = 128
 """A cached prefix as long as this is worth asking a decode instance for."""
+SCAN_UP_TO = 32
+"""Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look for a place has in common."""
+
+    match: Match
+    cached: list[Member]
+    """Who has most of the prompt cached, most first."""
+    draws: Draws
 
 
 class Roster:
-    def __init__(self) -> None:
+    def __init__(self, scan_up_to: int = SCAN_UP_TO) -> None:
+        self._scan_up_to = scan_up_to
         self._members: dict[str, Member] = {}
+        self._shortlist = Shortlist()
+        self._draws = Draws("roster")
+        self._last: tuple[Place, int, Look] | None = None
         self._prefixes = PrefixIndex()
         self._buddies = Buddies()
+        self._replicating: dict[str, Member] = {}
         self.largest_tokens = 0
         """What the largest decode instance that was ever seen holds."""
 
@@ -44,23 +64,32 @@ class Roster:
 
     def add(self, info: Register) -> None:
         """A new instance, which knows of no buddy."""
-        self._members[info.address] = Member(info)
+        member = self._members[info.address] = Member(info, self._shortlist.changed)
+        self._shortlist.changed[info.address] = member
+        if info.decodes and info.replicates:
+            self._replicating[info.address] = member
         if info.decodes:
             self.largest_tokens = max(self.largest_tokens, info.num_blocks * info.block_size)
 
     def remove(self, address: str) -> None:
+        self._last = None
         if self._members.pop(address, None) is not None:
             self._prefixes.drop(address)
+            self._shortlist.forget(address)
+            self._replicating.pop(address, None)
 
     def leave(self, address: str) -> None:
         if (member := self._members.get(address)) is not None:
-            member.leaving = True
+            member.leave()
 
     def report(self, report: LoadReport, settled_before_s: float) -> Member | None:
         if (member := self._members.get(report.address)) is None:
             return None
         member.report(report, settled_before_s)
-        self._prefixes.update(report.address, report.cache_added, report.cache_removed)
+        self._last = None
+        self._prefixes.update(member.info.address, report.cache_added, report.cache_removed)
+        if not self.scans:
+            self._settle()
         return member
 
     def forget_buddy(self, address: str) -> None:
@@ -68,56 +97,93 @@ class Roster:
 
     def pair(self) -> list[Send]:
         """Tell those whose buddy has changed."""
-        return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._members.values()))]
+        return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._replicating.values()))]
 
     # Who could take a request ---------------------------------------------------------------------------------------
-    def hits(self, place: Place) -> dict[str, int]:
-        """For each address: how many leading blocks of the prompt are cached there."""
-        return self._prefixes.runs(place.block_hashes)
+    @property
+    def scans(self) -> bool:
+        """Is the fleet small enough to be looked at as a whole?"""
+        return len(self._members) <= self._scan_up_to
+
+    def look(self, place: Place, turn: int = 0) -> Look:
+        """`turn`: another one draws others."""
+        if self._last is not None and self._last[0] is place and self._last[1] == turn:
+            return self._last[2]
+        draws = Draws(place.request_id, turn)
+        match = self._prefixes.match(place.block_hashes)
+        count = self._scan_up_to if self.scans else NUM_CACHED
+        found = (self._members.get(address) for address in match.longest(count, draws))
+        look = Look(match, [member for member in found if member is not None], draws)
+        self._last = place, turn, look
+        return look
 
     def heir(self, lost: Sequence[str]) -> str:
         """Who has copies of the KV of the instance that was lost last; empty: nobody."""
         return self._buddies.heir(lost)
 
     def any_headroom(self) -> bool:
+        if not self.scans:
+            self._settle()
+            return self._shortlist.any_headroom()
         return any(
             m.info.decodes and m.num_seqs < m.info.max_num_seqs and m.free_blocks > 0
             for m in self._members.values()
         )
 
-    def decodes(self, place: Place) -> list[Member]:
-        """Those that could hold prompt and output to the end."""
+    def shortest_queues(self) -> Iterable[Member]:
+        """If nobody among these has room for a prompt, nobody has."""
+        if self.scans:
+            return self._members.values()
+        self._settle()
+        return self._shortlist.shortest_queues(self._draws)
+
+    def decodes(self, place: Place, look: Look, wanted: str = "") -> list[Member]:
+        """Those that could hold prompt and output to the end; of a large fleet those worth considering, and `wanted`."""
         total = place.num_tokens + place.max_new_tokens
-        able = [
-            m
-            for m in self._members.values()
-            if m.info.decodes and not m.leaving and m.capacity_tokens >= total
-        ]
+        pool: Iterable[Member] = self._members.values()
+        if not self.scans:
+            self._settle()
+            listed = self._shortlist.decodes(place.slo, look.cached[:NUM_NEAR], look.draws)
+            named = [self._members[wanted]] if wanted in self._members else []
+            cached = [m for m in look.cached if m.info.decodes][:NUM_CACHED_DECODES]
+            pool = dict.fromkeys(named + cached + listed)
+        able = _could_decode(pool, total)
+        if not able and not self.scans:
+            able = _could_decode(self._members.values(), total)
         return _without(able, place.exclude)
 
-    def prefills(self, place: Place, exclude: Sequence[str]) -> list[Member]:
-        able = [
-            m
-            for m in self._members.values()
-            if m.info.prefills and not m.leaving and m.capacity_tokens > place.num_tokens
-        ]
+    def prefills(
+        self, place: Place, look: Look, decodes: Sequence[Member], exclude: Sequence[str]
+    ) -> list[Member]:
+        """Those that could compute its prompt; of a large fleet those worth considering for one of `decodes`."""
+        pool: Iterable[Member] = self._members.values()
+        if not self.scans:
+            self._settle()
+            cached = [m for m in look.cached if m.info.prefills][:NUM_CACHED_SOURCES]
+            pool = dict.fromkeys(cached + self._shortlist.sources(decodes[:NUM_NEAR], look.draws))
+        able = [m for m in pool if m.info.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
         return _without(able, exclude)
 
-    def holders(self, place: Place, hits: Mapping[str, int], exclude: Sequence[str]) -> list[Member]:
+    def holders(self, place: Place, look: Look, exclude: Sequence[str]) -> list[Member]:
         """Decode instances that have so much of the prompt cached that it may be fetched from there."""
-        found = (self._members.get(address) for address in hits)
         return [
             m
-            for m in found
-            if m is not None
-            and m.info.decodes
+            for m in look.cached
+            if m.info.decodes
             and m.info.sends
             and not m.info.prefills
             and not m.leaving
             and m.address not in exclude
             and m.capacity_tokens > place.num_tokens
-            and hits[m.address] * m.info.block_size >= FETCH_TOKENS
+            and look.match.get(m.address) * m.info.block_size >= FETCH_TOKENS
         ]
+
+    def _settle(self) -> None:
+        self._shortlist.settle(DEFAULT_TOKENS_PER_S)
+
+
+def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
+    return [m for m in pool if m.info.decodes and not m.leaving and m.capacity_tokens >= num_tokens]
 
 
 def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:

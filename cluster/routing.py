@@ -15,7 +15,7 @@ from cluster.fairness import ServiceCounters
 from cluster.fleet import Member
 from cluster.mixed_policy import MixedPolicy
 from cluster.placing import Placement, Placer
-from cluster.roster import Roster
+from cluster.roster import SCAN_UP_TO, Roster
 from cluster.scoring import PlacementPolicy
 from core.config import ScheduleConfig
 from core.messages import Finished, Leaving, LoadReport, Place, Placed, PrefillAssigned, Register, Status
@@ -30,18 +30,20 @@ _MAX_PASSED = 32
 class GlobalScheduler:
     """Feed it events in the order they happen, with `now` never going back, and carry out the actions it returns.
 
-    `log` gets one line per decision, without times: two runs with the same events and the same order give the same lines."""
+    `log` gets one line per decision, without times: two runs with the same events and the same order give the same lines.
+    Fleets of more than `scan_up_to` instances are not looked at as a whole for each request (`cluster.shortlist`)."""
 
     def __init__(
         self,
         config: ScheduleConfig,
         policy: PlacementPolicy | None = None,
         log: Callable[[str], None] | None = None,
+        scan_up_to: int = SCAN_UP_TO,
     ) -> None:
         log = log or _ignore
         self._policy = policy or MixedPolicy(config.local_threshold_tokens)
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
-        self._roster = Roster()
+        self._roster = Roster(scan_up_to)
         self._num_prefills = 0
         counters = ServiceCounters(config.fairness_slack)
         self._admission = Admission(config, counters, log)
@@ -127,7 +129,7 @@ class GlobalScheduler:
                 break
             if num_passed and not self._placer.any_prompt_room():
                 break
-            blocked = changed is not None and self._placer.is_blocked(waiter, changed)
+            blocked = self._placer.is_blocked(waiter, changed, now)
             route = None if blocked else self._placer.try_to_place(waiter, now)
             if route is None:
                 num_passed += 1
@@ -146,7 +148,8 @@ class GlobalScheduler:
     # Instances ------------------------------------------------------------------------------------------------------
     def _on_register(self, info: Register) -> None:
         if not self._roster.knows(info):
-            self._on_lost(info.address)
+            if self._roster.get(info.address) is not None:
+                self._on_lost(info.address)
             self._roster.add(info)
             self._num_prefills += info.prefills
         self._roster.forget_buddy(info.address)

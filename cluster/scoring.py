@@ -16,7 +16,7 @@ pressure    a fuller decode batch has longer steps: step time x share of sequenc
 preemption  a pool that is nearly full preempts: fill^4 as its probability x the time to compute the sequence again
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -29,14 +29,20 @@ from core.types import STANDARD, Slo
 _SHORTLIST = 4
 
 
+class CachedBlocks(Protocol):
+    """How many leading blocks of a prompt are cached where; a dict is one."""
+
+    def get(self, address: str, default: int, /) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request as a policy sees it. `cached_blocks`: per address, how many leading blocks of its prompt are cached there."""
+    """A request as a policy sees it."""
 
     num_tokens: int
     growth_tokens: int
     """Output that room is kept for."""
-    cached_blocks: Mapping[str, int]
+    cached_blocks: CachedBlocks
     missing_tokens: int | None = None
     """Tokens that the decode instance lacks, where it has said so itself."""
     slo: Slo = STANDARD

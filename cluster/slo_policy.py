@@ -78,44 +78,63 @@ class SloPolicy:
     def choose(
         self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> Choice | None:
-        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.ttft_s)
-        nearest = Nearest((source.member.info, source) for source in sources)
-        best: tuple[bool, float] | None = None
-        choice: Choice | None = None
+        sources, nearest = self._sources(ask, prefills)
+        best: tuple[bool, float] = True, inf
+        chosen: tuple[Member, Member] | None = None
         for decode in decodes:
             use_s, tpot_share = self._decoding(ask, self.outlook(decode))
-            if tpot_share == inf:
+            if tpot_share == inf or best < (False, use_s):
                 continue
-            for source in self._ways(ask, decode, sources, nearest):
-                late, cost = self._cost(ask, decode, source, use_s, tpot_share, now)
-                if best is None or (late, cost) < best:
-                    best = late, cost
-                    prefill = None if source.member is decode else source.member
-                    choice = Choice(decode, prefill, cost)
-        return choice
+            to_move = ask.to_move(decode)
+            for source in self._ways(ask, decode, to_move, sources, nearest):
+                cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
+                if chosen is None or cost < best:
+                    best, chosen = cost, (decode, source.member)
+        if chosen is None:
+            return None
+        decode, source = chosen
+        return Choice(decode, None if source is decode else source, best[1])
 
     def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
-        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.ttft_s)
-        nearest = Nearest((source.member.info, source) for source in sources)
-        ways = self._ways(ask, decode, sources, nearest)
-        best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(ask, way, decode))
+        sources, nearest = self._sources(ask, prefills)
+        to_move = ask.to_move(decode)
+        ways = self._ways(ask, decode, to_move, sources, nearest)
+        best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(way, decode, to_move))
         return Choice(decode, None if best.member is decode else best.member, best.ttft_s)
 
+    def _sources(
+        self, ask: Ask, prefills: Sequence[Member]
+    ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
+        """(the quickest few, and of those that are no quicker only who has less to compute; all, by where they stand)"""
+        sources = sorted((self._source(ask, p, ask.uncached(p)) for p in prefills), key=_ttft_s)
+        shortlist: list[_Source] = []
+        for source in sources:
+            if not shortlist or source.work_s < shortlist[-1].work_s:
+                shortlist.append(source)
+        nearest = Nearest((source.member.info, source) for source in sources) if sources else None
+        return shortlist[:_SHORTLIST], nearest
+
     def _ways(
-        self, ask: Ask, decode: Member, sources: Sequence["_Source"], nearest: Nearest["_Source"]
+        self,
+        ask: Ask,
+        decode: Member,
+        to_move: int,
+        sources: Sequence["_Source"],
+        nearest: "Nearest[_Source] | None",
     ) -> list["_Source"]:
         """Who may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
-        local = self._source(ask, decode, ask.to_move(decode))
-        if not sources or ask.to_move(decode) <= self._threshold:
-            return [local]
-        shortlist = sources[:_SHORTLIST]
+        ways = [self._source(ask, decode, to_move)]
+        if nearest is None or to_move <= self._threshold:
+            return ways
+        ways += [source for source in sources if source.member is not decode]
         near = nearest.to(decode.info)
-        others = shortlist if near in shortlist else [*shortlist, near]
-        return [local, *(s for s in others if s.member is not decode)]
+        if near.member is not decode and near not in ways:
+            ways.append(near)
+        return ways
 
-    def _source(self, ask: Ask, member: Member, num_tokens: int | None = None) -> "_Source":
+    def _source(self, ask: Ask, member: Member, num_tokens: int) -> "_Source":
         outlook = self.outlook(member)
-        work_s = self._work_s(ask, outlook, ask.uncached(member) if num_tokens is None else num_tokens)
+        work_s = self._work_s(ask, outlook, num_tokens)
         return _Source(member, outlook.lag_s + outlook.queue_s + work_s, work_s)
 
     def _work_s(self, ask: Ask, outlook: Outlook, num_tokens: int) -> float:
@@ -133,11 +152,18 @@ class SloPolicy:
         return length * max(0.0, step_s - before_s), step_s / max(ask.slo.tpot_s, floor_s)
 
     def _cost(
-        self, ask: Ask, decode: Member, source: "_Source", use_s: float, tpot_share: float, now: float
+        self,
+        ask: Ask,
+        decode: Member,
+        to_move: int,
+        source: "_Source",
+        use_s: float,
+        tpot_share: float,
+        now: float,
     ) -> tuple[bool, float]:
         """(late, cost); among late places by how late they are."""
         model = self._model
-        exposed_s = 0.0 if source.member is decode else self._exposed_s(ask, source, decode)
+        exposed_s = 0.0 if source.member is decode else self._exposed_s(source, decode, to_move)
         tpot_share += exposed_s / max(1.0, ask.expected_tokens) / ask.slo.tpot_s
         left_s = ask.due_s - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
@@ -149,18 +175,24 @@ class SloPolicy:
             source.ttft_s + exposed_s
         )
 
-    def _exposed_s(self, ask: Ask, source: "_Source", decode: Member) -> float:
+    def _exposed_s(self, source: "_Source", decode: Member, to_move: int) -> float:
         """What the transfer adds before the second token, and what it takes from others' link."""
         links = self._links
         rate = bytes_per_s(links.links, source.member.info, decode.info)
-        link_s = ask.to_move(decode) * decode.info.kv_token_bytes / rate
+        link_s = to_move * decode.info.kv_token_bytes / rate
         return links.handover_s + max(0.0, link_s - source.work_s) + links.link_share * link_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Source:
-    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
+    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work.
+
+    Not frozen, since a frozen one takes three times as long to make."""
 
     member: Member
     ttft_s: float
     work_s: float
+
+
+def _ttft_s(source: _Source) -> float:
+    return source.ttft_s

@@ -11,13 +11,14 @@
 
 Invariant: every waiter is in exactly one list of its tenant."""
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
 from cluster.fairness import ServiceCounters, weight
+from cluster.fleet import Member
 from cluster.overload import Spending, dearest
 from core.messages import Place
 
@@ -44,6 +45,11 @@ class Waiter:
     """What its prompt takes at the least."""
     aside: bool = False
     """Too dear for what its tenant's share of the fleet can do in time, as things stand."""
+    num_tries: int = 0
+    tried_s: float = -inf
+    """When it last found no place."""
+    waits_for: tuple[Member, int] | None = None
+    """The instance that was best then but had too many prompts before it, and the version that it had."""
     rank: tuple[float, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -186,6 +192,11 @@ class _Line:
         yield from self.late
 
     @property
+    def _lists(self) -> tuple[list[Waiter], list[Waiter], list[Waiter]]:
+        """In the order in which they are tried, each by rank."""
+        return self.timely, self.aside, self.late
+
+    @property
     def weight(self) -> float:
         return weight(next(iter(self)).place)
 
@@ -197,7 +208,12 @@ class _Line:
         insort(self.timely, waiter, key=_rank)
 
     def remove(self, waiter: Waiter) -> None:
-        next(waiters for waiters in (self.timely, self.aside, self.late) if waiter in waiters).remove(waiter)
+        index = self.position(waiter)
+        for waiters in self._lists:
+            if index < len(waiters):
+                del waiters[index]
+                return
+            index -= len(waiters)
 
     def thin(self, num_instances: float, beside_s: float, now: float) -> None:
         """Choose anew which are set aside: the dearest, as many as keep others from being in time on so many instances."""
@@ -215,7 +231,13 @@ class _Line:
         return self.timely + self.aside + self.late
 
     def position(self, waiter: Waiter) -> int:
-        return next(index for index, other in enumerate(self) if other is waiter)
+        before = 0
+        for waiters in self._lists:
+            index = bisect_left(waiters, waiter.rank, key=_rank)
+            if index < len(waiters) and waiters[index] is waiter:
+                return before + index
+            before += len(waiters)
+        raise KeyError(waiter.key)
 
     def last_refusable(self) -> Waiter | None:
         """The last in order: of those that are late already or set aside, if there are any."""

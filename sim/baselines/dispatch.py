@@ -74,7 +74,7 @@ class Dispatcher:
         return []
 
     def _place(self, place: Place, now: float) -> Placed | Rejected:
-        ask = Ask(place.num_tokens, place.max_new_tokens, self._prefixes.runs(place.block_hashes))
+        ask = Ask(place.num_tokens, place.max_new_tokens, self._prefixes.match(place.block_hashes))
         choice = self._router.choose(
             Offer(ask, place.slo, place.block_hashes), [*self._members.values()], now
         )

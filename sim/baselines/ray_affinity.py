@@ -39,7 +39,7 @@ class RayAffinity:
         queues = [_queue(m) for m in pool]
         if max(queues) - min(queues) > self._imbalanced:
             return list(pool)
-        runs = self._routed.runs(offer.hashes)
+        runs = self._routed.match(offer.hashes)
         best = max((runs.get(m.address, 0) for m in pool), default=0)
         if best * pool[0].info.block_size < self._match_rate * offer.ask.num_tokens:
             smallest = min(self._sizes[m.address] for m in pool)

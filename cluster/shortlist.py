@@ -1,0 +1,157 @@
+"""The few instances of a large fleet that are worth predicting for one request. Pure.
+
+A scan of the whole fleet finds the best place and takes a microsecond or more for each instance. What the scan would choose is
+nearly always among these: those that have most of the prefix cached, the emptiest decode batches and the fullest that still keep
+their targets (of each tightness, with and without prompts before them), an idle one, the one with most room, the shortest prompt
+queues, and who stands near. Instances are put on shelves (`cluster.shelves`) when something about them changes, so that
+none of this looks at more than it returns; among equals the request's own draw decides, so that bursts and schedulers
+that do not see each other spread.
+
+Invariant: after `settle` every living instance that takes work stands where its numbers say."""
+
+from collections.abc import Iterable
+from math import inf, log2
+
+from cluster.draws import Draws
+from cluster.fleet import Member
+from cluster.neighbours import Neighbours
+from cluster.shelves import HIGHEST, Shelves, shelf_of
+from core.types import Slo
+
+NUM_CACHED = 16
+"""Instances with the longest cached prefix that are looked up, whatever their role; of these so many are predicted:"""
+NUM_CACHED_DECODES = 3
+NUM_CACHED_SOURCES = 3
+_NUM_BATCHES = 4
+_NUM_QUEUES = 2
+NUM_NEAR = 2
+"""Instances whose neighbours are looked at, too."""
+_BACKLOG_UNIT_S = 0.01
+_STEP_UNIT_S = 0.002
+_ROOM_UNIT_TOKENS = 1024.0
+_IDLE = (-1, False)
+_PER_DOUBLING = 2
+"""Targets for the time per token that differ by less than a factor of 1.4 are of one tightness."""
+
+
+class Shortlist:
+    def __init__(self) -> None:
+        self.changed: dict[str, Member] = {}
+        """Those that stand where they were, not where they are."""
+        self._prompts = Shelves()
+        """Who computes prompts, by what is queued there."""
+        self._batches: dict[tuple[int, bool], Shelves] = {}
+        """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
+        self._batch_of: dict[str, tuple[int, bool]] = {}
+        self._room = Shelves()
+        """Who decodes and has a sequence slot, by its free blocks."""
+        self._near_prompts, self._near_batches = Neighbours(), Neighbours()
+
+    def forget(self, address: str) -> None:
+        self.changed.pop(address, None)
+        self._prompts.take(address)
+        self._room.take(address)
+        self._near_prompts.take(address)
+        self._near_batches.take(address)
+        if (batch := self._batch_of.pop(address, None)) is not None:
+            self._take_batch(batch, address)
+
+    def settle(self, tokens_per_s: float) -> None:
+        """Put everybody where they are now; `tokens_per_s`: prompt rate of those that have not measured any."""
+        if not self.changed:
+            return
+        changed = list(self.changed.items())
+        self.changed.clear()
+        for address, member in changed:
+            if member.leaving:
+                self.forget(address)
+                continue
+            backlog = _backlog(member, tokens_per_s)
+            if member.info.prefills:
+                self._prompts.put(member, backlog)
+                self._near_prompts.put(member, backlog)
+            if member.info.decodes:
+                self._put_decoding(member, backlog)
+
+    # Who could do it ------------------------------------------------------------------------------------------------
+    def any_headroom(self) -> bool:
+        """Has any decode instance room for another sequence?"""
+        return len(self._room) > 0
+
+    def shortest_queues(self, draws: Draws) -> list[Member]:
+        return self._prompts.lowest(1, draws)
+
+    def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
+        """Where to decode; `near`: likely sources of the prompt's KV."""
+        found = self._room.highest(1, draws)
+        for member in near:
+            found += self._near_batches.nearest(member.info, draws)
+        groups = list(self._batches)
+        share = max(2, _NUM_BATCHES // max(1, len(groups)))
+        first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
+        for index in range(min(len(groups), _NUM_BATCHES)):
+            tightness, _ = group = groups[(first + index) % len(groups)]
+            shelves = self._batches[group]
+            found += shelves.lowest(share - 1, draws)
+            if group != _IDLE:
+                limit_s = min(slo.tpot_s, _target_s(tightness))
+                found += shelves.highest(1, draws, max(0, shelf_of(limit_s, _STEP_UNIT_S) - 1))
+        return found
+
+    def sources(self, decodes: Iterable[Member], draws: Draws) -> list[Member]:
+        """Who might compute the prompt for one of `decodes`."""
+        found = self._prompts.lowest(_NUM_QUEUES, draws)
+        for member in decodes:
+            found += self._near_prompts.nearest(member.info, draws)
+        return found
+
+    # Shelves --------------------------------------------------------------------------------------------------------
+    def _put_decoding(self, member: Member, backlog: int) -> None:
+        address, info = member.info.address, member.info
+        room = member.free_blocks * info.block_size if member.num_seqs < info.max_num_seqs else 0
+        if room > 0:
+            self._room.put(member, shelf_of(room, _ROOM_UNIT_TOKENS))
+        else:
+            self._room.take(address)
+        batch = _batch(member)
+        shelf = shelf_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
+        self._near_batches.put(member, shelf)
+        if (old := self._batch_of.get(address)) != batch:
+            if old is not None:
+                self._take_batch(old, address)
+            self._batch_of[address] = batch
+        shelves = self._batches.get(batch)
+        if shelves is None:
+            shelves = self._batches[batch] = Shelves()
+        shelves.put(member, shelf)
+
+    def _take_batch(self, batch: tuple[int, bool], address: str) -> None:
+        self._batches[batch].take(address)
+        if not len(self._batches[batch]):
+            del self._batches[batch]
+
+
+def _backlog(member: Member, tokens_per_s: float) -> int:
+    rate = member.measured_tokens_per_s or tokens_per_s
+    return shelf_of(member.queued_tokens / rate, _BACKLOG_UNIT_S)
+
+
+def _batch(member: Member) -> tuple[int, bool]:
+    if not member.num_seqs:
+        return _IDLE
+    tpot_s = member.tightest_tpot_s
+    tightness = HIGHEST if tpot_s == inf or tpot_s <= 0 else int(_PER_DOUBLING * log2(tpot_s * 1e6))
+    return tightness, member.queued_tokens > 0
+
+
+def _target_s(tightness: int) -> float:
+    """The tightest target of that tightness."""
+    return inf if tightness == HIGHEST else 2 ** (tightness / _PER_DOUBLING) * 1e-6
+
+
+def _step_s(member: Member) -> float:
+    """A decode step of everything that is or will be there; where that is not known, the share of slots that are taken."""
+    model = member.steps.decode
+    if not model.num_steps:
+        return member.step_s * member.num_seqs / member.info.max_num_seqs
+    return model.step_s(member.batch_seqs, member.batch_context_tokens, member.batch_seqs)
