@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _ASK_TIMEOUT_S = 2.0
 _LAST_WORD_S = 1.0
+_FENCE_PATIENCE_S = 0.5
+"""A fence that takes longer is one of a writer that is cut off but lives: its client need not wait for that, only its blocks."""
 _MAX_GRANTS = 3
 """Writers that a prompt is given to before we compute it ourselves: it must not wander between instances without room."""
 
@@ -255,7 +257,7 @@ class DecodeWorker:
                 self._set_timer(job, self._config.drain_timeout_s)
             case Action.FENCE:
                 job.fence = self._spawn(job, self._fence(job, job.grant_id, job.prefill))
-                self._set_timer(job, self._config.drain_timeout_s)
+                self._set_timer(job, _FENCE_PATIENCE_S)
             case Action.ASK:
                 self._ask(job)
             case Action.ACTIVATE:
