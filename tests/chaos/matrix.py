@@ -1,4 +1,5 @@
-"""Runs all cases, several clusters at a time. `python -m tests.chaos.matrix OUT.json` writes the table of recovery times.
+"""Runs cases, several clusters at a time. `python -m tests.chaos.matrix OUT.json [TRANSPORT ...]` runs all of them, or those of some
+transports, and writes the table of recovery times; pytest runs a part of those over NIXL and gloo, which stands in for NCCL.
 
 The times are of this set-up, where a silent process is given up after 1 s (5 s by default)."""
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvtransfer.transport.nixl import available
 from tests.chaos.cases import (
     FAULTS,
     KINDS,
@@ -31,11 +33,19 @@ from tests.chaos.world import OVERRIDES, World
 _CASE_S = 90.0
 SHM: dict[str, Any] = {}
 TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
+NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
+GLOO: dict[str, Any] = {"transfer.transport": "gloo", "transfer.checksum": True}
+REMOTE = {"tcp": TCP, "gloo": GLOO} | ({"nixl": NIXL} if available() else {})
 _WRITTEN_BY_OTHERS = (
     "decode.GRANTED", "decode.FENCING", "decode.RECALLING", "decode.REVOKING", "decode.CLOSING",
     "prefill.COMPUTING", "prefill.SENDING",
 )  # fmt: skip
-"""States in which the transport matters: these are tried over TCP with checksums as well."""
+"""States in which the transport matters: these are tried over the other ones, with checksums, as well."""
+_PART = (
+    "kill prefill in decode.GRANTED", "stop prefill in prefill.SENDING", "restart prefill in decode.FENCING",
+    "kill decode in prefill.COMPUTING", "stop decode in decode.RECALLING", "restart decode in decode.GRANTED",
+)  # fmt: skip
+"""Of those, what pytest tries over NIXL and gloo."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,11 @@ class Entry:
 
 def entries() -> list[Entry]:
     return [*_process_entries(), *_message_entries()]
+
+
+def part(all_of_them: list[Entry]) -> list[Entry]:
+    """What is run each time."""
+    return [e for e in all_of_them if not e.name.startswith(("nixl", "gloo")) or e.name[6:] in _PART]
 
 
 def _process_entries() -> list[Entry]:
@@ -62,7 +77,9 @@ def _process_entries() -> list[Entry]:
             if state != "decode.RECALLING":  # it takes a checksum to get there
                 made.append(Entry(f"shm: {fault} in {state}", SHM, run))
             if state in _WRITTEN_BY_OTHERS and fault.split()[1] in ("prefill", "decode"):
-                made.append(Entry(f"tcp: {fault} in {state}", TCP, run))
+                made += [
+                    Entry(f"{name}: {fault} in {state}", overrides, run) for name, overrides in REMOTE.items()
+                ]
     return made
 
 
@@ -82,7 +99,7 @@ def _message_entries() -> list[Entry]:
 
 async def run_all(folder: Path, chosen: list[Entry], num_worlds: int = 3) -> dict[str, Outcome | Exception]:
     """Every entry's outcome, or what went wrong. A world in which something went wrong is replaced."""
-    todo = sorted(chosen, key=lambda entry: "tcp" in entry.name)
+    todo = sorted(chosen, key=lambda entry: entry.name.partition(":")[0])
     results: dict[str, Outcome | Exception] = {}
 
     async def work(number: int) -> None:
@@ -132,7 +149,9 @@ def table(results: dict[str, Outcome | Exception]) -> list[dict[str, Any]]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(run_all(Path(folder), entries()))
+        wanted = sys.argv[2:] or ["shm", *REMOTE]
+        chosen = [entry for entry in entries() if entry.name.partition(":")[0] in wanted]
+        results = asyncio.run(run_all(Path(folder), chosen))
     report = {
         "command": "python -m tests.chaos.matrix " + " ".join(sys.argv[1:]),
         "machine": {

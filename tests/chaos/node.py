@@ -4,7 +4,7 @@ Commands come as JSON lines on standard input, events go to standard output. It 
 
     {"do": "trap", "states": ["decode.GRANTED"]}       stop this very process (SIGSTOP) when a hand-over enters one of them, once each
     {"do": "fate", "message": "Commit", "kind": "drop"}  treat the next outgoing message of that type badly, below the numbering
-    {"do": "corrupt", "frames": 2}                      so many TCP frames of KV carry a wrong checksum
+    {"do": "corrupt", "frames": 2}                      so many writes of KV carry a wrong checksum
     {"do": "full disk"}                                 nothing more can be written to the disk tier
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
     {"do": "generate", "id": .., "prompt": .., "max_tokens": ..}  {"do": "cancel", "id": ..}
@@ -20,7 +20,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ from engine.tiers import disk
 from engine.tiers.build import build_tiers
 from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
-from kvtransfer.transport import tcp
+from kvtransfer.transport import pull, tcp
 from kvtransfer.transport.base import Sender
+from kvtransfer.transport.pull import Medium
 from kvtransfer.transport.shm import host_id
 from net.mail import TcpMail
 from tests.chaos.witness import SHARD, WitnessRank
@@ -118,7 +119,7 @@ def wrong_checksums() -> None:
         FAULTS.corrupt -= 1
         return right(source, runs) ^ 1
 
-    tcp.source_crc = source_crc
+    tcp.source_crc = pull.source_crc = source_crc
 
 
 def no_space(*_: Any) -> int:
@@ -138,8 +139,13 @@ class SlowSender:
         return getattr(self._inner, name)
 
 
+Media = Mapping[str, Callable[[memoryview, str], Medium]]
+
+
 class Node:
-    def __init__(self, spec: dict[str, Any]) -> None:
+    def __init__(self, spec: dict[str, Any], media: Media) -> None:
+        """`media`: transports that need torch."""
+        self.media = media
         self.role, self.folder, self.apart = spec["role"], Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
         self.mail = TcpMail(
@@ -179,7 +185,8 @@ class Node:
 
     def parts(self, role: Role) -> Parts:
         num_blocks = self.config.engine.num_blocks
-        access = remote_access(self.config.transfer, role, self.mail, KEY, SHARD.pool_bytes(num_blocks))
+        size = SHARD.pool_bytes(num_blocks)
+        access = remote_access(self.config.transfer, role, self.mail, KEY, size, self.media)
 
         def group(sink: LayerSink | None) -> InlineGroup:
             rank = WitnessRank(access.buffer, num_blocks, sink, LAYER_S)
@@ -268,7 +275,7 @@ class Node:
         os._exit(0)
 
 
-if __name__ == "__main__":
+def main(media: Media) -> None:
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s"
@@ -276,4 +283,8 @@ if __name__ == "__main__":
     watch("decode", DecodeHandoff)
     watch("prefill", PushHandoff)
     wrong_checksums()
-    asyncio.run(Node(json.loads(sys.argv[1])).run())
+    asyncio.run(Node(json.loads(sys.argv[1]), media).run())
+
+
+if __name__ == "__main__":
+    main({})

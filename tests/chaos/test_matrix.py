@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cases import Outcome
-from tests.chaos.matrix import entries, run_all
+from tests.chaos.matrix import entries, part, run_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ENTRIES = entries()
+ENTRIES = part(entries())
 
 
 @pytest.fixture(scope="module")

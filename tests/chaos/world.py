@@ -23,7 +23,7 @@ OVERRIDES: dict[str, Any] = {
     "schedule.local_threshold_tokens": 0,
 }
 ROLES = ("scheduler", "prefill", "prefill", "decode", "decode", "frontend", "frontend")
-_READY_S = 30.0
+_READY_S = 90.0
 _IDLE_S = 20.0
 
 
@@ -127,6 +127,7 @@ class World:
 
     async def start(self, name: str, port: int = 0) -> Process:
         role = name.rstrip("01")
+        torch = self.wanted.get("transfer.transport") == "gloo" and role in ("prefill", "decode")
         spec = {
             "role": role,
             "folder": str(self.folder),
@@ -137,7 +138,7 @@ class World:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tests.chaos.node",
+            "tests.chaos.torch_node" if torch else "tests.chaos.node",
             json.dumps(spec),
             cwd=ROOT,
             stdin=asyncio.subprocess.PIPE,
