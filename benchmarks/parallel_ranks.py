@@ -28,7 +28,8 @@ from baton.bench.report import machine
 from cluster.memory import take_memory
 from core.config import EngineConfig, ModelConfig
 from engine.build import size_pool
-from engine.ranks.spawn import start_all
+from engine.ranks.rank import start_all
+from engine.ranks.spawn import start_children
 from engine.ranks.start import setups_of
 from parallel.comm import Comm, connect
 from parallel.mesh import Mesh
@@ -97,8 +98,9 @@ def loading(folder: Path) -> dict[str, dict[str, float]]:
         size = size_pool(folder, ModelConfig(path=str(folder)), engine, mesh)
         memory, path = take_memory(size.num_bytes)
         with tempfile.TemporaryDirectory() as store:
-            setups = setups_of(folder, engine, size, mesh, (path, size.num_bytes), f"{store}/store")
-            ranks, ready = start_all(setups, 300)
+            devices = ["cpu"] * mesh.size
+            setups = setups_of(folder, engine, size, mesh, (path, size.num_bytes), devices, f"{store}/store")
+            ranks, ready = start_all(start_children, setups, 300)
             for rank in ranks:
                 rank.end()
         del memory

@@ -1,6 +1,9 @@
 """The parts of a real instance on this host: a model's ranks, a pool in memory that the chosen transports can reach."""
 
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
 
 from cluster.instance import Parts, Role
 from cluster.media import MEDIA
@@ -10,6 +13,8 @@ from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
 from engine.build import PoolSize, build_group, size_pool
 from engine.dims import mesh_of
+from engine.ranks.rank import Spawner
+from engine.ranks.spawn import children
 from engine.ranks.start import start_ranks
 from engine.tiers.build import build_tiers
 from kvtransfer.inbox import Inbox
@@ -19,12 +24,14 @@ from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, Loop
 from kvtransfer.transport.shm import host_id
 from models.revision import weights_revision
 from net.mail import TcpMail
+from parallel.mesh import Mesh
 
 
 def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric) -> Parts:
     """An instance that shares its process, and so its memory, with the others."""
     parallel = config.prefill if role == "prefill" else config.decode
-    size = _size(config, folder, role, parallel)
+    spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    size = _size(config, folder, role, parallel, spawner)
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
@@ -41,20 +48,34 @@ def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fab
         parallel,
         PoolAccess(buffer, receivers, senders, path, Staging(memory, size.num_bytes)),
         "process",
+        spawner,
     )
 
 
-def remote_parts(config: ClusterConfig, folder: Path, role: Role, mail: TcpMail, key: bytes) -> Parts:
-    """An instance in a process of its own, reached by shared memory on this host and by TCP from others."""
+def remote_parts(
+    config: ClusterConfig,
+    folder: Path,
+    role: Role,
+    mail: TcpMail,
+    key: bytes,
+    spawn: Callable[[Mesh], Spawner],
+) -> Parts:
+    """An instance in a process of its own, reached by shared memory on this host and by TCP from others.
+
+    `spawn`: for one of several ranks, who starts them."""
     parallel = config.prefill if role == "prefill" else config.decode
-    size = _size(config, folder, role, parallel)
+    spawner = spawn(mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    size = _size(config, folder, role, parallel, spawner)
     access = remote_access(config.transfer, role, mail, key, size.num_bytes, MEDIA)
-    return _parts(config, folder, size, parallel, access, host_id())
+    return _parts(config, folder, size, parallel, access, host_id(), spawner)
 
 
-def _size(config: ClusterConfig, folder: Path, role: Role, parallel: ParallelConfig) -> PoolSize:
+def _size(
+    config: ClusterConfig, folder: Path, role: Role, parallel: ParallelConfig, spawner: Spawner | None
+) -> PoolSize:
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
-    return size_pool(folder, config.model, config.engine, mesh, role, num_spare)
+    device = torch.device(spawner.devices[0]) if spawner else None
+    return size_pool(folder, config.model, config.engine, mesh, role, num_spare, device)
 
 
 def _parts(
@@ -64,11 +85,12 @@ def _parts(
     parallel: ParallelConfig,
     access: PoolAccess,
     host: str,
+    spawner: Spawner | None,
 ) -> Parts:
     def group(sink: LayerSink | None) -> WorkerGroup:
-        if parallel.num_ranks > 1:
+        if spawner is not None:
             memory = access.path, size.num_bytes
-            return start_ranks(folder, config.engine, size, parallel, memory, sink)
+            return start_ranks(folder, config.engine, size, parallel, memory, sink, spawner)
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)

@@ -42,10 +42,13 @@ def size_pool(
     mesh: Mesh = ONE_RANK,
     role: str = "instance",
     num_spare: int = 0,
+    device: torch.device | None = None,
 ) -> PoolSize:
-    """How many blocks an instance has, from the model's description alone. Raises ConfigError."""
+    """How many blocks an instance has, from the model's description alone. Raises ConfigError.
+
+    `device`: what its ranks compute on, where this process has another one."""
     spec = read_spec(folder)
-    dtype = choose_dtype(spec, model.dtype, choose_device(engine.device))
+    dtype = choose_dtype(spec, model.dtype, device or choose_device(engine.device))
     check(dims_of(spec), mesh, role, num_spare)
     layout = spec.kv_layout(engine.block_size, dtype)
     shards = shards_of(spec, mesh, layout)

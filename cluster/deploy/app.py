@@ -9,11 +9,12 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from cluster.deploy.bundles import STRATEGY, bundles_of
 from cluster.deploy.ingress import Ingress
 from cluster.deploy.keys import cluster_key
 from cluster.deploy.pools import DecodePool, PrefillPool
 from cluster.deploy.scheduler import Scheduler
-from core.config import ClusterConfig, load
+from core.config import ClusterConfig, ParallelConfig, load
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 _ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
@@ -34,13 +35,20 @@ def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serv
 
     `one_host`: all of them run on this machine, so they need not listen to any other."""
     scheduler = _options(Scheduler, config, 1, 0.1, surge_percent=100).bind(config, key, one_host)
-    pools = [_options(DecodePool, config, config.decode_instances, config.cpus_of(config.decode))]
+    pools = [_pool(DecodePool, config, config.decode_instances, config.decode)]
     if config.prefill_instances:
-        cpus = config.cpus_of(config.prefill)
-        pools.append(_options(PrefillPool, config, config.prefill_instances, cpus))
+        pools.append(_pool(PrefillPool, config, config.prefill_instances, config.prefill))
     bound = [pool.bind(config, key, scheduler, one_host) for pool in pools]
     ingress = _options(Ingress, config, config.ingress_instances, 0.1, surge_percent=100)
     return ingress.bind(config, key, scheduler, bound, one_host)
+
+
+def _pool(deployment: Any, config: ClusterConfig, num_replicas: int, mesh: ParallelConfig) -> Any:
+    """The ranks of an instance that has several ask for what they need, not its replica."""
+    if mesh.num_ranks == 1:
+        return _options(deployment, config, num_replicas, config.cpus_per_instance)
+    placed = _options(deployment, config, num_replicas, 0)
+    return placed.options(placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=STRATEGY)
 
 
 def _options(

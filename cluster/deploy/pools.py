@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -12,6 +13,7 @@ from ray import serve
 
 from cluster.deploy.kube.topology import read_site
 from cluster.deploy.logs import configure_logging
+from cluster.deploy.rank_actors import rank_actors
 from cluster.instance import Instance, Role
 from cluster.real_parts import remote_parts
 from core.clock import WallClock
@@ -49,7 +51,8 @@ class _Pool:
         self._drain_timeout_s = config.serve.drain_timeout_s
         mail = TcpMail(key, mail_host(one_host), config=config.mail)
         role = self._role = "both" if config.any_role else self.role
-        parts = await asyncio.to_thread(remote_parts, config, resolve(config.model.path), role, mail, key)
+        folder, spawn = resolve(config.model.path), partial(rank_actors, mail_host(one_host))
+        parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, spawn)
         parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
         self._instance = Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
         self._instance.run()

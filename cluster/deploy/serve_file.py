@@ -11,6 +11,7 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
+from cluster.deploy.bundles import check_overrides
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 
@@ -42,6 +43,9 @@ def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dic
                     f"{application.name}: there is no deployment {name!r}, only {', '.join(_DEPLOYMENTS)}"
                 )
     configs = {app.name: load(app.args, {}) for app in schema.applications if app.import_path == BUILDER}
+    for application in schema.applications:
+        if config := configs.get(application.name):
+            _check_pools(application, config)
     if not configs:
         raise ConfigError(f"no application has import_path: {BUILDER}")
     if schema.proxy_location != "Disabled":
@@ -49,6 +53,15 @@ def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dic
             "set proxy_location: Disabled; Serve's proxy would take the port that Baton listens on"
         )
     return schema, configs
+
+
+def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> None:
+    pools = {"PrefillPool": config.prefill, "DecodePool": config.decode}
+    for deployment in application.deployments:
+        pool = pools.get(deployment.name)
+        if pool is not None and pool.num_ranks > 1:
+            given = deployment.model_dump(exclude_unset=True)
+            check_overrides(f"{application.name}: {deployment.name}", given, pool.num_ranks)
 
 
 def _check_keys(given: Any, model: type[BaseModel], where: str) -> None:

@@ -5,6 +5,7 @@ One failed rank fails them all: the others are killed, whatever they wait for, b
 import asyncio
 import logging
 import shutil
+import socket
 import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from core.errors import ProtocolError, ReplicaLost
 from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.ranks.balancing import Balancer
-from engine.ranks.spawn import RankProcess, start_all
+from engine.ranks.rank import Rank, Start, start_all
 from engine.ranks.wire import FROM_RANK, LENGTH, LayerReady, RankFailed, RankSetup, Ready, Relocate, frame
 from net.codec import decode_one_of
 
@@ -46,16 +47,17 @@ class ProcessGroup:
         self,
         setups: Sequence[RankSetup],
         sink: LayerSink | None,
+        start: Start,
         start_s: float = START_S,
         balancer: Balancer | None = None,
     ) -> None:
         """`balancer`: says where experts go; None: the model has none, or they are all on one rank."""
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
         store = str(self._folder / "store")
-        self.ranks: list[RankProcess] = []
+        self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
         try:
-            self.ranks, self.ready = start_all([replace(s, store_path=store) for s in setups], start_s)
+            self.ranks, self.ready = start_all(start, [replace(s, store_path=store) for s in setups], start_s)
         except BaseException:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
@@ -65,6 +67,8 @@ class ProcessGroup:
         self._writers: list[StreamWriter] = []
         self._lost: asyncio.Future[ReplicaLost] = loop.create_future()
         self._reasons: dict[int, str] = {}
+        self._ended: list[int] = []
+        """Whose connections have ended, in this order."""
         self._closing = False
         self._connecting = loop.create_task(self._connect())
         self._tasks: list[asyncio.Task[None]] = []
@@ -103,7 +107,9 @@ class ProcessGroup:
 
     async def _connect(self) -> None:
         for number, rank in enumerate(self.ranks):
-            reader, writer = await asyncio.open_unix_connection(sock=rank.sock, limit=1 << 20)
+            is_local = rank.sock.family == socket.AF_UNIX
+            connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
+            reader, writer = await connect(sock=rank.sock, limit=1 << 20)
             self._writers.append(writer)
             self._tasks.append(asyncio.get_running_loop().create_task(self._listen(number, reader)))
 
@@ -113,9 +119,10 @@ class ProcessGroup:
                 (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
                 self._on_word(number, decode_one_of(FROM_RANK, await reader.readexactly(size)))
         except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
+            log.debug("%s: %s", self.ranks[number].name, error)
+            self._ended.append(number)
             if not self._closing:
-                log.debug("%s: %s", self.ranks[number].name, error)
-                await self._fail(number)
+                await self._fail()
 
     def _on_word(self, number: int, word: object) -> None:
         match word:
@@ -144,13 +151,11 @@ class ProcessGroup:
                 drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
                 step.future.set_result(StepResult(result.step, drawn, step.duration_s, step.loads))
 
-    async def _fail(self, number: int) -> None:
-        """The first rank whose connection ends gets here first; the others' ends are its consequence, or the other way round."""
-        if self._closing:
-            return
+    async def _fail(self) -> None:
+        """The first rank whose connection ends gets here; the others' ends are its consequence, or the other way round."""
         self._closing = True
         await asyncio.sleep(_SETTLE_S)
-        culprit = self._culprit(number)
+        culprit = self._culprit()
         reason = self._reasons.get(culprit)
         words = await asyncio.to_thread(self.ranks[culprit].obituary)
         error = ReplicaLost(f"{words}: {reason}" if reason else words)
@@ -161,12 +166,11 @@ class ProcessGroup:
                 step.future.set_exception(error)
         self._steps.clear()
 
-    def _culprit(self, first: int) -> int:
-        """Who was killed has caused it; then who failed by itself; then who was the first to go."""
-        codes = [rank.exit_code() for rank in self.ranks]
-        killed = [number for number, code in enumerate(codes) if code is not None and code < 0]
+    def _culprit(self) -> int:
+        """Who ended without a word was killed and has caused it; then who failed by itself; then who was the first to go."""
+        speechless = [number for number in self._ended if number not in self._reasons]
         own = [n for n, reason in self._reasons.items() if not reason.startswith(ReplicaLost.__name__)]
-        return next(iter([*killed, *own, first]))
+        return next(iter([*speechless, *own, *self._ended]))
 
     async def _end(self, patience_s: float) -> None:
         await asyncio.gather(*(asyncio.to_thread(rank.end, patience_s) for rank in self.ranks))

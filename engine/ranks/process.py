@@ -55,8 +55,13 @@ def main() -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C goes to the whole terminal; the instance says when it is over
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    code = 0
+    code = serve_instance(socket.socket(fileno=int(sys.argv[1])))
+    sys.stderr.flush()
+    os._exit(code)  # communicators whose peers have ended already would not be taken down in peace
+
+
+def serve_instance(sock: socket.socket) -> int:
+    """Until the instance ends the stream, or something fails here. Returns the process' exit code."""
     try:
         setup = read_frame(sock, TO_RANK)
         if setup is not None:
@@ -66,9 +71,8 @@ def main() -> None:
     except Exception as error:
         traceback.print_exc()
         sock.sendall(frame(RankFailed(f"{type(error).__name__}: {error}")))
-        code = 1
-    sys.stderr.flush()
-    os._exit(code)  # communicators whose peers have ended already would not be taken down in peace
+        return 1
+    return 0
 
 
 def _serve(setup: RankSetup, sock: socket.socket) -> None:

@@ -1,35 +1,38 @@
-"""Starts and ends the processes of an instance's ranks.
+"""An instance's ranks as child processes of its own.
 
 A rank's socket has no name and its descriptor goes to that process alone: nobody else can speak for the instance or a rank.
 The kernel's parent-death signal follows the thread that starts a process: that must be one that lives as long as the instance."""
 
 import contextlib
 import os
-import selectors
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import ConfigError, ReplicaLost
-from engine.ranks.wire import FROM_RANK, RankFailed, RankSetup, Ready, frame, read_frame
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError
+from engine.devices import choose_device
+from engine.ranks.rank import Rank, Spawner, rank_name
+from engine.ranks.wire import RankSetup
+from parallel.mesh import Mesh
 
 _ROOT = Path(__file__).parents[2]
 _LAST_LINES = 8
 _END_S = 3.0
 
 
-class RankProcess:
+class ChildRank:
     """One rank, starting from the moment of its construction."""
 
     def __init__(self, setup: RankSetup) -> None:
-        self.setup = setup
-        self.name = f"rank {setup.rank} of {setup.mesh.size} ({setup.mesh.place(setup.rank)})"
+        self.name = rank_name(setup)
         self.sock, theirs = socket.socketpair()
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         threads = str(setup.num_threads)
@@ -44,28 +47,10 @@ class RankProcess:
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._stderr = threading.Thread(target=self._copy_stderr, name="baton-rank-stderr", daemon=True)
         self._stderr.start()
-        self.sock.sendall(frame(setup))
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def read_ready(self) -> Ready:
-        """Its first word, which has begun to arrive. Raises ConfigError for what it cannot do, ReplicaLost if it ended."""
-        try:
-            answer = read_frame(self.sock, FROM_RANK)
-        except OSError:
-            answer = None
-        match answer:
-            case Ready():
-                return answer
-            case RankFailed(reason):
-                raise ConfigError(f"{self.name} did not start: {reason}")
-            case _:
-                raise ReplicaLost(self.obituary())
-
-    def exit_code(self) -> int | None:
-        return self._process.poll()
 
     def obituary(self) -> str:
         """How it ended, or that it had to be ended, and its last words."""
@@ -103,33 +88,26 @@ class RankProcess:
                 sys.stderr.write(f"{self.name}: {text}\n")
 
 
-def start_all(setups: Sequence[RankSetup], deadline_s: float) -> tuple[list[RankProcess], list[Ready]]:
-    """All of them, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost."""
-    ranks: list[RankProcess] = []
+def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
+    """engine.ranks.rank.Start."""
+    ranks: list[Rank] = []
     try:
-        for (
-            setup
-        ) in setups:  # one by one: those that have been started must be ended when the next one cannot be
-            ranks.append(RankProcess(setup))  # noqa: PERF401
-        return ranks, _all_ready(ranks, time.monotonic() + deadline_s, deadline_s)
+        for setup in setups:  # one by one: those that run must be ended when the next one cannot be started
+            ranks.append(ChildRank(setup))  # noqa: PERF401
     except BaseException:
         for rank in ranks:
             rank.end()
         raise
+    return ranks
 
 
-def _all_ready(ranks: Sequence[RankProcess], deadline: float, deadline_s: float) -> list[Ready]:
-    """The first failure of any ends the waiting for all."""
-    ready: dict[int, Ready] = {}
-    with selectors.DefaultSelector() as selector:
-        for number, rank in enumerate(ranks):
-            selector.register(rank.sock, selectors.EVENT_READ, number)
-        while len(ready) < len(ranks):
-            found = selector.select(max(0.0, deadline - time.monotonic()))
-            if not found:
-                late = ", ".join(rank.name for number, rank in enumerate(ranks) if number not in ready)
-                raise ReplicaLost(f"{late}: not ready after {deadline_s:.0f} s")
-            for key, _ in found:
-                ready[key.data] = ranks[key.data].read_ready()
-                selector.unregister(key.fileobj)
-    return [ready[number] for number in range(len(ranks))]
+def children(engine: EngineConfig, mesh: Mesh) -> Spawner:
+    """Raises ConfigError."""
+    if choose_device(engine.device).type == "cpu":
+        return Spawner(start_children, ("cpu",) * mesh.size)
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < mesh.size:
+        raise ConfigError(
+            f"{mesh} needs {mesh.size} GPUs on this host, which has {num_gpus} for this instance"
+        )
+    return Spawner(start_children, tuple(f"cuda:{rank}" for rank in range(mesh.size)))

@@ -1,18 +1,16 @@
 """From a configuration to the running ranks of an instance that has several."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from core.config import EngineConfig, ParallelConfig
-from core.errors import ConfigError
 from core.ports import LayerSink
 from engine.build import PoolSize
-from engine.devices import choose_device
 from engine.dims import dims_of, mesh_of
 from engine.ranks.balancing import Balancer
 from engine.ranks.group import ProcessGroup
+from engine.ranks.rank import Spawner
 from engine.ranks.wire import RankSetup
 from models.families import read_spec
 from parallel.balance import first_placement
@@ -26,6 +24,7 @@ def start_ranks(
     parallel: ParallelConfig,
     memory: tuple[str, int],
     sink: LayerSink | None,
+    spawner: Spawner,
 ) -> ProcessGroup:
     """`memory`: the path by which ranks can map the memory that their pools lie in, and its bytes.
 
@@ -39,8 +38,8 @@ def start_ranks(
             parallel.ep_balance_interval_s,
             asyncio.get_running_loop().time(),
         )
-    setups = setups_of(folder, engine, size, mesh, memory, num_spare=num_spare)
-    return ProcessGroup(setups, sink, balancer=balancer)
+    setups = setups_of(folder, engine, size, mesh, memory, spawner.devices, num_spare=num_spare)
+    return ProcessGroup(setups, sink, spawner.start, balancer=balancer)
 
 
 def setups_of(
@@ -49,24 +48,20 @@ def setups_of(
     size: PoolSize,
     mesh: Mesh,
     memory: tuple[str, int],
+    devices: Sequence[str],
     store_path: str = "",
     num_spare: int = 0,
 ) -> list[RankSetup]:
-    """For each rank. A group says where they find each other. Raises ConfigError."""
+    """For each rank. A group says where they find each other."""
     path, num_bytes = memory
     dtype = size.shard.layout.dtype
-    on_gpus = choose_device(engine.device).type == "cuda"
-    if on_gpus and torch.cuda.device_count() < mesh.size:
-        raise ConfigError(
-            f"{mesh} needs {mesh.size} GPUs on this host, which has {torch.cuda.device_count()} for this instance"
-        )
     return [
         RankSetup(
             rank,
             mesh,
             str(folder),
             dtype,
-            f"cuda:{rank}" if on_gpus else "cpu",
+            devices[rank],
             engine.kernels,
             engine.deterministic,
             engine.num_threads,

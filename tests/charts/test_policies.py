@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import yaml
 
+from cluster.deploy.bundles import STRATEGY, Share, shares
 from cluster.deploy.kube.groups import offered_resources
 from core.config import ClusterConfig, overlay
 from tests.charts.rendering import (
@@ -45,8 +46,9 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
         for deployment in application["deployments"]:
             number = numbers[deployment["name"]]
             options = deployment["ray_actor_options"]
-            asked.update({resource: n * number for resource, n in options["resources"].items()})
-            asked["GPU"] += options.get("num_gpus", 0) * number
+            alone = options.get("resources", {}) | {"GPU": options.get("num_gpus", 0)}
+            for bundle in deployment.get("placement_group_bundles") or [alone]:
+                asked.update({resource: n * number for resource, n in bundle.items() if resource != "CPU"})
     assert {resource: n for resource, n in asked.items() if n > offered[resource]} == {}
     assert asked["GPU"] == offered["GPU"]
 
@@ -76,11 +78,21 @@ def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
     objects = example("tp8-ep16")
     [application] = serve_config(objects)["applications"]
     config = ClusterConfig.model_validate(application["args"])
-    asked = {one["name"]: one["ray_actor_options"] for one in application["deployments"]}
-    for name, mesh in (("PrefillPool", config.prefill), ("DecodePool", config.decode)):
-        assert (asked[name]["num_gpus"], asked[name]["num_cpus"]) == (mesh.num_ranks, config.cpus_of(mesh))
+    deployments = {one["name"]: one for one in application["deployments"]}
+    for name, mesh, bundles in (("PrefillPool", config.prefill, 1), ("DecodePool", config.decode, 16)):
+        asked = deployments[name]["placement_group_bundles"]
+        assert deployments[name]["placement_group_strategy"] == STRATEGY
+        assert deployments[name]["ray_actor_options"] == {"num_cpus": 0}
+        assert len(asked) == bundles
+        assert shares(asked, mesh.num_ranks) == [
+            Share(rank // mesh.tp, config.cpus_per_instance, 1) for rank in range(mesh.num_ranks)
+        ]
     groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
     assert [groups[name]["replicas"] for name in ("prefill", "decode")] == [2, 1]
+    assert [offered_resources(groups[name]) for name in ("prefill", "decode")] == [
+        {"prefill": 1},
+        {"decode": 16},
+    ]
     several = render({"config": {"decode_instances": 5, "decode": {"tp": 2}}, "decode": {"gpusPerPod": 8}})
     [decode] = [one for one in cluster_spec(several)["workerGroupSpecs"] if one["groupName"] == "decode"]
     assert (decode["replicas"], offered_resources(decode)) == (2, {"decode": 4})

@@ -31,9 +31,10 @@ def pools(folder: Path, log: Path, *options: str) -> Iterator[ServeProcess]:
 
 
 def ranks_of(server: ServeProcess, pool: str) -> list[psutil.Process]:
-    """The processes of the ranks of a pool's first instance."""
-    children = server.replicas(pool)[0].children()
-    return [child for child in children if "engine.ranks.process" in child.cmdline()]
+    """The processes of the ranks of a pool's first instance, which they have dialled."""
+    ours = {connection.laddr for connection in server.replicas(pool)[0].net_connections("tcp")}
+    ranks = [process for process in server.descendants() if "ray::BatonRank" in process.cmdline()[0]]
+    return [rank for rank in ranks if any(one.raddr in ours for one in rank.net_connections("tcp"))]
 
 
 def segments(pids: set[int]) -> list[str]:
@@ -100,4 +101,8 @@ async def test_answers_equal_transformers_also_under_a_killed_rank(
             assert not any(map(psutil.Process.is_running, ranks)), "the killed rank's peer is left"
         await asyncio.to_thread(server.wait_idle, num_instances)
         pids |= {process.pid for process in server.descendants()}
+        ranks = ranks_of(server, "PrefillPool")
+        assert len(ranks) == 2
+        server.replicas("PrefillPool")[0].kill()
+        assert not psutil.wait_procs(ranks, timeout=10)[1], "ranks have outlived their instance"
     assert segments(pids) == []

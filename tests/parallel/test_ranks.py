@@ -16,6 +16,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError, ReplicaLost
 from engine.build import size_pool
 from engine.ranks.group import ProcessGroup
+from engine.ranks.spawn import start_children
 from engine.ranks.start import setups_of
 from engine.ranks.wire import RankSetup
 from parallel.mesh import Mesh
@@ -30,7 +31,7 @@ def setups(folder: Path, mesh: Mesh) -> list[RankSetup]:
     size = size_pool(folder, ModelConfig(path=str(folder)), ENGINE, mesh)
     memory, path = take_memory(size.num_bytes)
     KEPT.append(memory)
-    return setups_of(folder, ENGINE, size, mesh, (path, size.num_bytes))
+    return setups_of(folder, ENGINE, size, mesh, (path, size.num_bytes), ["cpu"] * mesh.size)
 
 
 @pytest.mark.slow
@@ -40,7 +41,7 @@ async def test_what_one_rank_cannot_do_is_said_and_none_is_left(tmp_path: Path) 
     wanted = setups(tmp_path, mesh)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"rank \d of 2 .* did not start: "):
-        ProcessGroup(wanted, None)
+        ProcessGroup(wanted, None, start_children)
     assert ranks() == []
 
 
@@ -48,7 +49,7 @@ async def test_what_one_rank_cannot_do_is_said_and_none_is_left(tmp_path: Path) 
 async def test_a_group_that_is_late_is_ended(tmp_path: Path) -> None:
     checkpoint(tmp_path)
     with pytest.raises(ReplicaLost, match="not ready after 0 s"):
-        ProcessGroup(setups(tmp_path, Mesh(tp=2)), None, start_s=0.05)
+        ProcessGroup(setups(tmp_path, Mesh(tp=2)), None, start_children, 0.05)
     assert ranks() == []
 
 
@@ -57,10 +58,11 @@ HOST = """
     from pathlib import Path
     from parallel.mesh import Mesh
     from engine.ranks.group import ProcessGroup
+    from engine.ranks.spawn import start_children
     from tests.parallel.test_ranks import setups
 
     async def main():
-        group = ProcessGroup(setups(Path(sys.argv[1]), Mesh(pp=2)), None)
+        group = ProcessGroup(setups(Path(sys.argv[1]), Mesh(pp=2)), None, start_children)
         print(*[rank.pid for rank in group.ranks], flush=True)
         await asyncio.sleep(100)
 

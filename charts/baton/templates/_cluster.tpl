@@ -30,7 +30,7 @@ workerGroupSpecs:
   {{- $resources := dict (printf "%singress" $model.prefix) 4 }}
   {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas) }}
   {{- range $role, $pool := $model.pools }}
-  {{- $resources := dict $pool.resource $pool.perPod }}
+  {{- $resources := dict $pool.resource $pool.offered }}
   {{- include "baton.group" (dict "root" $ "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas) }}
   {{- end }}
 {{- end }}

@@ -39,8 +39,9 @@ Every model of the release, as a JSON list. Each has
 {{- end -}}
 
 {{/*
-One pool: perPod (instances of one pod), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray
-(actor). An instance's ranks are processes of one pod, with a GPU each.
+One pool: perPod (instances of one pod), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray:
+its replica (actor) and, where it has several ranks, a placement group (bundles, one for each tensor parallel group). `offered` is
+what a pod offers of the pool's resource. An instance's ranks are in one pod, with a GPU each.
 */}}
 {{- define "baton.pool" -}}
 {{- $config := .model.effective -}}
@@ -59,10 +60,18 @@ One pool: perPod (instances of one pod), podGpus, replicas (of the worker group)
 {{- end -}}
 {{- $needed := div (add $instances $perPod -1) $perPod | int -}}
 {{- $resource := printf "%s%s" .model.prefix .role -}}
-{{- $cpus := mulf $config.cpus_per_instance $ranks -}}
-{{- $actor := dict "num_cpus" $cpus "num_gpus" $gpus "resources" (dict $resource 1) -}}
+{{- $actor := dict "num_cpus" $config.cpus_per_instance "num_gpus" $gpus "resources" (dict $resource 1) -}}
+{{- $bundles := list -}}
+{{- if gt $ranks 1 -}}
+  {{- $tp := int (index $config .role).tp -}}
+  {{- $bundle := dict "CPU" (mulf $config.cpus_per_instance $tp) $resource 1 -}}
+  {{- if $gpus -}}{{- $_ := set $bundle "GPU" $tp -}}{{- end -}}
+  {{- range until (div $ranks $tp | int) -}}{{- $bundles = append $bundles $bundle -}}{{- end -}}
+  {{- $actor = dict "num_cpus" 0 -}}
+{{- end -}}
 {{- $kv := mul (int64 $config.engine.kv_bytes) $ranks $perPod -}}
-{{- dict "perPod" $perPod "podGpus" (mul $gpus $perPod | int) "actor" $actor "resource" $resource
+{{- dict "perPod" $perPod "podGpus" (mul $gpus $perPod | int) "actor" $actor "bundles" $bundles "resource" $resource
+    "offered" (mul $perPod (max 1 (len $bundles)) | int)
     "replicas" (ternary $needed ($pool.replicas | int) (kindIs "invalid" $pool.replicas))
     "kvBytes" ($kv | toString)
     "shmBytes" (add $kv (include "baton.objectStoreBytes" . | int64) 1073741824 | int64 | toString) | toJson -}}
@@ -70,10 +79,8 @@ One pool: perPod (instances of one pod), podGpus, replicas (of the worker group)
 
 {{/* Ranks of one instance: the product of its mesh's axes. */}}
 {{- define "baton.ranks" -}}
-{{- $ranks := 1 -}}
 {{- $mesh := index .model.effective .role -}}
-{{- range $axis := list "tp" "pp" "ep" -}}{{- $ranks = mul $ranks (int (index $mesh $axis)) -}}{{- end -}}
-{{- $ranks -}}
+{{- mul (int $mesh.tp) (int $mesh.pp) (int $mesh.ep) -}}
 {{- end -}}
 
 {{/* Neither tokens nor KV pass through Ray's object store. */}}

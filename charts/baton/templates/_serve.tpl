@@ -19,6 +19,10 @@ applications:
   {{- range $role, $pool := $model.pools }}
   - name: {{ title $role }}Pool
     ray_actor_options: {{ toJson $pool.actor }}
+    {{- with $pool.bundles }}
+    placement_group_bundles: {{ toJson . }}
+    placement_group_strategy: STRICT_PACK
+    {{- end }}
   {{- end }}
 {{- end }}
 {{- end -}}

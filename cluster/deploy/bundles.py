@@ -1,0 +1,69 @@
+"""What an instance of several ranks asks of Ray: a placement group of one bundle for each tensor parallel group. Pure.
+
+A bundle is on one node, so ranks that talk the most are always together; the replica itself computes nothing and asks for
+nothing beside them. All bundles are there, or the instance is not started."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from core.config import ClusterConfig, ParallelConfig
+from core.errors import ConfigError
+
+STRATEGY = "STRICT_PACK"
+"""All bundles on one node."""
+_GRAIN = 10_000
+"""Ray counts in ten thousandths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's."""
+
+    bundle: int
+    num_cpus: float
+    num_gpus: int
+
+
+def bundles_of(config: ClusterConfig, pool: ParallelConfig) -> list[dict[str, float]]:
+    """GPUs are asked for where the configuration says that there are some; a Serve file may say it otherwise."""
+    bundle = {"CPU": config.cpus_per_instance * pool.tp}
+    if config.engine.device == "cuda":
+        bundle["GPU"] = float(pool.tp)
+    return [dict(bundle) for _ in range(pool.num_ranks // pool.tp)]
+
+
+def check_overrides(deployment: str, given: Mapping[str, Any], num_ranks: int) -> None:
+    """What a Serve file says of a pool whose instances have several ranks. Raises ConfigError."""
+    options = given.get("ray_actor_options")
+    if options is not None and (options.get("num_cpus", 1) or options.get("num_gpus")):
+        raise ConfigError(
+            f"{deployment}: its {num_ranks} ranks ask for CPUs and GPUs by placement_group_bundles: "
+            "set num_cpus: 0 in ray_actor_options, and no num_gpus"
+        )
+    if bundles := given.get("placement_group_bundles"):
+        shares(bundles, num_ranks)
+        if len(bundles) > 1 and given.get("placement_group_strategy") != STRATEGY:
+            raise ConfigError(
+                f"{deployment}: all ranks of an instance must be on one host: set placement_group_strategy: {STRATEGY}"
+            )
+
+
+def shares(bundles: Sequence[Mapping[str, float]], num_ranks: int) -> list[Share]:
+    """Of each rank: as much of its bundle as any other in it. Raises ConfigError for bundles that cannot be shared so."""
+    if not bundles or num_ranks % len(bundles):
+        raise ConfigError(
+            f"placement_group_bundles: {num_ranks} ranks cannot be spread evenly over {len(bundles)} bundles"
+        )
+    in_each = num_ranks // len(bundles)
+    gpus = {bundle.get("GPU", 0) for bundle in bundles}
+    num_gpus, rest = divmod(min(gpus), in_each)
+    if len(gpus) > 1 or rest or num_gpus > 1:
+        raise ConfigError(
+            f"placement_group_bundles: the {in_each} ranks in each bundle need a GPU each, or none of them any"
+        )
+    return [
+        Share(index, int(bundle.get("CPU", 0) / in_each * _GRAIN) / _GRAIN, int(num_gpus))
+        for index, bundle in enumerate(bundles)
+        for _ in range(in_each)
+    ]

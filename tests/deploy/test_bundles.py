@@ -1,0 +1,75 @@
+"""What instances of several ranks ask of Ray, in Baton's own application and in a Serve file."""
+
+from typing import Any
+
+import pytest
+
+from cluster.deploy.bundles import STRATEGY, Share, bundles_of, shares
+from cluster.deploy.serve_file import check_serve_file
+from core.config import load
+from core.errors import ConfigError
+
+
+def test_a_tensor_parallel_group_is_in_one_bundle() -> None:
+    config = load(
+        None, {}, {"decode.tp": 4, "decode.pp": 2, "cpus_per_instance": 0.25, "engine.device": "cuda"}
+    )
+    bundles = bundles_of(config, config.decode)
+    assert bundles == [{"CPU": 1.0, "GPU": 4.0}] * 2
+    assert shares(bundles, 8) == [Share(rank // 4, 0.25, 1) for rank in range(8)]
+
+
+@pytest.mark.parametrize("cpus", [0.1, 1 / 3, 2.0])
+def test_ranks_never_ask_for_more_than_their_bundle_has(cpus: float) -> None:
+    config = load(None, {}, {"prefill.tp": 3, "cpus_per_instance": cpus})
+    (bundle,) = bundles_of(config, config.prefill)
+    asked = shares([bundle], 3)
+    assert sum(share.num_cpus for share in asked) <= bundle["CPU"] + 1e-9
+    assert [share.num_gpus for share in asked] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "bundles",
+    [[], [{"CPU": 1}] * 3, [{"GPU": 1}, {"GPU": 1}], [{"GPU": 2}, {"GPU": 0}], [{"GPU": 4}, {"GPU": 4}]],
+)
+def test_bundles_that_cannot_be_shared_evenly_are_refused(bundles: list[dict[str, float]]) -> None:
+    with pytest.raises(ConfigError, match="placement_group_bundles"):
+        shares(bundles, 4)
+
+
+def serve_file(**deployment: Any) -> dict[str, Any]:
+    args = {"decode": {"tp": 2, "pp": 2}}
+    application = {
+        "name": "baton",
+        "import_path": "cluster.deploy.app:build",
+        "route_prefix": None,
+        "args": args,
+        "deployments": [{"name": "DecodePool", **deployment}],
+    }
+    return {"proxy_location": "Disabled", "applications": [application]}
+
+
+def test_a_serve_file_may_say_what_each_bundle_asks_for() -> None:
+    bundles = [{"CPU": 2, "GPU": 2, "decode": 1}] * 2
+    check_serve_file(serve_file())
+    check_serve_file(
+        serve_file(
+            ray_actor_options={"num_cpus": 0},
+            placement_group_bundles=bundles,
+            placement_group_strategy=STRATEGY,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"ray_actor_options": {"num_cpus": 0, "num_gpus": 4}}, "num_gpus"),
+        ({"ray_actor_options": {"resources": {"decode": 1}}}, "num_cpus: 0"),
+        ({"placement_group_bundles": [{"CPU": 1}] * 3}, "evenly over 3 bundles"),
+        ({"placement_group_bundles": [{"CPU": 1}] * 2}, f"placement_group_strategy: {STRATEGY}"),
+    ],
+)
+def test_what_ray_could_not_place_is_refused_before_it_is_asked(given: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        check_serve_file(serve_file(**given))
