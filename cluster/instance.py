@@ -21,6 +21,7 @@ from core.messages import (
     WorkCounts,
 )
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
+from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import TokenOut
 from decode.policy import HeadroomPolicy
 from decode.replicas import Replicator
@@ -29,6 +30,7 @@ from engine.loop import Engine
 from engine.reporting import Reporter
 from engine.scheduler import StepScheduler
 from engine.sequence import Sequence
+from engine.stepfit import StepFits
 from engine.tiers.restoring import Restoring
 from engine.tiers.store import TierStore
 from kvtransfer.inbox import Inbox
@@ -63,6 +65,8 @@ class Parts:
     site: Site = field(default_factory=Site)
     pools: tuple[RankPool, ...] = ()
     """Of the ranks; none: there is one, which has all of `shard`."""
+    steps: StepModels = UNKNOWN_STEPS
+    """How long steps take, as far as it is known before the first."""
 
 
 class Instance:
@@ -98,6 +102,7 @@ class Instance:
             lambda keys: self._prefill.on_stuck(keys),
             config.engine.lookahead,
             Restoring(self._scheduler, parts.tiers, config.engine.block_size) if parts.tiers else None,
+            StepFits(parts.steps),
         )
         info = Register(
             mail.address,

@@ -11,6 +11,7 @@ from cluster.memory import take_memory
 from cluster.pool_access import PoolAccess, remote_access
 from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
+from core.step_profile import first_steps
 from engine.build import PoolSize, build_group, size_pool
 from engine.dims import mesh_of
 from engine.ranks.rank import Spawner
@@ -107,4 +108,5 @@ def _parts(
         tiers,
         revision,
         pools=size.pools,
+        steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
     )

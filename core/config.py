@@ -62,6 +62,8 @@ class EngineConfig(_Frozen):
     """Where an instance computes; `auto`: on the first GPU that its process sees, or on the CPU without one."""
     kernels: Literal["auto", "triton", "torch"] = "auto"
     """Which operations run on a GPU; `auto`: Triton's where it is installed. CPUs have PyTorch's."""
+    profile: str = ""
+    """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False
     """Logits have the same bits whatever a request is batched with and however its prompt is chunked; slower."""
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from core.config import load
 from core.errors import ConfigError
+from core.step_profile import Profile
 from core.types import Slo
 from sim.catalogue import GPUS, MODELS, Gpu, Model, link_cost, num_blocks, step_cost
 from sim.coarse.world import CoarseConfig
 from sim.cost import LinkCost, StepModel
-from sim.profile import Profile
+from sim.profile import cost_of
 from sim.run import SimConfig
 
 _LAYER_GROUPS = 4
@@ -49,7 +50,7 @@ class Fleet:
 
     @property
     def step_model(self) -> StepModel:
-        return self.profile.cost if self.profile else step_cost(*self.parts, self.tp, self.pp)
+        return cost_of(self.profile) if self.profile else step_cost(*self.parts, self.tp, self.pp)
 
     @property
     def gpus_per_instance(self) -> int:
@@ -112,7 +113,7 @@ def _full_profiled(fleet: Fleet, profile: Profile, slo: Slo) -> SimConfig:
         profile.num_layers,
         1,
         profile.kv_token_bytes // (4 * profile.num_layers),
-        profile.cost,
+        cost_of(profile),
         _MEMORY_LINK,
         slo=slo,
     )
@@ -130,7 +131,7 @@ def _coarse_profiled(fleet: Fleet, profile: Profile, block_tokens: int) -> Coars
         profile.num_layers,
         config.engine.max_batch_tokens,
         config.engine.max_num_seqs,
-        profile.cost,
+        cost_of(profile),
         _MEMORY_LINK,
         schedule=config.schedule,
     )

@@ -1,4 +1,4 @@
-"""A step-time model fitted to measured steps, and its file. Pure but for the file.
+"""A step-time model fitted to measured steps, for `core.step_profile`. Pure.
 
 Least squares on relative errors, no coefficient negative (the most negative is left out until none is): one fit for steps that
 only decode and one for steps with prompts, as in `core.steps`; the latter has a term for attention pairs too. Errors are those
@@ -6,14 +6,13 @@ of a fit to every other step on the rest."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from core.errors import ConfigError
+from core.step_profile import Part, Profile
 from core.steps import StepModel, StepModels
 
 
@@ -47,44 +46,8 @@ class ProfiledCost:
         )
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    fixed_s: float = Field(ge=0)
-    token_s: float = Field(ge=0)
-    context_s: float = Field(ge=0)
-    seq_s: float = Field(ge=0)
-    pair_s: float = Field(default=0.0, ge=0)
-    error: float = Field(ge=0)
-    num_steps: int = Field(ge=1)
-
-    def model(self) -> StepModel:
-        return StepModel(**self.model_dump())
-
-
-class Profile(BaseModel):
-    """The file: one machine and model."""
-
-    model_config = ConfigDict(extra="forbid")
-    model: str
-    machine: str
-    decode: _Part
-    prompt: _Part
-    prompt_pair_s: float = Field(ge=0)
-    num_blocks: int = Field(ge=1)
-    kv_token_bytes: int = Field(ge=1)
-    num_layers: int = Field(ge=1)
-
-    @property
-    def cost(self) -> ProfiledCost:
-        return ProfiledCost(StepModels(self.decode.model(), self.prompt.model()), self.prompt_pair_s)
-
-
-def read_profile(path: Path) -> Profile:
-    """Raises ConfigError."""
-    try:
-        return Profile.model_validate_json(path.read_text())
-    except (OSError, ValidationError) as error:
-        raise ConfigError(f"{path} is no profile of `baton profile`: {str(error).splitlines()[0]}") from None
+def cost_of(profile: Profile) -> ProfiledCost:
+    return ProfiledCost(StepModels(profile.decode.model(), profile.prompt.model()), profile.prompt_pair_s)
 
 
 def fit(samples: Sequence[Sample]) -> ProfiledCost:
@@ -103,8 +66,8 @@ def fit(samples: Sequence[Sample]) -> ProfiledCost:
 
 def as_profile(cost: ProfiledCost, **about: Any) -> Profile:
     return Profile(
-        decode=_Part(**asdict(cost.models.decode)),
-        prompt=_Part(**asdict(cost.models.prompt)),
+        decode=Part(**asdict(cost.models.decode)),
+        prompt=Part(**asdict(cost.models.prompt)),
         prompt_pair_s=cost.prompt_pair_s,
         **about,
     )

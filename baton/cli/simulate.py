@@ -11,13 +11,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from baton.bench.traces import TraceRow, read_trace
+from core.step_profile import read_profile
 from core.types import Slo
 from sim.catalogue import GPUS, MODELS
 from sim.catalogued import Fleet, coarse_config, full_config
 from sim.coarse.workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate as run_coarse
 from sim.loop import run_virtual
-from sim.profile import read_profile
 from sim.report import Served, figures, served_coarsely, served_in_full
 from sim.run import simulate as run_full
 from sim.workload import arrivals

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from baton.cli.main import app
 from core.errors import ConfigError
+from core.step_profile import read_profile
 from core.steps import StepModel, StepModels
-from sim.profile import ProfiledCost, Sample, as_profile, fit, read_profile
+from sim.profile import ProfiledCost, Sample, as_profile, cost_of, fit
 
 LAW = ProfiledCost(
     StepModels(StepModel(0.004, 0.0, 2e-6, 3e-4), StepModel(0.005, 1e-4, 0.0, 2e-4)), prompt_pair_s=3e-8
@@ -43,7 +44,7 @@ def test_the_file_is_read_strictly_and_simulated(tmp_path: Path) -> None:
     path, trace, report = tmp_path / "p.json", tmp_path / "t.jsonl", tmp_path / "r.json"
     about = {"model": "m", "machine": "x", "num_blocks": 400, "kv_token_bytes": 6144, "num_layers": 6}
     path.write_text(as_profile(fit(samples(0.0)), **about).model_dump_json())
-    assert read_profile(path).cost.models.decode.seq_s == pytest.approx(3e-4, rel=0.01)
+    assert cost_of(read_profile(path)).models.decode.seq_s == pytest.approx(3e-4, rel=0.01)
     rows = [
         {"timestamp": 300 * i, "input_length": 100, "output_length": 9, "hash_ids": [0, i]} for i in range(6)
     ]

@@ -1,0 +1,71 @@
+"""The file of `baton profile`: how long steps take with one model on one machine. Simulations and new instances begin with it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from core.errors import ConfigError
+from core.kv import KVLayout
+from core.steps import UNKNOWN_STEPS, StepModel, StepModels
+
+
+class Part(BaseModel):
+    """core.steps.StepModel."""
+
+    model_config = ConfigDict(extra="forbid")
+    fixed_s: float = Field(ge=0)
+    token_s: float = Field(ge=0)
+    context_s: float = Field(ge=0)
+    seq_s: float = Field(ge=0)
+    pair_s: float = Field(default=0.0, ge=0)
+    error: float = Field(ge=0)
+    num_steps: int = Field(ge=1)
+
+    def model(self) -> StepModel:
+        return StepModel(**self.model_dump())
+
+
+class Profile(BaseModel):
+    """The file: one machine and model."""
+
+    model_config = ConfigDict(extra="forbid")
+    model: str
+    machine: str
+    decode: Part
+    prompt: Part
+    prompt_pair_s: float = Field(ge=0)
+    num_blocks: int = Field(ge=1)
+    kv_token_bytes: int = Field(ge=1)
+    num_layers: int = Field(ge=1)
+
+    @property
+    def models(self) -> StepModels:
+        prompt = replace(self.prompt.model(), pair_s=self.prompt_pair_s)
+        return StepModels(self.decode.model(), prompt)
+
+
+def read_profile(path: Path) -> Profile:
+    """Raises ConfigError."""
+    try:
+        return Profile.model_validate_json(path.read_text())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{path} is no profile of `baton profile`: {str(error).splitlines()[0]}") from None
+
+
+def first_steps(path: str, layout: KVLayout, num_ranks: int) -> StepModels:
+    """What an instance takes its steps to last before it has seen any: what the file at `path` says; no path: nothing.
+
+    Raises ConfigError where the file was measured on something else."""
+    if not path:
+        return UNKNOWN_STEPS
+    profile = read_profile(Path(path))
+    measured = profile.num_layers, profile.kv_token_bytes
+    if measured != (layout.num_layers, layout.token_bytes):
+        raise ConfigError(
+            f"engine.profile: {path} was measured on {profile.model}, with {measured[0]} layers and {measured[1]} bytes "
+            f"of KV a token; this model has {layout.num_layers} and {layout.token_bytes}"
+        )
+    if num_ranks > 1:
+        raise ConfigError(f"engine.profile: {path} was measured on one rank, not on {num_ranks}")
+    return profile.models
