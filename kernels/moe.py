@@ -1,6 +1,7 @@
 """Mixture of experts in pure PyTorch: choosing experts, and computing those that a rank holds."""
 
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -38,16 +39,21 @@ def route(
     experts = top(choice, routing.top_k)[1]
     weights = scores.gather(-1, experts)
     if routing.renormalise:
-        weights = weights / weights.sum(-1, keepdim=True).clamp_min(_TINY)
+        weights = weights / _sum_last(weights)[..., None].clamp_min(_TINY)
     return experts, weights * routing.scale
 
 
 def _within_best_groups(choice: Tensor, routing: Routing, top: Top) -> Tensor:
     grouped = choice.unflatten(-1, (routing.num_groups, -1))
-    worth = top(grouped, routing.group_best)[0].sum(-1)
+    worth = _sum_last(top(grouped, routing.group_best)[0])
     best = top(worth, routing.top_groups)[1]
     closed = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, best, False)
     return grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
+
+
+def _sum_last(x: Tensor) -> Tensor:
+    """Over the last of its dimensions, which is short: in order, however many rows there are."""
+    return reduce(torch.add, x.unbind(-1))
 
 
 def experts(

@@ -16,9 +16,9 @@ Kernels = Literal["auto", "triton", "torch"]
 _log = logging.getLogger(__name__)
 _HAS_TRITON = torch.cuda.is_available() and find_spec("triton") is not None
 if _HAS_TRITON:
-    from kernels.triton.ops import triton_ops
+    from kernels.triton.ops import invariant_triton_ops, triton_ops
 else:
-    triton_ops = reference_ops
+    triton_ops = invariant_triton_ops = reference_ops
 
 
 def select_ops(device: torch.device, wanted: Kernels = "auto", deterministic: bool = False) -> Ops:
@@ -32,12 +32,17 @@ def select_ops(device: torch.device, wanted: Kernels = "auto", deterministic: bo
                 "engine.kernels is triton, whose kernels run on GPUs only; on a CPU use torch or auto"
             )
         return invariant_ops() if deterministic else reference_ops()
-    if deterministic:
-        raise ConfigError("engine.deterministic is for CPUs: set engine.device to cpu")
     if wanted == "triton" and not _HAS_TRITON:
         raise ConfigError(
             "engine.kernels is triton, but triton is not installed: pip install 'baton-serve[triton]'"
         )
+    if deterministic and (wanted == "torch" or not _HAS_TRITON):
+        raise ConfigError(
+            "engine.deterministic needs Triton's kernels on a GPU: pip install 'baton-serve[triton]' and leave engine.kernels "
+            "at auto"
+        )
     chosen = "torch" if wanted == "torch" or not _HAS_TRITON else "triton"
     _log.info("kernels on %s: %s", torch.cuda.get_device_name(device), chosen)
-    return triton_ops() if chosen == "triton" else reference_ops()
+    if chosen == "torch":
+        return reference_ops()
+    return invariant_triton_ops() if deterministic else triton_ops()

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.peers import flashinfer_decode, sdpa
 from kernels.ops import AttentionMeta, ExpertWeights
 from kernels.packing import FourBit
-from kernels.triton import activation, norm, rope
+from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
@@ -70,6 +70,8 @@ class Cases:
         yield self._prefill(self._s.prompt // 4, self._s.prompt * 4)
         yield from self._eight_bit()
         yield from (self._four_bit(rows) for rows in (1, 16))
+        yield from (self._invariant_product(rows) for rows in (16, self._s.tokens))
+        yield self._invariant_decode()
         yield self._experts()
         yield self._moves()
         yield self._sampling()
@@ -190,6 +192,28 @@ class Cases:
         weight, x = FourBit(words, scales, zeros, 128), self._randn(rows, inner)
         moved = words.nbytes + scales.nbytes + zeros.nbytes
         return Case(f"4-bit weights, {rows} rows", lambda: linear_four_bit(x, weight), moved, target=0.75)
+
+    def _invariant_product(self, rows: int) -> Case:
+        """What engine.deterministic costs: cuBLAS beside it."""
+        inner, size = self._s.hidden, self._s.hidden
+        x, weight = self._randn(rows, inner), self._randn(size, inner)
+        return Case(
+            f"batch-invariant product, {rows} rows", lambda: gemm.linear(x, weight, None),
+            weight.nbytes + 2 * x.nbytes, 2.0 * rows * size * inner, peers={"cuBLAS": lambda: F.linear(x, weight)},
+        )  # fmt: skip
+
+    def _invariant_decode(self) -> Case:
+        s = self._s
+        meta, blocks = self._meta([(1, s.context)] * s.batch)
+        pool, q = (
+            self._randn(blocks, 2, s.kv_heads, s.block_size, s.head_dim),
+            self._randn(s.batch, s.heads, s.head_dim),
+        )
+        attend, name = (
+            TritonAttention(1024),
+            f"batch-invariant decode attention, batch {s.batch} x {s.context}",
+        )
+        return Case(name, lambda: attend(q, pool, meta, s.head_dim**-0.5, 0, 0.0), pool.nbytes)
 
     def _experts(self) -> Case:
         tokens, width, count = self._s.tokens, 2 if self._s is SMOKE else 6, 4 if self._s is SMOKE else 64

@@ -79,7 +79,7 @@ def _attend_span(
     return acc, largest, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_tokens", "table_stride"])
 def _attention_kernel(
     q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
     scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
@@ -168,7 +168,7 @@ def _attend(
     tiles, config, splits = part.tiles, part.config, part.num_splits
     head_blocks, size = config.num_head_blocks(shape), shape.head_dim
     partials = None
-    if splits > 1:
+    if part.in_parts:
         partials = Partials.empty(tiles.num_tiles, head_blocks, splits, config.block_m, size, q.device)
     _attention_kernel[(tiles.num_tiles, head_blocks, splits)](
         q, kv_layer, kv_scales, sinks, out, partials and partials.values, partials and partials.stats,
@@ -177,7 +177,7 @@ def _attend(
         KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,
         BLOCK_D=max(16, triton.next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
-        SCALED=kv_scales is not None, SINKS=sinks is not None, SPLIT=splits > 1, ABSOLUTE=shape.split_tokens > 0,
+        SCALED=kv_scales is not None, SINKS=sinks is not None, SPLIT=part.in_parts, ABSOLUTE=shape.split_tokens > 0,
         DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if partials is not None:

@@ -64,6 +64,8 @@ class Part:
     config: Config
     num_splits: int
     split_tokens: int
+    in_parts: bool
+    """Whether results are to be reduced: always, where bits must not depend on who else is in the batch."""
 
 
 def plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -> list[Part]:
@@ -120,7 +122,7 @@ def _part(
     tiles = cut(meta, seqs, config.block_m // config.heads, window, shape.block_size, device)
     if shape.split_tokens:
         longest = max(meta.context_lens)
-        return Part(tiles, config, triton.cdiv(longest, shape.split_tokens), shape.split_tokens)
+        return Part(tiles, config, triton.cdiv(longest, shape.split_tokens), shape.split_tokens, True)
     programs = tiles.num_tiles * config.num_head_blocks(shape)
     wanted = triton.cdiv(num_programs(device, _PROGRAMS_PER_PROCESSOR), programs)
     smallest = 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
@@ -129,4 +131,4 @@ def _part(
     split_tokens = (
         triton.cdiv(triton.cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n
     )
-    return Part(tiles, config, num_splits, split_tokens)
+    return Part(tiles, config, num_splits, split_tokens, num_splits > 1)

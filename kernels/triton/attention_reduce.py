@@ -32,7 +32,7 @@ class Partials:
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _reduce_kernel(
     partial, partial_stats, sinks, out, tile_seqs, tile_tokens, starts, query_lens, num_splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,

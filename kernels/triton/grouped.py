@@ -29,11 +29,11 @@ class Groups:
     max_tiles: int
 
 
-def group_rows(groups: Tensor, num_groups: int) -> Groups:
-    """groups (P,) int64: of each pair, -1 for none."""
+def group_rows(groups: Tensor, num_groups: int, block_m: int = 0) -> Groups:
+    """groups (P,) int64: of each pair, -1 for none. `block_m`: rows of a tile, 0: as they are on average of a group."""
     num_pairs = groups.numel()
     average = triton.cdiv(num_pairs, num_groups)
-    block_m = 16 if INTERPRETED else min(128, max(16, triton.next_power_of_2(average)))
+    block_m = 16 if INTERPRETED else block_m or min(128, max(16, triton.next_power_of_2(average)))
     counts = torch.zeros(num_groups + 1, dtype=torch.int64, device=groups.device)
     counts.scatter_add_(0, groups + 1, torch.ones_like(groups))
     tile_ends = ((counts[1:] + block_m - 1) // block_m).cumsum(0)
@@ -105,19 +105,44 @@ def grouped_linear(
     )  # fmt: skip
 
 
-def experts(
-    x: Tensor, slots: Tensor, weights: Tensor, held: ExpertWeights, activate: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """`Ops.experts`. Sums are in float32, in the order of each row's slots."""
+@triton.jit
+def _combine_kernel(pairs, slots, weights, out, N, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for choice in tl.static_range(WIDTH):
+        pair = row * WIDTH + choice
+        exists = (column < N) & (tl.load(slots + pair) >= 0)
+        acc += tl.load(pairs + pair * N + column, exists, 0.0).to(tl.float32) * tl.load(weights + pair)
+    tl.store(out + row * N + column, acc.to(out.dtype.element_ty), column < N)
+
+
+def combine(pairs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+    """pairs (T K, N), slots and weights (T, K), contiguous -> (T, N): each row's weighted sum in float32, in the order of its
+    slots, of which those of -1 are left out."""
     num_rows, width = slots.shape
+    out = torch.empty((num_rows, pairs.shape[1]), dtype=pairs.dtype, device=pairs.device)
+    if num_rows:
+        block = min(1024, triton.next_power_of_2(pairs.shape[1]))
+        _combine_kernel[(num_rows, triton.cdiv(pairs.shape[1], block))](
+            pairs, slots, weights, out, pairs.shape[1], WIDTH=width, BLOCK=block, num_warps=4
+        )
+    return out
+
+
+def experts(
+    x: Tensor, slots: Tensor, weights: Tensor, held: ExpertWeights, activate: Callable[[Tensor], Tensor],
+    block_m: int = 0,
+) -> Tensor:  # fmt: skip
+    """`Ops.experts`; `block_m`: see `group_rows`."""
+    width = slots.shape[1]
     flat = slots.flatten()
-    groups = group_rows(flat, held.down.shape[0])
+    groups = group_rows(flat, held.down.shape[0], block_m)
     inner = torch.empty((flat.numel(), held.gate_up.shape[1]), dtype=x.dtype, device=x.device)
     grouped_linear(x, held.gate_up, held.gate_up_bias, groups, inner, width=width)
-    pairs = torch.zeros((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
+    pairs = torch.empty((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
     grouped_linear(activate(inner), held.down, None, groups, pairs, scatter=True)
-    parts = pairs.view(num_rows, width, -1).float() * weights[..., None]
-    return parts.sum(1).to(x.dtype)
+    return combine(pairs, slots.contiguous(), weights.contiguous())
 
 
 def add_lora(out: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, adapters: Tensor) -> None:

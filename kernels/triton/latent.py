@@ -11,6 +11,7 @@ from torch import Tensor
 from kernels.ops import AttentionMeta
 from kernels.triton.attention_config import Part, Shape, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
+from kernels.triton.gemm import batched_linear
 from kernels.triton.platform import dot_dtype
 from kernels.triton.softmax import online_softmax, with_sink
 from kernels.triton.tiles import rows_of
@@ -18,7 +19,7 @@ from kernels.triton.tiles import rows_of
 _LOG2E = 1.4426950408889634
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["split_tokens", "table_stride"])
 def _latent_kernel(
     q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
     scale_log2, split_tokens, table_stride,
@@ -74,12 +75,16 @@ def _latent_kernel(
         tl.store(out + row[:, None] * RANK + column[None, :], acc.to(out.dtype.element_ty), mask)
 
 
-def absorbed_attention(q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, rank: int) -> Tensor:
-    """(T, H, R + P) queries in the latent space, latents (num_blocks, 1, 1, block_size, R + P) -> (T, H, R) of latents."""
+def absorbed_attention(
+    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, rank: int, split_tokens: int = 0
+) -> Tensor:
+    """(T, H, R + P) queries in the latent space, latents (num_blocks, 1, 1, block_size, R + P) -> (T, H, R) of latents.
+
+    `split_tokens` > 0: the same bits for a token in any batch (attention.TritonAttention)."""
     q = q.contiguous()
     num_tokens, num_heads, size = q.shape
     out = torch.empty((num_tokens, num_heads, rank), dtype=q.dtype, device=q.device)
-    shape = Shape(num_heads, 1, size, kv_layer.shape[3], q.dtype)
+    shape = Shape(num_heads, 1, size, kv_layer.shape[3], q.dtype, split_tokens=split_tokens)
     for part in plan(meta, shape, 0, q.device):
         _attend(part, shape, q, kv_layer, out, scale)
     return out
@@ -89,7 +94,7 @@ def _attend(part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, out: Tensor, 
     tiles, config, splits, rank = part.tiles, part.config, part.num_splits, out.shape[2]
     head_blocks = config.num_head_blocks(shape)
     partials = None
-    if splits > 1:
+    if part.in_parts:
         partials = Partials.empty(tiles.num_tiles, head_blocks, splits, config.block_m, rank, q.device)
     _latent_kernel[(tiles.num_tiles, head_blocks, splits)](
         q, kv_layer, out, partials and partials.values, partials and partials.stats, tiles.tile_seqs, tiles.tile_tokens,
@@ -97,7 +102,7 @@ def _attend(part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, out: Tensor, 
         scale * _LOG2E, part.split_tokens, tiles.table.stride(0),
         GROUP=shape.num_heads, HEADS=config.heads, RANK=rank, ROTATED=shape.head_dim - rank,
         BLOCK_R=max(16, triton.next_power_of_2(rank)), BLOCK_P=max(16, triton.next_power_of_2(shape.head_dim - rank)),
-        BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=splits > 1,
+        BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=part.in_parts,
         DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if partials is not None:
@@ -112,3 +117,12 @@ def latent_attention(
     in_latents = torch.einsum("thn,hnr->thr", q[..., :nope], k_up)
     queries = torch.cat((in_latents, q[..., nope:]), -1)
     return torch.einsum("thr,hvr->thv", absorbed_attention(queries, kv_layer, meta, scale, rank), v_up)
+
+
+def invariant_latent_attention(
+    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor, split_tokens: int
+) -> Tensor:  # fmt: skip
+    """The same with the same bits for a token in any batch."""
+    nope, rank = k_up.shape[1:]
+    queries = torch.cat((batched_linear(q[..., :nope], k_up.mT), q[..., nope:]), -1)
+    return batched_linear(absorbed_attention(queries, kv_layer, meta, scale, rank, split_tokens), v_up)

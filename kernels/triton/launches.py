@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.ops import AttentionMeta, ExpertWeights
 from kernels.packing import FourBit
-from kernels.triton import activation, norm, rope
+from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
@@ -120,6 +120,14 @@ def _four_bit(group: int, scales: torch.dtype, zeros: torch.dtype | None) -> Non
     linear_four_bit(tensor(16, HIDDEN), weight)
 
 
+def _products(rows: int) -> None:
+    gemm.linear(tensor(rows, HIDDEN), tensor(2 * MIDDLE, HIDDEN), None)
+    gemm.linear(_float(rows, 2048), _float(64, 2048), None)
+    latents, up = tensor(rows, 128, 512), tensor(128, 128, 512)
+    gemm.batched_linear(latents, up)
+    gemm.batched_linear(tensor(rows, 128, 192)[..., :128], up.mT)
+
+
 def _groups(rows: int) -> None:
     held = ExpertWeights(tensor(64, 2 * 1408, 2048), tensor(64, 2048, 1408))
     slots = tensor(rows, 6, dtype=torch.int64)
@@ -169,6 +177,7 @@ LAUNCHES = (
     Launch("float8 product, few rows", lambda: _scaled(16, torch.float8_e4m3fn, blockwise=True), (90,)),
     Launch("four-bit product", lambda: _four_bit(128, torch.bfloat16, torch.uint8)),
     Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8, None)),
+    Launch("products, batch-invariant", lambda: _products(4096)),
     Launch("experts, many rows", lambda: _groups(4096)),
     Launch("experts, few rows", lambda: _groups(16), (90,)),
     Launch("adapters", _adapters, (80, 90)),

@@ -14,7 +14,7 @@ _TILE = 2048
 """Elements of a program, at least: short rows (a head's) are taken several at a time."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x, residual, weight, out, scales, eps, num_rows, inner, outer_stride, inner_stride,
     N: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, LARGEST: tl.constexpr,

@@ -1,0 +1,82 @@
+"""Products whose bits for a row depend on that row alone: one shape of tiles for any number of rows, each sum in one program, in
+the order of its terms. Slower than cuBLAS, which adds up in as many ways as it has kernels.
+
+For few rows memory-bound; floor: the weight is read once. For many 2 M N K flops; with 64 rows in a tile, weights are read again
+for each of them, mostly from L2."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.platform import INTERPRETED, dot_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int
+
+
+def config_for(size: int, dtype: torch.dtype) -> Config:
+    """From what every step of a model has alike, and never from the number of rows."""
+    if INTERPRETED:
+        return Config(16, min(32, max(16, triton.next_power_of_2(size))), 32, 1)
+    block_n = min(64, max(16, triton.next_power_of_2(size)))
+    return Config(64, block_n, 32, 2) if dtype == torch.float32 else Config(64, block_n, 64, 4)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gemm_kernel(
+    x, weight, bias, out, M, N, K, x_stride, x_batch, weight_stride, weight_inner, weight_batch,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (columns, rows, batch). x: row r of batch b at r * x_stride + b * x_batch; out (M, batches, N)."""
+    batch = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    exists, inside = row < M, column < N
+    left = x + batch * x_batch + row[:, None] * x_stride + inner[None, :]
+    right = weight + batch * weight_batch + column.to(tl.int64)[None, :] * weight_stride
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in tl.range(0, K, BLOCK_K):
+        there = inner < K - k
+        a = tl.load(left + k, exists[:, None] & there[None, :], 0.0).to(DOT)
+        b = tl.load(right + (k + inner)[:, None] * weight_inner, inside[None, :] & there[:, None], 0.0)
+        acc = tl.dot(a, b.to(DOT), acc, input_precision="ieee")
+    if BIAS:
+        acc += tl.load(bias + column, inside, 0.0).to(tl.float32)[None, :]
+    target = out + (row[:, None] * tl.num_programs(2) + batch) * N + column[None, :]
+    tl.store(target, acc.to(out.dtype.element_ty), exists[:, None] & inside[None, :])
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`Ops.linear`."""
+    return _multiply(x[:, None], weight[None], bias)[:, 0]
+
+
+def batched_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x (T, H, K), weight (H, N, K) of any strides -> (T, H, N): each head's rows times its own matrix."""
+    return _multiply(x, weight, None)
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    num_rows, batches, inner = x.shape
+    size = weight.shape[1]
+    x = x if x.stride(2) == 1 else x.contiguous()
+    out = torch.empty((num_rows, batches, size), dtype=x.dtype, device=x.device)
+    if not num_rows:
+        return out
+    config = config_for(size, x.dtype)
+    _gemm_kernel[(triton.cdiv(size, config.block_n), triton.cdiv(num_rows, config.block_m), batches)](
+        x, weight, bias, out, num_rows, size, inner, x.stride(0), x.stride(1),
+        weight.stride(1), weight.stride(2), weight.stride(0),
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, BIAS=bias is not None,
+        DOT=dot_dtype(x.dtype), num_warps=4, num_stages=config.num_stages,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,66 @@
+"""Tiny models end to end on the Triton kernels: what PyTorch's operations say, and with the batch-invariant ones the same bits for
+a sequence alone, in a batch and in chunks."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.ops import Ops
+from kernels.ref import reference_ops
+from kernels.triton.ops import invariant_triton_ops, triton_ops
+from models.families import read_spec
+from models.model import Model
+from models.weights import Checkpoint
+from tests.models.checkpoints import FAMILIES, VOCAB, Paged, make
+
+FEATURES = ["llama", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"]
+Chunks = list[list[tuple[int, int, list[int]]]]
+"""Of each step (sequence, first position, tokens)."""
+
+
+def model_in(folder: Path, ops: Ops, device: torch.device) -> Model:
+    spec = read_spec(folder)
+    checkpoint = Checkpoint(folder, torch.float32, device, quantisation=spec.quantisation)
+    return Model(spec, ops, checkpoint, device)
+
+
+def logits(model: Model, steps: Chunks) -> dict[tuple[int, int], torch.Tensor]:
+    """Of every (sequence, position)."""
+    paged = Paged(model, 3, random.Random(0))
+    found: dict[tuple[int, int], torch.Tensor] = {}
+    for step in steps:
+        for (seq, start, _), rows in zip(step, paged.step(step), strict=True):
+            found |= {(seq, start + i): row for i, row in enumerate(rows)}
+    return found
+
+
+@pytest.fixture(scope="module", params=FEATURES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    config = FAMILIES[request.param](random.Random(request.param), 1)
+    config.num_hidden_layers = 2
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    make(folder, config, seed=0)
+    return folder
+
+
+def test_any_batch_and_any_chunks(folder: Path, device: torch.device) -> None:
+    rng = random.Random(2)
+    texts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in (21, 1, 9)]
+    whole: Chunks = [[(seq, 0, text)] for seq, text in enumerate(texts)]
+    cut: Chunks = [
+        [(2, 0, texts[2][:4]), (0, 0, texts[0][:5])],
+        [(0, 5, texts[0][5:20]), (1, 0, texts[1]), (2, 4, texts[2][4:])],
+        [(0, 20, texts[0][20:])],
+    ]
+    want = logits(model_in(folder, reference_ops(), device), whole)
+    for ops in (triton_ops(), invariant_triton_ops()):
+        got = logits(model_in(folder, ops, device), cut)
+        for key, row in want.items():
+            torch.testing.assert_close(got[key], row, atol=2e-4, rtol=2e-4)
+            assert got[key].argmax() == row.argmax()
+    alone = logits(model_in(folder, invariant_triton_ops(), device), whole)
+    assert [key for key, row in alone.items() if not torch.equal(row, got[key])] == []
