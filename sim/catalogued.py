@@ -81,6 +81,7 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
             "engine.max_batch_tokens": MAX_BATCH_TOKENS,
             "engine.max_num_seqs": MAX_NUM_SEQS,
         },
+        num_both=fleet.num_both,
     )
 
 
@@ -116,6 +117,7 @@ def _full_profiled(fleet: Fleet, profile: Profile, slo: Slo) -> SimConfig:
         cost_of(profile),
         _MEMORY_LINK,
         slo=slo,
+        num_both=fleet.num_both,
     )
 
 

@@ -26,6 +26,17 @@ def chunk_pairs(start: int, count: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledCost:
+    """The same device at another pace: every step takes `factor` times as long."""
+
+    model: StepModel
+    factor: float
+
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
+        return self.factor * self.model.step_s(num_tokens, context_tokens, num_pairs, num_seqs)
+
+
+@dataclass(frozen=True, slots=True)
 class LinkCost:
     """Time on a link: latency and bytes over bandwidth."""
 

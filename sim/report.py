@@ -52,6 +52,35 @@ def attainment(served: Sequence[Served], slo: Slo) -> float:
     return sum(one.holds(slo) for one in served) / len(served) if served else 1.0
 
 
+def good_per_s(served: Sequence[Served], slo: Slo, offered_per_s: float) -> float:
+    """Requests within both targets, of so many offered a second."""
+    return attainment(served, slo) * offered_per_s if served else 0.0
+
+
+def crowd(served: Sequence[Served]) -> list[tuple[float, int, int]]:
+    """(time, requests before their first token, requests that decode) at every moment at which either changes.
+
+    A request that was refused or never finished is not counted from its arrival, or its first token, on."""
+    changes: dict[float, tuple[int, int]] = {}
+
+    def change(at_s: float, waiting: int, decoding: int) -> None:
+        before = changes.get(at_s, (0, 0))
+        changes[at_s] = before[0] + waiting, before[1] + decoding
+
+    for one in served:
+        if math.isfinite(one.ttft_s):
+            change(one.at_s, 1, 0)
+            change(one.at_s + one.ttft_s, -1, int(math.isfinite(one.e2e_s)))
+        if math.isfinite(one.e2e_s):
+            change(one.at_s + one.e2e_s, 0, -1)
+    waiting = decoding = 0
+    result = [(0.0, 0, 0)]
+    for at_s in sorted(changes):
+        waiting, decoding = waiting + changes[at_s][0], decoding + changes[at_s][1]
+        result.append((at_s, waiting, decoding))
+    return result
+
+
 def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
     """Of the finite ones; nearest rank."""
     ordered = sorted(value for value in values_s if math.isfinite(value))

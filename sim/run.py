@@ -72,6 +72,8 @@ class Outcome:
     first_token_s: tuple[float, ...]
     last_token_s: tuple[float, ...]
     decisions: tuple[str, ...]
+    token_times_s: tuple[tuple[float, ...], ...]
+    """Of every token; of a request that was not finished, those that came."""
 
 
 async def simulate(
@@ -95,8 +97,8 @@ async def simulate(
         )
         for instance in cluster.instances:
             instance.check_integrity()
-        tokens, first, last = zip(*results, strict=True)
-        return Outcome(tokens, first, last, tuple(cluster.decisions))
+        tokens, first, last, times = zip(*results, strict=True)
+        return Outcome(tokens, first, last, tuple(cluster.decisions), times)
 
 
 class _Cluster:
@@ -142,7 +144,8 @@ class _Cluster:
 
     async def serve(
         self, number: int, arrival: Arrival, start_s: float
-    ) -> tuple[tuple[int, ...], float, float]:
+    ) -> tuple[tuple[int, ...], float, float, tuple[float, ...]]:
+        """Its tokens, when the first and the last came, and when each did."""
         await self.clock.sleep(start_s + arrival.at_s - self.clock.now())
         sampling = SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens)
         request = Request(
@@ -160,10 +163,10 @@ class _Cluster:
                 tokens.append(token.token)
                 times.append(self.clock.now() - start_s - arrival.at_s)
         except (Overloaded, RequestError, ReplicaLost):
-            return tuple(tokens), math.inf, math.inf
+            return tuple(tokens), math.inf, math.inf, tuple(times)
         finally:
             self._finished()
-        return tuple(tokens), times[0], times[-1]
+        return tuple(tokens), times[0], times[-1], tuple(times)
 
     async def kill_later(self, role: Role, delay_s: float) -> None:
         await self.clock.sleep(delay_s)

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from baton.bench.traces import TraceRow, read_trace
+from baton.simulation_pictures import draw_attainment, draw_goodput, draw_timeline
+from core.errors import ConfigError
 from core.step_profile import read_profile
 from core.types import Slo
 from sim.catalogue import GPUS, MODELS
@@ -23,12 +26,54 @@ from sim.run import simulate as run_full
 from sim.workload import arrivals
 
 
+@dataclass(frozen=True, slots=True)
+class _Study:
+    """What all runs of one call have in common."""
+
+    rows: list[TraceRow]
+    fleet: Fleet
+    slo: Slo
+    seconds: float
+    seed: int
+    coarse: bool
+
+    def run(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
+        """What became of the requests, and figures about the run itself."""
+        began = time.perf_counter()
+        served, more = self._coarsely(copies) if self.coarse else self._in_full(copies)
+        wall_s = time.perf_counter() - began
+        return served, more | {"wall_s": wall_s, "requests_per_wall_s": len(served) / wall_s}
+
+    def _in_full(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
+        work = arrivals(self.rows, self.seconds, copies, self.seed)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("requests", total=len(work))
+            config = full_config(self.fleet, self.slo)
+            outcome = run_virtual(run_full(config, work, finished=lambda: bar.advance(task)))
+        return served_in_full(work, outcome), {}
+
+    def _coarsely(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
+        block_tokens = natural_block_tokens(self.rows)
+        work = jobs(Load(self.rows, self.seconds, copies, seed=self.seed), self.slo, block_tokens)
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("arrivals", total=len(work))
+            config = coarse_config(self.fleet, block_tokens)
+            outcome = run_coarse(config, work, advanced=lambda count: bar.update(task, completed=count))
+        return served_coarsely(outcome), {
+            "num_events": outcome.num_events,
+            "num_steps": outcome.num_steps,
+            "busy_share": outcome.busy_share,
+            "block_tokens": block_tokens,
+        }
+
+
 def simulate(
     trace: Annotated[Path, typer.Option(help="Trace file: Mooncake, ShareGPT, Azure or ServeGen; .gz too.")],
     gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPUS)}.")] = "H100",
     model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "llama-3.1-8b",
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
-    decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
+    decode: Annotated[int, typer.Option(min=0, help="Decode instances.")] = 1,
+    both: Annotated[int, typer.Option(min=0, help="Instances that do either role.")] = 0,
     seconds: Annotated[float, typer.Option(min=1, help="How much of the trace.")] = 60.0,
     copies: Annotated[int, typer.Option(min=1, help="Superposed copies, each with prefixes of its own.")] = 1,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Target for the first token.")] = 2000.0,
@@ -44,50 +89,51 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and tokens.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Folder for pictures: requests over time, attainment, goodput over rate."),
+    ] = None,
+    sweep: Annotated[
+        str, typer.Option(help="Numbers of copies by commas, for the report's goodput over rate.")
+    ] = "",
 ) -> None:
     """Serve a trace on a modelled cluster and report latencies and SLO attainment."""
-    fleet = Fleet(gpu, model, prefill, decode, profile=read_profile(profile) if profile else None)
+    numbers = _numbers(sweep)
+    if decode + both < 1:
+        raise ConfigError("no instance decodes: give --decode or --both at least one")
+    if numbers and report is None:
+        raise ConfigError("--sweep draws goodput over rate: give --report a folder")
+    fleet = Fleet(gpu, model, prefill, decode, both, profile=read_profile(profile) if profile else None)
     slo = Slo("simulated", ttft_ms / 1e3, tpot_ms / 1e3)
-    rows = read_trace(trace, seed)
-    began = time.perf_counter()
-    serve = _serve_coarsely if coarse else _serve_in_full
-    served, more = serve(rows, fleet, slo, (seconds, copies, seed))
-    wall_s = time.perf_counter() - began
-    result = figures(served, slo) | more | {"wall_s": wall_s, "requests_per_wall_s": len(served) / wall_s}
+    study = _Study(read_trace(trace, seed), fleet, slo, seconds, seed, coarse)
+    served, more = study.run(copies)
+    result = figures(served, slo) | more
     _print(result)
     if output is not None:
         output.write_text(json.dumps(result, indent=2) + "\n")
+    if report is not None:
+        _report(study, served, numbers, report)
 
 
-def _serve_in_full(
-    rows: list[TraceRow], fleet: Fleet, slo: Slo, size: tuple[float, int, int]
-) -> tuple[list[Served], dict[str, Any]]:
-    seconds, copies, seed = size
-    work = arrivals(rows, seconds, copies, seed)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("requests", total=len(work))
-        outcome = run_virtual(run_full(full_config(fleet, slo), work, finished=lambda: bar.advance(task)))
-    return served_in_full(work, outcome), {}
+def _numbers(sweep: str) -> list[int]:
+    """Raises ConfigError."""
+    try:
+        numbers = [int(part) for part in sweep.split(",") if part.strip()]
+    except ValueError:
+        numbers = [0]
+    if any(number < 1 for number in numbers):
+        raise ConfigError(f"--sweep {sweep}: whole numbers of copies by commas, from 1 on")
+    return numbers
 
 
-def _serve_coarsely(
-    rows: list[TraceRow], fleet: Fleet, slo: Slo, size: tuple[float, int, int]
-) -> tuple[list[Served], dict[str, Any]]:
-    seconds, copies, seed = size
-    block_tokens = natural_block_tokens(rows)
-    work = jobs(Load(rows, seconds, copies, seed=seed), slo, block_tokens)
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("arrivals", total=len(work))
-        outcome = run_coarse(
-            coarse_config(fleet, block_tokens), work, advanced=lambda count: bar.update(task, completed=count)
-        )
-    more = {
-        "num_events": outcome.num_events,
-        "num_steps": outcome.num_steps,
-        "busy_share": outcome.busy_share,
-        "block_tokens": block_tokens,
-    }
-    return served_coarsely(outcome), more
+def _report(study: _Study, served: list[Served], sweep: list[int], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    draw_timeline(served, folder / "timeline.png")
+    draw_attainment(served, study.slo, folder / "attainment.png")
+    if sweep:
+        runs = [study.run(copies)[0] for copies in sweep]
+        draw_goodput({len(run) / study.seconds: run for run in runs}, study.slo, folder / "goodput.png")
+    Console().print(f"pictures in {folder}")
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -1,0 +1,42 @@
+"""Who waits and who decodes, against counting at every moment."""
+
+from math import inf
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.types import Slo
+from sim.report import Served, crowd, good_per_s
+
+_times = st.integers(0, 20).map(float)
+_served = st.builds(
+    lambda at, first, rest, fate: Served(
+        at, inf if fate == 0 else first, first + rest if fate == 2 else inf, 5
+    ),
+    _times,
+    _times,
+    _times,
+    st.integers(0, 2),
+)
+
+
+@given(st.lists(_served, max_size=30))
+def test_the_crowd_is_counted_at_every_moment(served: list[Served]) -> None:
+    steps = crowd(served)
+    assert [step[0] for step in steps] == sorted(step[0] for step in steps)
+    for moment in range(60):
+        _, waiting, decoding = [step for step in steps if step[0] <= moment + 0.5][-1]
+        assert waiting == sum(s.ttft_s < inf and s.at_s < moment + 0.5 < s.at_s + s.ttft_s for s in served)
+        assert decoding == sum(
+            s.e2e_s < inf and s.at_s + s.ttft_s < moment + 0.5 < s.at_s + s.e2e_s for s in served
+        )
+
+
+def test_good_requests_a_second_are_a_share_of_the_offered() -> None:
+    served = [
+        Served(0.0, 0.1, 0.5, 5),
+        Served(0.0, 3.0, 3.5, 5),
+        Served(1.0, inf, inf, 0),
+        Served(1.0, 0.2, 9.0, 5),
+    ]
+    assert good_per_s(served, Slo("test", 1.0, 0.2), 8.0) == 2.0
