@@ -33,6 +33,25 @@ def bundles_of(config: ClusterConfig, pool: ParallelConfig) -> list[dict[str, fl
     return [dict(bundle) for _ in range(pool.num_ranks // pool.tp)]
 
 
+def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Which instance no node could ever hold, of nodes by their resources in all; empty: there is none."""
+    pools = (
+        ("prefill", config.prefill_instances, config.prefill),
+        ("decode", config.decode_instances, config.decode),
+    )
+    for role, num_instances, pool in pools:
+        bundles = bundles_of(config, pool)
+        needs = {name: amount * len(bundles) for name, amount in bundles[0].items()}
+        if num_instances and not any(
+            all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes
+        ):
+            asked = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
+            return (
+                f"{role}: an instance of {pool.num_ranks} ranks must be on one host, and no node has {asked}"
+            )
+    return ""
+
+
 def check_overrides(deployment: str, given: Mapping[str, Any], num_ranks: int) -> None:
     """What a Serve file says of a pool whose instances have several ranks. Raises ConfigError."""
     options = given.get("ray_actor_options")

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cluster.deploy.app import build_application
+from cluster.deploy.bundles import no_room
 from cluster.deploy.keys import cluster_key
 from core.config import ClusterConfig
 from core.errors import ConfigError
@@ -95,7 +96,11 @@ class Cluster:
                 last = str(error).partition("\n")[0]
             if stop.wait(0.1):
                 return False
-        raise ConfigError(f"the cluster was not ready after {timeout_s:g} s; the ingress said: {last}")
+        nodes: list[dict[str, Any]] = ray.nodes()
+        why = no_room(self._config, [node["Resources"] for node in nodes if node["Alive"]])
+        raise ConfigError(
+            f"the cluster was not ready after {timeout_s:g} s; {why or f'the ingress said: {last}'}"
+        )
 
     def drain(self) -> None:
         """Every ingress stops to take requests and finishes the running ones, within the configuration's deadlines."""

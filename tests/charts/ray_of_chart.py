@@ -13,6 +13,7 @@ import httpx
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.util.state import list_actors
 
 from cluster.deploy.kube.groups import offered_resources
 from cluster.deploy.rest import ServeRest
@@ -29,7 +30,7 @@ def main() -> None:
     groups: dict[str, str] = {}
     for group in cluster_spec(objects)["workerGroupSpecs"]:
         for _ in range(group["replicas"]):
-            node = cluster.add_node(num_cpus=1, resources=offered_resources(group))
+            node = cluster.add_node(num_cpus=2, resources=offered_resources(group))
             groups[node.node_id] = group["groupName"]
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
     context = ray.init(address=cluster.address, log_to_driver=False, runtime_env=environment)
@@ -37,7 +38,11 @@ def main() -> None:
     rest = ServeRest(f"http://{context.dashboard_url}")
     rest.deploy(schema)
     rest.wait(list(configs), TIMEOUT_S, lambda _: None)
-    seen = {"placed": _placed(rest.applications(), groups), "text": _complete(configs["baton"].serve.port)}
+    seen = {
+        "placed": _placed(rest.applications(), groups),
+        "ranks": _ranks(groups),
+        "text": _complete(configs["baton"].serve.port),
+    }
     target.write_text(json.dumps(seen))
     serve.shutdown()
     ray.shutdown()
@@ -51,6 +56,17 @@ def _placed(applications: dict[str, Any], groups: dict[str, str]) -> dict[str, l
         for application in applications.values()
         for name, deployment in application["deployments"].items()
     }
+
+
+def _ranks(groups: dict[str, str]) -> list[tuple[str, dict[str, float]]]:
+    """Of each rank the group whose node it runs on, and what it asks of Ray."""
+    actors: list[Any] = list_actors(filters=[("class_name", "=", "BatonRank")], detail=True)
+    return [(groups[actor.node_id], _asked(actor.required_resources)) for actor in actors]
+
+
+def _asked(resources: dict[str, float]) -> dict[str, float]:
+    """Without what Ray adds to keep an actor in its bundle."""
+    return {name.partition("_group_")[0]: n for name, n in resources.items() if "bundle" not in name}
 
 
 def _complete(port: int) -> str:

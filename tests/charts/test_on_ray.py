@@ -13,17 +13,22 @@ from tests.e2e.cluster_process import free_port
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(420)
 def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path) -> None:
     """In a process of its own, since a process has one Ray."""
-    config = {"serve": {"port": free_port()}, "prefill_instances": 1, "decode_instances": 2}
+    config = {
+        "serve": {"port": free_port()},
+        "prefill_instances": 1,
+        "decode_instances": 2,
+        "decode": {"tp": 2, "pp": 2},
+    }
     values = {"config": config, "apiKeys": {"enabled": False}, "decode": {"instancesPerPod": 2}}
     (tmp_path / "values.json").write_text(json.dumps(values))
     command = [sys.executable, "-m", "tests.charts.ray_of_chart"]
     command += [str(tmp_path / "values.json"), str(tmp_path / "seen.json")]
     env = os.environ | {"RAY_AUTH_MODE": "disabled", "BATON_CLUSTER_KEY": "from the Secret"}
     done = subprocess.run(
-        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
@@ -33,4 +38,5 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
         "PrefillPool": ["prefill"],
         "DecodePool": ["decode", "decode"],
     }
+    assert seen["ranks"] == [["decode", {"CPU": 0.25}]] * 8
     assert seen["text"]

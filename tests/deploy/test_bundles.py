@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cluster.deploy.bundles import STRATEGY, Share, bundles_of, shares
+from cluster.deploy.bundles import STRATEGY, Share, bundles_of, no_room, shares
 from cluster.deploy.serve_file import check_serve_file
 from core.config import load
 from core.errors import ConfigError
@@ -35,6 +35,16 @@ def test_ranks_never_ask_for_more_than_their_bundle_has(cpus: float) -> None:
 def test_bundles_that_cannot_be_shared_evenly_are_refused(bundles: list[dict[str, float]]) -> None:
     with pytest.raises(ConfigError, match="placement_group_bundles"):
         shares(bundles, 4)
+
+
+def test_an_instance_that_no_host_could_hold_is_named() -> None:
+    keys = {"decode.tp": 4, "decode.pp": 2, "engine.device": "cuda", "prefill_instances": 0}
+    config = load(None, {}, keys)
+    host = {"CPU": 64.0, "GPU": 8.0}
+    assert no_room(config, [{"CPU": 1.0}, host]) == ""
+    assert no_room(config, [{"CPU": 64.0, "GPU": 4.0}] * 2) == (
+        "decode: an instance of 8 ranks must be on one host, and no node has 2 CPU, 8 GPU"
+    )
 
 
 def serve_file(**deployment: Any) -> dict[str, Any]:
