@@ -12,6 +12,7 @@ from matplotlib import pyplot
 from sim.baselines.table import SCHEDULERS
 
 OURS = ("baton", "baton-split")
+_CUT = 0.9
 _FLOOR = 1e-3
 """Requests per second and GPU, in place of nothing at all in a geometric mean."""
 
@@ -53,6 +54,7 @@ def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
             },
         }
     _draw(result, picture)
+    _draw_curves(result["cells"], picture.with_name(f"{picture.stem}_curves.png"))
     return summary
 
 
@@ -104,4 +106,28 @@ def _draw(result: dict[str, Any], picture: Path) -> None:
     axes.legend(ncols=4, fontsize=8)
     figure.tight_layout()
     figure.savefig(picture, dpi=90)
+    pyplot.close(figure)
+
+
+def _draw_curves(cells: dict[str, Any], picture: Path) -> None:
+    """Attainment over the rate, a plot for each window of the first seed; nothing below 90 %, where runs were cut short."""
+    windows = sorted({name.rsplit("/", 2)[0] for name in cells if name.split("/")[2] == "0"})
+    figure, plots = pyplot.subplots(
+        -(-len(windows) // 3), 3, figsize=(15, 4 * -(-len(windows) // 3)), squeeze=False
+    )
+    for axes, where in zip(plots.flat, windows, strict=False):
+        for name, cell in sorted(cells.items()):
+            own, scheduler, _ = name.rsplit("/", 2)
+            points = sorted((float(rate), share) for rate, share in cell["curve"].items() if share >= _CUT)
+            if own == where and points:
+                ours = scheduler in OURS
+                axes.plot(*zip(*points, strict=True), label=scheduler, linewidth=2.5 if ours else 1.0)
+        axes.axhline(0.99, color="black", linewidth=0.5)
+        axes.set_title(where.rsplit("/", 1)[0])
+        axes.set_xlabel("requests/s per GPU")
+        axes.legend(fontsize=6)
+    for axes in plots.flat[len(windows) :]:
+        axes.set_visible(False)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=70)
     pyplot.close(figure)

@@ -75,7 +75,7 @@ def test_dearer_requests_are_given_up_first() -> None:
 
 def test_the_summary_compares_with_the_best_of_each_kind(tmp_path: Path) -> None:
     def cell(value: float) -> dict[str, dict[str, float]]:
-        return {"goodput": {"0.9": value, "0.99": value}}
+        return {"goodput": {"0.9": value, "0.99": value}, "curve": {"1": 1.0, "2": 0.95, "3": 0.4}}
 
     cells = {}
     for where, factor in (("t/s/0", 1.0), ("t/s/1", 4.0)):
@@ -94,4 +94,5 @@ def test_the_summary_compares_with_the_best_of_each_kind(tmp_path: Path) -> None
     assert (ours["ratio_to_best_static"], ours["ratio_to_best_dynamic"]) == (2.0, 1.5)
     assert ours["worst_cell_against_any"] == 1.5
     assert ours["share_of_bound"] == 1.0
-    assert (tmp_path / "picture.png").stat().st_size > 5000
+    for name in ("picture.png", "picture_curves.png"):
+        assert (tmp_path / name).stat().st_size > 5000

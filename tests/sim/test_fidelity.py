@@ -1,0 +1,66 @@
+"""The fidelity study finds the pace and the front that were put in, and its floor and knee say what they should."""
+
+from typing import Any
+
+import pytest
+
+from baton.bench.workload import synthetic
+from benchmarks.fidelity import (
+    INPUT_TOKENS,
+    LONE,
+    OUTPUT_TOKENS,
+    SLO,
+    Trip,
+    figures,
+    fitted,
+    knee,
+    simulated,
+    summary,
+)
+from core.step_profile import Part, Profile
+from sim.catalogued import Fleet, full_config
+from sim.cost import ScaledCost
+
+PART = Part(fixed_s=0.004, token_s=5e-5, context_s=1e-7, seq_s=1e-4, error=0.0, num_steps=100)
+PROFILE = Profile(
+    model="m",
+    machine="x",
+    decode=PART,
+    prompt=PART,
+    prompt_pair_s=0.0,
+    num_blocks=500,
+    kv_token_bytes=6144,
+    num_layers=6,
+)
+
+
+def test_pace_and_front_are_found() -> None:
+    """Requests of a machine half as fast, behind a front of 30 ms."""
+    fleet = Fleet("H100", "llama-3.1-8b", 0, 1, profile=PROFILE)
+    config = full_config(fleet, SLO)
+    slow = ScaledCost(config.step, 2.0)
+    assert slow.step_s(10, 100, 50.0, 3) == 2 * config.step.step_s(10, 100, 50.0, 3)
+    work = synthetic(LONE, INPUT_TOKENS, OUTPUT_TOKENS, 0.0, 4000, 0)
+    alone = [trip for job in work for trip in simulated(config, [job], 0.0)]
+    seen = [Trip(2 * t.ttft_s + 0.03, 2 * t.e2e_s + 0.03, tuple(2 * gap for gap in t.gaps_s)) for t in alone]
+    _, pace, front_s = fitted(fleet, seen)
+    assert pace == pytest.approx(2.0, rel=0.02)
+    assert front_s == pytest.approx(0.03, abs=0.005)
+
+
+def test_the_knee_is_interpolated() -> None:
+    assert knee({1.0: 1.0, 2.0: 1.0, 4.0: 0.8}) == pytest.approx(3.0)
+    assert knee({1.0: 1.0, 2.0: 0.95}) == 2.0
+    assert knee({2.0: 0.0}) == pytest.approx(0.2)
+
+
+def test_errors_are_medians_and_the_floor_takes_the_pace_out() -> None:
+    def run(scale: float, error: float) -> dict[str, Any]:
+        real = figures([Trip(0.1 * scale, 1.0 * scale, (0.02 * scale, 0.04 * scale))])
+        guess = {name: value * (1 + error) for name, value in real.items()}
+        return {"rate": 1.0, "pace": scale, "real": real, "simulated": guess}
+
+    result = summary([run(1.0, 0.1), run(3.0, -0.3), run(2.0, 0.2)], [1.0])["by_rate"]["1"]["itl_mean"]
+    assert result["error"] == pytest.approx(0.1)
+    assert result["floor"] == pytest.approx(0.0)
+    assert result["real_ms"] == pytest.approx(60.0)
