@@ -26,9 +26,9 @@ from core.types import TokenOut
 from decode.policy import HeadroomPolicy
 from decode.replicas import Replicator
 from decode.worker import DecodeWorker
+from engine.dp_scheduler import make_planner
 from engine.loop import Engine
 from engine.reporting import Reporter
-from engine.scheduler import StepScheduler
 from engine.sequence import Sequence
 from engine.stepfit import StepFits
 from engine.tiers.restoring import Restoring
@@ -67,6 +67,8 @@ class Parts:
     """Of the ranks; none: there is one, which has all of `shard`."""
     steps: StepModels = UNKNOWN_STEPS
     """How long steps take, as far as it is known before the first."""
+    num_groups: int = 1
+    """Of ranks that serve sequences of their own, each with as many of the blocks."""
 
 
 class Instance:
@@ -81,7 +83,9 @@ class Instance:
         self._config, self._mail, self._clock = config, mail, clock
         self._draining = False
         policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
-        self._scheduler = StepScheduler(config.engine, parts.num_blocks, parts.max_context_tokens, policy)
+        self._scheduler = make_planner(
+            config.engine, parts.num_blocks, parts.max_context_tokens, policy, parts.num_groups
+        )
         self._pusher = Pusher(
             parts.shard,
             parts.num_blocks,
@@ -112,8 +116,8 @@ class Instance:
             parts.host,
             config.engine.block_size,
             parts.num_blocks,
-            config.engine.max_batch_tokens,
-            config.engine.max_num_seqs,
+            config.engine.max_batch_tokens * parts.num_groups,
+            config.engine.max_num_seqs * parts.num_groups,
             parts.shard.layout.token_bytes,
             sends=True,
             replicates=bool(config.transfer.kv_replicas) and parts.tiers is not None,

@@ -109,4 +109,5 @@ def _parts(
         revision,
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
+        num_groups=parallel.dp,
     )

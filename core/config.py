@@ -69,14 +69,16 @@ class EngineConfig(_Frozen):
 
 
 class ParallelConfig(_Frozen):
-    """The ranks of each instance of a pool: tp x pp x ep processes. The two pools choose theirs apart from each other."""
+    """The ranks of each instance of a pool: tp x pp x dp x ep processes. The two pools choose theirs apart from each other."""
 
     tp: int = Field(default=1, ge=1, le=1024)
     """Tensor parallel: ranks among which matrices and attention heads are cut."""
     pp: int = Field(default=1, ge=1, le=1024)
     """Pipeline parallel: stages of layers."""
+    dp: int = Field(default=1, ge=1, le=1024)
+    """Data-parallel attention: groups of ranks that serve sequences of their own; experts are spread over dp x ep ranks."""
     ep: int = Field(default=1, ge=1, le=1024)
-    """Expert parallel: ranks among which a mixture's experts are spread; each has the whole attention."""
+    """Expert parallel: ranks with the same attention, among which (and dp) a mixture's experts are spread."""
     ep_redundant_experts: int = Field(default=0, ge=0)
     """Slots of each layer for copies of experts that are chosen often, over all ranks that share its experts."""
     ep_balance_interval_s: float = Field(default=0.0, ge=0)
@@ -84,7 +86,7 @@ class ParallelConfig(_Frozen):
 
     @property
     def num_ranks(self) -> int:
-        return self.tp * self.pp * self.ep
+        return self.tp * self.pp * self.dp * self.ep
 
 
 class TransferConfig(_Frozen):

@@ -115,22 +115,36 @@ class RankPool:
     shard: KVShard
     num_blocks: int
     base_bytes: int = 0
+    first_block: int = 0
+    """The instance's number of the pool's first block: ranks that serve other sequences hold other blocks."""
 
     @property
     def num_bytes(self) -> int:
         return self.shard.pool_bytes(self.num_blocks)
 
     def blocks_at(self, start: int, end: int) -> range:
-        """As `KVShard.blocks_at`, of bytes of the instance's memory."""
-        return self.shard.blocks_at(self.num_blocks, start - self.base_bytes, end - self.base_bytes)
+        """As `KVShard.blocks_at`, of bytes of the instance's memory, in the instance's numbers."""
+        found = self.shard.blocks_at(self.num_blocks, start - self.base_bytes, end - self.base_bytes)
+        return range(found.start + self.first_block, found.stop + self.first_block)
+
+    def holds(self, block: int) -> bool:
+        """Is this block of the instance in the pool?"""
+        return self.first_block <= block < self.first_block + self.num_blocks
+
+    def local(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """The pool's own numbers of blocks that it holds."""
+        return tuple(block - self.first_block for block in blocks) if self.first_block else tuple(blocks)
 
 
-def lay_out(shards: Sequence[KVShard], num_blocks: int) -> tuple[RankPool, ...]:
-    """The pools of an instance's ranks, one behind the other, each from a page's beginning."""
+def lay_out(shards: Sequence[KVShard], num_blocks: int, groups: Sequence[int] = ()) -> tuple[RankPool, ...]:
+    """The pools of an instance's ranks, one behind the other, each from a page's beginning.
+
+    Each has `num_blocks`: those of its group, which are numbered behind one another; without `groups` there is one."""
     pools: list[RankPool] = []
     base = 0
-    for shard in shards:
-        pools.append(RankPool(shard, num_blocks, base))
+    for rank, shard in enumerate(shards):
+        first_block = groups[rank] * num_blocks if groups else 0
+        pools.append(RankPool(shard, num_blocks, base, first_block))
         base += -(-pools[-1].num_bytes // PAGE_BYTES) * PAGE_BYTES
     return tuple(pools)
 

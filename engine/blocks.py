@@ -8,13 +8,14 @@ from core.errors import Bug
 
 
 class BlockPool:
-    """Reference counts over `num_blocks` blocks and the list of free ones."""
+    """Reference counts over the blocks [first_block, first_block + num_blocks) and the list of free ones."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, first_block: int = 0) -> None:
         self.num_blocks = num_blocks
-        self._refs = [0] * num_blocks
-        self._cached = [False] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self.blocks = range(first_block, first_block + num_blocks)
+        self._refs = [0] * self.blocks.stop
+        self._cached = [False] * self.blocks.stop
+        self._free = list(reversed(self.blocks))
         self._num_used = 0
 
     @property
@@ -73,13 +74,13 @@ class BlockPool:
 
     def check_integrity(self, expected_refs: Sequence[int]) -> None:
         """Raises Bug when the counts differ from `expected_refs`, counted by the owners, or a block is in two states."""
-        for block, (have, want) in enumerate(zip(self._refs, expected_refs, strict=True)):
-            if have != want:
+        for block in self.blocks:
+            if (have := self._refs[block]) != (want := expected_refs[block]):
                 raise Bug(f"block {block} has {have} references, its owners hold {want}")
         free = set(self._free)
         if len(free) != len(self._free):
             raise Bug("a block is twice in the free list")
-        for block in range(self.num_blocks):
+        for block in self.blocks:
             if (block in free) != (self._refs[block] == 0 and not self._cached[block]):
                 raise Bug(
                     f"block {block}: free {block in free}, {self._refs[block]} references, cached {self._cached[block]}"

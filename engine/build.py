@@ -52,15 +52,17 @@ def size_pool(
     check(dims_of(spec), mesh, role, num_spare)
     layout = spec.kv_layout(engine.block_size, dtype)
     shards = shards_of(spec, mesh, layout)
-    block_bytes = sum(shard.pool_bytes(1) for shard in shards)
-    num_blocks = engine.num_blocks or engine.kv_bytes // block_bytes
+    groups = [mesh.place(rank).dp for rank in range(mesh.size)]
+    block_bytes = sum(shard.pool_bytes(1) for shard, dp in zip(shards, groups, strict=True) if dp == 0)
+    num_blocks = (engine.num_blocks or engine.kv_bytes // block_bytes) // mesh.dp
     if num_blocks < 2:
         raise ConfigError(
             f"engine.kv_bytes of {engine.kv_bytes} holds {num_blocks} blocks of {block_bytes} bytes"
+            + (f" for each of {mesh.dp} groups of ranks" if mesh.dp > 1 else "")
         )
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
-    pools = lay_out(shards, num_blocks)
-    return PoolSize(KVShard.whole(layout), num_blocks, max_context_tokens, pools)
+    pools = lay_out(shards, num_blocks, groups)
+    return PoolSize(KVShard.whole(layout), num_blocks * mesh.dp, max_context_tokens, pools)
 
 
 def build_group(

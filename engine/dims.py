@@ -35,7 +35,7 @@ def rules_of(spec: ModelSpec) -> tuple[Rule, ...]:
 
 
 def mesh_of(parallel: ParallelConfig) -> Mesh:
-    return Mesh(pp=parallel.pp, ep=parallel.ep, tp=parallel.tp)
+    return Mesh(pp=parallel.pp, dp=parallel.dp, ep=parallel.ep, tp=parallel.tp)
 
 
 def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, ...]:

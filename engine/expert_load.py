@@ -3,23 +3,26 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
-from core.plan import ExpertLoad, StepPlan, StepResult
+from core.plan import ExpertLoad, StepResult
 from models.model import Model
+
+P = TypeVar("P")
 
 INTERVAL_S = 1.0
 """A rank says what it has counted at most so often: reading the counts waits for the device."""
 
 
-def counted(step: Callable[[StepPlan], StepResult], model: Model) -> Callable[[StepPlan], StepResult]:
+def counted(step: Callable[[P], StepResult], model: Model) -> Callable[[P], StepResult]:
     """`step`, whose results now and then carry the loads of `model`'s experts since the last time."""
     if not model.experts:
         return step
     due_s = time.monotonic() + INTERVAL_S
 
-    def with_load(plan: StepPlan) -> StepResult:
+    def with_load(plan: P) -> StepResult:
         nonlocal due_s
         result = step(plan)
         if time.monotonic() < due_s:

@@ -121,7 +121,7 @@ class BlockLedger:
 
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:
         """Raises Bug where the sequences, the pool and the prefix cache disagree."""
-        refs = [0] * self._pool.num_blocks
+        refs = [0] * self._pool.blocks.stop
         held = [block for blocks in self._copy_sources.values() for block in blocks]
         held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]
         for block in itertools.chain(held, *(itertools.chain(s.block_ids, s.twins) for s in seqs)):

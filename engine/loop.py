@@ -11,9 +11,9 @@ from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.steps import StepModels
 from core.types import Request, TokenOut
+from engine.dp_scheduler import Planner
 from engine.expert_counts import ExpertCounts
 from engine.ledger import Reservation
-from engine.scheduler import StepScheduler
 from engine.stepfit import StepFits
 from engine.tiers.restoring import Restoring
 
@@ -48,7 +48,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: StepScheduler,
+        scheduler: Planner,
         group: WorkerGroup,
         clock: Clock,
         emit: Callable[[list[TokenOut]], None],

@@ -30,10 +30,11 @@ class StepScheduler:
         num_blocks: int,
         max_context_tokens: int,
         policy: SchedulerPolicy[Sequence],
+        first_block: int = 0,
     ) -> None:
         self._config, self._policy = config, policy
         self._max_context_tokens = max_context_tokens
-        self._pool = BlockPool(num_blocks)
+        self._pool = BlockPool(num_blocks, first_block)
         eviction = HitDensity() if config.eviction == "hit_density" else LeastRecentlyUsed()
         self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache, eviction)
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
@@ -44,8 +45,6 @@ class StepScheduler:
         self._drop: list[str] = []
         self._steps = itertools.count()
         self._arrivals = itertools.count()
-
-    # Facts ----------------------------------------------------------------------------------------------------------
 
     @property
     def num_blocks(self) -> int:
@@ -102,6 +101,9 @@ class StepScheduler:
 
     def replay_cache_events(self) -> None:
         self._cache.replay_events()
+
+    def knows(self, key: str) -> bool:
+        return key in self._seqs
 
     # Requests -------------------------------------------------------------------------------------------------------
 
@@ -348,8 +350,6 @@ class StepScheduler:
             self._waiting.remove(seq)
             self._run(seq)
             budget -= self._plan_one(seq, budget, new, work)
-
-    # Life of a sequence ---------------------------------------------------------------------------------------------
 
     def _new(self, request: Request, push: Grant | None) -> Sequence:
         seq = Sequence(request, list(request.tokens), len(request.prompt), next(self._arrivals), push)

@@ -15,6 +15,8 @@ class LiveGrant:
     grant: Grant
     writer: str
     """Address of the prefill instance."""
+    blocks: tuple[int, ...]
+    """The holder's own numbers of them; the grant has those of a rank's pool."""
     arrived_bytes: int = 0
     expected_bytes: int = -1
     """-1 until the writer's Commit says it."""
@@ -28,15 +30,15 @@ class GrantLedger:
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, grant: Grant, writer: str) -> None:
+    def open(self, grant: Grant, writer: str, blocks: tuple[int, ...]) -> None:
         """Raises Bug when a block could be written by two."""
         if grant.id in self._live:
             raise Bug(f"grant {grant.id} is open already")
-        for block in grant.block_ids:
+        for block in blocks:
             if block in self._owner:
                 raise Bug(f"block {block} is granted to {self._owner[block]} and would be to {grant.id}")
-        self._owner |= dict.fromkeys(grant.block_ids, grant.id)
-        self._live[grant.id] = LiveGrant(grant, writer)
+        self._owner |= dict.fromkeys(blocks, grant.id)
+        self._live[grant.id] = LiveGrant(grant, writer, blocks)
 
     def get(self, grant_id: str) -> LiveGrant | None:
         return self._live.get(grant_id)
@@ -45,11 +47,11 @@ class GrantLedger:
         """The writer will never write again. Idempotent: its last word may come more than once."""
         live = self._live.pop(grant_id, None)
         if live is not None:
-            for block in live.grant.block_ids:
+            for block in live.blocks:
                 del self._owner[block]
 
     def check_integrity(self) -> None:
         """Raises Bug where the two views differ."""
-        granted = {block: live.grant.id for live in self._live.values() for block in live.grant.block_ids}
+        granted = {block: live.grant.id for live in self._live.values() for block in live.blocks}
         if granted != self._owner:
             raise Bug("the grant ledger's blocks and grants disagree")

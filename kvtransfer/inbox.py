@@ -70,25 +70,29 @@ class Inbox:
         `block_ids` is the sequence's table."""
         size = self._shard.layout.block_size
         granted = tuple(block_ids[first_token // size :])
+        holders = [rank for rank, pool in enumerate(self._pools) if pool.holds(block_ids[0])]
         grant = Grant(
             id=f"{key}@{epoch}@{self._incarnation}",
             key=key,
             epoch=epoch,
             holder=self._holder,
             incarnation=self._incarnation,
-            regions=self.regions(),
-            block_ids=granted,
+            regions=self.regions(holders),
+            block_ids=self._pools[holders[0]].local(granted),
             first_token=first_token,
             num_tokens=num_tokens - first_token,
             ttl_s=ttl_s,
             room_tokens=len(block_ids) * size - num_tokens,
         )
-        self._ledger.open(grant, writer)
+        self._ledger.open(grant, writer, granted)
         self.num_granted += 1
         self._blocks[grant.id] = frozenset(granted)
         return grant
 
-    def regions(self) -> tuple[RegionKey, ...]:
+    def regions(self, ranks: Sequence[int] | None = None) -> tuple[RegionKey, ...]:
+        """How each transport reaches the pools of these ranks, or of all."""
+        ranks = range(len(self._pools)) if ranks is None else ranks
+        pools = [(rank, self._pools[rank], self._contents[rank]) for rank in ranks]
         return tuple(
             replace(
                 receiver.region(pool.shard, pool.num_blocks),
@@ -97,7 +101,7 @@ class Inbox:
                 base_bytes=pool.base_bytes,
             )
             for receiver in self._receivers
-            for rank, (pool, content) in enumerate(zip(self._pools, self._contents, strict=True))
+            for rank, pool, content in pools
         )
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:

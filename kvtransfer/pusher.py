@@ -105,7 +105,7 @@ class Pusher:
         check_grant(grant)
         self._agree(grant)
         ways = self._routes.choose(grant.holder, grant.regions)
-        duty = duties([pool.shard for pool in self._pools], [region.shard for _, region in ways])
+        duty = self._duties([region.shard for _, region in ways])
         self._pushes[grant.id] = Push(
             grant, ways, urgency, on_delivered, on_quiet, on_failed, self._now(), duty
         )
@@ -171,6 +171,15 @@ class Pusher:
                 )
             agreed.add(region)
 
+    def _duties(self, targets: Sequence[KVShard]) -> list[list[int]]:
+        """For each of our ranks, were the sequence in its blocks, the targets that it would write to."""
+        found: list[list[int]] = [[] for _ in self._pools]
+        for first_block in {pool.first_block for pool in self._pools}:
+            ranks = [rank for rank, pool in enumerate(self._pools) if pool.first_block == first_block]
+            for rank, duty in zip(ranks, duties([self._pools[r].shard for r in ranks], targets), strict=True):
+                found[rank] = duty
+        return found
+
     # The compute thread's side --------------------------------------------------------------------------------------
 
     def step_started(self, plan: StepPlan) -> LayerDone:
@@ -183,14 +192,15 @@ class Pusher:
             if push.started_s is None:
                 push.started_s = self._now()
             start, count = work.push.start, work.push.count
-            plans = [
-                [self._plan(pool, push, push.targets[number], work, start, count) for number in duty]
-                for pool, duty in zip(self._pools, push.duties, strict=True)
-            ]
-            num_layers = sum(pool.shard.num_layers for pool in self._pools)
+            plans = {
+                rank: [self._plan(pool, push, push.targets[number], work, start, count) for number in duty]
+                for rank, (pool, duty) in enumerate(zip(self._pools, push.duties, strict=True))
+                if pool.holds(work.block_ids[0])
+            }
+            num_layers = sum(self._pools[rank].shard.num_layers for rank in plans)
             chunks.append(Chunk(push, push.num_chunks, start, count, plans, num_layers))
             push.num_chunks += 1
-        return lambda rank, layer: self._layer_done(chunks, rank, layer)
+        return lambda rank, layer: self._layer_done([c for c in chunks if rank in c.plans], rank, layer)
 
     def _plan(
         self,
@@ -203,7 +213,8 @@ class Pusher:
     ) -> TargetPlan:
         sender, region = target
         grant = push.grant
-        source = Side(pool.shard, pool.num_blocks, work.block_ids, base_bytes=pool.base_bytes)
+        blocks = pool.local(work.block_ids)
+        source = Side(pool.shard, pool.num_blocks, blocks, base_bytes=pool.base_bytes)
         side = Side(region.shard, region.num_blocks, grant.block_ids, grant.first_token, region.base_bytes)
         return TargetPlan(sender, region, source, side, plan_vectors(source, side, start, count))
 

@@ -98,8 +98,8 @@ class Chunk:
     seq: int
     first_token: int
     num_tokens: int
-    plans: list[list[TargetPlan]]
-    """Of each of our ranks."""
+    plans: dict[int, list[TargetPlan]]
+    """Of each of our ranks that holds the sequence."""
     num_left: int
     """Layers that are still to be written, over all ranks."""
     vouched_bytes: int = 0

@@ -51,8 +51,11 @@ class Layer:
 
     def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
         """(T, hidden) -> (T, hidden)"""
-        out = self._attention(self._norm(x, self._before_attention, self._eps), kv_layer, step)
-        x = x + (out if self._after_attention is None else self._norm(out, self._after_attention, self._eps))
+        if len(x):  # without rows a rank only computes other ranks' on its experts
+            out = self._attention(self._norm(x, self._before_attention, self._eps), kv_layer, step)
+            x = x + (
+                out if self._after_attention is None else self._norm(out, self._after_attention, self._eps)
+            )
         out = self._mlp(self._norm(x, self._before_mlp, self._eps))
         return x + (out if self._after_mlp is None else self._norm(out, self._after_mlp, self._eps))
 

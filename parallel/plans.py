@@ -89,16 +89,19 @@ def check(dims: Dims, mesh: Mesh, role: str, num_spare: int = 0) -> None:
             f"can be cut into at most {most} tensor-parallel parts, not {mesh.tp}"
         )
         nearest = replace(nearest, tp=most)
-    if mesh.ep > 1 and not dims.num_experts:
+    ranks = mesh.num_expert_ranks
+    if ranks > 1 and not dims.num_experts:
         reasons.append("the model has no experts to spread")
-        nearest = replace(nearest, ep=1)
-    elif dims.num_experts and not num_spare and dims.num_experts % mesh.ep:
-        reasons.append(f"{dims.num_experts} experts cannot be spread evenly over {mesh.ep} ranks")
-        nearest = replace(nearest, ep=_divisor(dims.num_experts, mesh.ep))
+        reasons += ["groups that share nothing are better instances of their own"] if mesh.dp > 1 else []
+        nearest = replace(nearest, dp=1, ep=1)
+    elif dims.num_experts and not num_spare and dims.num_experts % ranks:
+        reasons.append(f"{dims.num_experts} experts cannot be spread evenly over {ranks} ranks")
+        dp = _divisor(dims.num_experts, mesh.dp)
+        nearest = replace(nearest, dp=dp, ep=_divisor(dims.num_experts // dp, mesh.ep))
     if reasons:
         raise ConfigError(
             f"{role}: {mesh} is impossible for this model: {'; '.join(reasons)}. "
-            f"Nearest possible: {role}.tp={nearest.tp}, pp={nearest.pp}, ep={nearest.ep}"
+            f"Nearest possible: {role}.tp={nearest.tp}, pp={nearest.pp}, dp={nearest.dp}, ep={nearest.ep}"
         )
     _check_spare(dims.num_experts, mesh.num_expert_ranks, num_spare, role)
 
@@ -109,7 +112,7 @@ def _check_spare(num_experts: int, num_ranks: int, num_spare: int, role: str) ->
         return
     name = f"{role}.ep_redundant_experts"
     if num_ranks == 1 or not num_experts:
-        raise ConfigError(f"{name} needs experts that are spread over ranks ({role}.ep)")
+        raise ConfigError(f"{name} needs experts that are spread over ranks ({role}.ep or dp)")
     most = num_experts * (num_ranks - 1)
     possible = [n for n in range(most + 1) if not (num_experts + n) % num_ranks]
     if num_spare not in possible:

@@ -48,6 +48,14 @@ def serve(
     decode_pp: Annotated[
         int, typer.Option("--decode-pp", min=1, help="Pipeline stages of a decode instance.")
     ] = 1,
+    prefill_dp: Annotated[
+        int,
+        typer.Option("--prefill-dp", min=1, help="Groups of a prefill instance's ranks with own sequences."),
+    ] = 1,
+    decode_dp: Annotated[
+        int,
+        typer.Option("--decode-dp", min=1, help="Groups of a decode instance's ranks with own sequences."),
+    ] = 1,
     prefill_ep: Annotated[
         int, typer.Option("--prefill-ep", min=1, help="Expert-parallel ranks of a prefill instance.")
     ] = 1,
@@ -104,9 +112,11 @@ def serve(
         "decode_instances": decode,
         "prefill.tp": prefill_tp,
         "prefill.pp": prefill_pp,
+        "prefill.dp": prefill_dp,
         "prefill.ep": prefill_ep,
         "decode.tp": decode_tp,
         "decode.pp": decode_pp,
+        "decode.dp": decode_dp,
         "decode.ep": decode_ep,
         "serve.host": host,
         "serve.port": port,
@@ -141,9 +151,11 @@ _DEFAULTS: dict[str, Any] = {
     "decode_instances": 1,
     "prefill.tp": 1,
     "prefill.pp": 1,
+    "prefill.dp": 1,
     "prefill.ep": 1,
     "decode.tp": 1,
     "decode.pp": 1,
+    "decode.dp": 1,
     "decode.ep": 1,
     "serve.host": "127.0.0.1",
     "serve.port": 8000,

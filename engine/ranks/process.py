@@ -23,6 +23,7 @@ from engine.build import make_pool
 from engine.expert_load import counted
 from engine.kvpool import Pool
 from engine.ranks.build import ModelPart, load_part
+from engine.ranks.share import Share, share_of
 from engine.ranks.stage import StageRunner
 from engine.ranks.wire import (
     TO_RANK,
@@ -104,17 +105,19 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         if isinstance(word, Relocate):
             part.relocate(dict(word.layers))
             continue
-        result = step(word)
+        result = step(share_of(word, setup.pools, setup.rank))
         sock.sendall(frame(result if draws else StepResult(result.step, (), result.duration_s)))
 
 
 def _runner(
     part: ModelPart, pool: Pool, block_size: int, sock: socket.socket
-) -> Callable[[StepPlan], StepResult]:
+) -> Callable[[Share], StepResult]:
     sink = _Sink(sock)
     if part.comms.pp.size == 1:
-        return Runner(part.model, pool, block_size, sink).step
-    return StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink).step
+        runner = Runner(part.model, pool, block_size, sink)
+        return lambda share: runner.step(share.plan)
+    stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink)
+    return lambda share: stage.step(share.plan, share.most_tokens)
 
 
 def _map(path: str, num_bytes: int) -> memoryview:

@@ -44,8 +44,10 @@ class StageRunner:
         """For other stages, so far."""
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan) -> StepResult:
-        """Returns when this stage's KV is in the pool; the last stage's result has the tokens."""
+    def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
+        """Returns when this stage's KV is in the pool; the last stage's result has the tokens.
+
+        `most_tokens`: of the ranks that share this stage's experts and have the most to do; others join in without rows."""
         started = time.perf_counter()
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()
@@ -60,6 +62,8 @@ class StageRunner:
         sampled: list[Sampled] = []
         for number, work in enumerate(parts):
             sampled += self._run(plan.step, work, layer_done if number == len(parts) - 1 else None)
+        for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
+            self._run(plan.step, (), None)
         self._pool.synchronise()
         return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
 
@@ -77,7 +81,8 @@ class StageRunner:
         on_layer = layer_hook(self._pool, batch.meta.slots, layer_done, model.layers.start)
         hidden = model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
         if not model.is_last:
-            comm.send(hidden, comm.rank + 1)
+            if work:
+                comm.send(hidden, comm.rank + 1)
             if model.is_first and drawing:
                 self._owed.append((step, drawing))
             return []
@@ -97,6 +102,8 @@ class StageRunner:
             seq.append(token)
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
+        if not shape[0]:
+            return torch.empty(shape, dtype=dtype, device=self._device)  # nobody has sent it
         started = time.perf_counter()
         received = self._comm.recv(shape, dtype, source)
         self.waited_s += time.perf_counter() - started

@@ -1,7 +1,7 @@
-"""One KV block as the ranks of an instance hold it: a piece of each rank's pool, all in the instance's memory.
+"""One KV block as the ranks that hold it do: a piece of each one's pool, all in the memory of their instance.
 
 Invariant: ranks either hold the same of a block or nothing in common, so each different piece is kept once, and put back
-wherever it belongs."""
+wherever it belongs. Ranks that serve other sequences hold other blocks, cut alike."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,14 +28,14 @@ class BlockPieces:
         return "|".join(str(shard) for shard in self._holders).encode()
 
     def gather(self, block: int) -> bytes:
-        first = (pools[0] for pools in self._holders.values())
+        first = (next(pool for pool in pools if pool.holds(block)) for pools in self._holders.values())
         return b"".join(self._memory[start:end] for pool in first for start, end in _spans(pool, block))
 
     def scatter(self, block: int, content: bytes) -> None:
         """`content`: of `num_bytes`."""
         base = 0
         for shard, pools in self._holders.items():
-            for pool in pools:
+            for pool in filter(lambda pool: pool.holds(block), pools):
                 at = base
                 for start, end in _spans(pool, block):
                     self._memory[start:end] = content[at : at + end - start]
@@ -48,6 +48,6 @@ def _spans(pool: RankPool, block: int) -> Iterator[tuple[int, int]]:
     shard, num_blocks = pool.shard, pool.num_blocks
     scales_bytes = shard.block_vectors * shard.layout.scale_bytes
     for base, size in ((0, shard.block_bytes), (shard.data_bytes(num_blocks), scales_bytes)):
-        for row in range(block, shard.num_layers * num_blocks if size else 0, num_blocks):
+        for row in range(block - pool.first_block, shard.num_layers * num_blocks if size else 0, num_blocks):
             start = pool.base_bytes + base + row * size
             yield start, start + size

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from core.errors import RequestError
 from core.messages import TierCounts
 from core.types import Request
+from engine.dp_scheduler import Planner
 from engine.ledger import Restore
-from engine.scheduler import StepScheduler
 from engine.tiers.digests import child_digest, prefix_digests, root_digest
 from engine.tiers.store import TierStore
 
@@ -22,7 +22,7 @@ _MAX_TENANTS = 4096
 class Restoring:
     """Owned by the engine. `forward` calls back at once, or when the request's blocks have been loaded."""
 
-    def __init__(self, scheduler: StepScheduler, store: TierStore, block_size: int) -> None:
+    def __init__(self, scheduler: Planner, store: TierStore, block_size: int) -> None:
         self._scheduler, self._store, self._block_size = scheduler, store, block_size
         self._roots: dict[str, bytes] = {}
         self._digests: dict[int, bytes] = {}

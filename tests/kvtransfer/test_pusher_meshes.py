@@ -30,24 +30,20 @@ def test_any_mesh_writes_into_any_other(data: st.DataObject) -> None:
 async def _any_mesh(data: st.DataObject) -> None:
     dtypes = data.draw(st.sampled_from([("float32", "float32"), ("float32", "bfloat16")]))
     sides = [
-        lay_out(
-            [
-                KVShard(KVLayout(LAYERS, HEADS, DIM, size, dtype), layers, heads)
-                for layers in data.draw(st.sampled_from(STAGES))
-                for heads in data.draw(st.sampled_from(RANKS))
-            ],
-            BLOCKS,
-        )
+        draw_pools(data, dtype, size)
         for dtype, size in zip(dtypes, data.draw(st.permutations((2, 4))), strict=True)
     ]
     ours, theirs = sides
+    firsts = [data.draw(st.sampled_from([pool.first_block for pool in side])) for side in sides]
+    """Of the group that has the sequence."""
     rng, num_tokens = random.Random(data.draw(st.integers(0, 99))), 11
     end = ours[-1].base_bytes + ours[-1].num_bytes
     source = memoryview(bytearray(end + 400))
     target = memoryview(bytearray(theirs[-1].base_bytes + theirs[-1].num_bytes))
-    blocks = [
+    local = [
         rng.sample(range(BLOCKS), num_blocks_for(num_tokens, s[0].shard.layout.block_size)) for s in sides
     ]
+    blocks = [[first + block for block in own] for first, own in zip(firsts, local, strict=True)]
     kv = torch.randint(
         1, 200, (LAYERS, 2, HEADS, num_tokens, DIM), generator=torch.Generator().manual_seed(1)
     )
@@ -55,7 +51,8 @@ async def _any_mesh(data: st.DataObject) -> None:
         view, size = vectors(pool, source), pool.shard.layout.block_size
         for token in range(num_tokens):
             (first, last), (low, high) = pool.shard.layers, pool.shard.heads
-            view[:, blocks[0][token // size], :, :, token % size] = kv[first:last, :, low:high, token]
+            there = view[:, local[0][token // size], :, :, token % size]
+            there[:] = kv[first:last, :, low:high, token] if pool.first_block == firsts[0] else -1
     fabric, completed = LoopbackFabric(), list[Commit]()
     whole = KVShard.whole(theirs[0].shard.layout)
     inbox = Inbox(whole, BLOCKS, "decode", "d1", completed.append, lambda _: None, pools=theirs)
@@ -86,12 +83,23 @@ async def _any_mesh(data: st.DataObject) -> None:
     for pool in theirs:
         view, size = vectors(pool, target), pool.shard.layout.block_size
         (first, last), (low, high) = pool.shard.layers, pool.shard.heads
-        for token in range(num_tokens):
-            place = view[:, blocks[1][token // size], :, :, token % size]
+        for token in range(num_tokens if pool.first_block == firsts[1] else 0):
+            place = view[:, local[1][token // size], :, :, token % size]
             assert torch.equal(place, kv[first:last, :, low:high, token].to(place.dtype))
             place.zero_()
         assert not view.any(), "nothing else is touched"
     await pusher.close()
+
+
+def draw_pools(data: st.DataObject, dtype: str, size: int) -> tuple[RankPool, ...]:
+    """Of a mesh; perhaps of two groups of ranks that hold other blocks, cut alike."""
+    shards = [
+        KVShard(KVLayout(LAYERS, HEADS, DIM, size, dtype), layers, heads)
+        for layers in data.draw(st.sampled_from(STAGES))
+        for heads in data.draw(st.sampled_from(RANKS))
+    ]
+    num_groups = data.draw(st.sampled_from([1, 2]))
+    return lay_out(shards * num_groups, BLOCKS, [group for group in range(num_groups) for _ in shards])
 
 
 def vectors(pool: RankPool, memory: memoryview) -> torch.Tensor:

@@ -93,6 +93,14 @@ def test_copies_of_experts_that_cannot_be_are_refused(experts: int, ep: int, spa
     check(dims(experts=6), Mesh(ep=4), "decode", 2)
 
 
+def test_groups_with_sequences_of_their_own_need_experts_to_share() -> None:
+    with pytest.raises(ConfigError, match=r"better instances of their own.*dp=1"):
+        check(dims(), Mesh(dp=2), "decode")
+    with pytest.raises(ConfigError, match=r"8 experts cannot be spread evenly over 6 ranks.*dp=2, ep=4"):
+        check(dims(experts=8), Mesh(dp=2, ep=3), "decode")
+    check(dims(experts=8), Mesh(dp=2, ep=4, tp=2), "decode")
+
+
 @given(st.integers(1, 12), st.integers(1, 14))
 def test_experts_are_spread_evenly_or_the_nearest_divisor_is_named(experts: int, ep: int) -> None:
     model = dims(experts=experts)

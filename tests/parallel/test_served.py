@@ -85,6 +85,10 @@ EXPERT_MESHES = [
     pytest.param("mixtral", {"prefill.ep": 2, "decode.tp": 2}, id="ep2 to tp2"),
     pytest.param("deepseek_v3", {"prefill.ep": 4, "decode.ep": 2}, id="ep4 to ep2"),
     pytest.param("mixtral", {"prefill.tp": 2, "prefill.ep": 2}, id="tp2 x ep2 to one rank"),
+    pytest.param("deepseek_v3", {"prefill.dp": 2, "decode.dp": 2}, id="dp2 to dp2"),
+    pytest.param("mixtral", {"prefill.dp": 2, "prefill.ep": 2, "decode.tp": 2}, id="dp2 x ep2 to tp2"),
+    pytest.param("deepseek_v2", {"prefill.pp": 2, "decode.tp": 2, "decode.dp": 2}, id="pp2 to tp2 x dp2"),
+    pytest.param("qwen3_moe", {"prefill.pp": 2, "prefill.dp": 2, "decode.ep": 2}, id="pp2 x dp2 to ep2"),
 ]
 
 
@@ -134,7 +138,7 @@ async def serve_and_kill(keys: dict[str, int], folder: Path, family: str) -> Non
 
 
 def ranks_of(keys: dict[str, int], role: str) -> range:
-    return range(math.prod(keys.get(f"{role}.{axis}", 1) for axis in ("tp", "pp", "ep")))
+    return range(math.prod(keys.get(f"{role}.{axis}", 1) for axis in ("tp", "pp", "dp", "ep")))
 
 
 async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.config import EngineConfig
+from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
+from engine.dp_scheduler import make_planner
 from engine.policy import FifoPolicy
-from engine.scheduler import StepScheduler
+from engine.ranks.share import share_of
 
 
 def next_token(tokens: list[int]) -> int:
@@ -73,9 +75,15 @@ def expected(request: Request) -> list[int]:
 class Drive:
     """Runs a scheduler with `depth` steps in flight and checks its accounting after every move."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, depth: int, rng: random.Random) -> None:
-        self.scheduler = StepScheduler(config, num_blocks, 10_000, FifoPolicy())
-        self.rank = FakeRank(num_blocks, config.block_size)
+    def __init__(
+        self, config: EngineConfig, num_blocks: int, depth: int, rng: random.Random, num_groups: int
+    ) -> None:
+        """`num_groups` serve sequences of their own, each in `num_blocks`."""
+        total = num_blocks * num_groups
+        self.scheduler = make_planner(config, total, 10_000, FifoPolicy(), num_groups)
+        self.rank = FakeRank(total, config.block_size)
+        shard = KVShard.whole(KVLayout(1, 1, 1, config.block_size, "float32"))
+        self.pools = lay_out([shard] * num_groups, num_blocks, range(num_groups))
         self.depth, self.rng = depth, rng
         self.flight: list[tuple[StepPlan, StepResult]] = []
         self.out: dict[str, list[TokenOut]] = {}
@@ -87,9 +95,24 @@ class Drive:
         full = bool(drawn) and not self.scheduler.has_room(key)
         return len(drawn) >= self.limits[key] or bool(drawn and drawn[-1].finish) or full
 
+    def check_shares(self, plan: StepPlan) -> None:
+        """Each group's ranks get what is in their blocks, in their own numbers, and together all of it."""
+        shares = [share_of(plan, self.pools, rank) for rank in range(len(self.pools))]
+        assert [work.key for share in shares for work in share.plan.work] == [work.key for work in plan.work]
+        assert sorted(new.key for share in shares for new in share.plan.new) == sorted(
+            n.key for n in plan.new
+        )
+        assert sum(len(share.plan.copies) for share in shares) == len(plan.copies)
+        assert {share.most_tokens for share in shares} == {max(share.plan.num_tokens for share in shares)}
+        for share in shares:
+            blocks = [block for work in share.plan.work for block in work.block_ids]
+            blocks += [block for copy in share.plan.copies for block in (copy.src, copy.dst)]
+            assert all(0 <= block < self.pools[0].num_blocks for block in blocks)
+
     def turn(self) -> bool:
         while len(self.flight) < self.depth and (plan := self.scheduler.plan(0.0)):
             self.flight.append((plan, self.rank.step(plan)))
+            self.check_shares(plan)
             self.scheduler.check_integrity()
         if not self.flight:
             return False
@@ -109,15 +132,16 @@ class Drive:
     budget=st.integers(1, 24),
     depth=st.sampled_from([1, 2]),
     cache=st.booleans(),
+    num_groups=st.sampled_from([1, 1, 2, 3]),
 )
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
-    seed: int, num_blocks: int, block_size: int, budget: int, depth: int, cache: bool
+    seed: int, num_blocks: int, block_size: int, budget: int, depth: int, cache: bool, num_groups: int
 ) -> None:
     rng = random.Random(seed)
     config = EngineConfig(
         block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8), prefix_cache=cache
     )
-    drive = Drive(config, num_blocks, depth, rng)
+    drive = Drive(config, num_blocks, depth, rng, num_groups)
     scheduler = drive.scheduler
     capacity = num_blocks * block_size
     prefixes = [[rng.randrange(4) for _ in range(rng.randint(1, capacity // 3))] for _ in range(3)]
@@ -201,5 +225,5 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
             assert [t.index for t in drive.out[request.key]] == list(range(len(full)))
             assert drive.out[request.key][-1].finish is not None
     assert scheduler.num_used_blocks == 0
-    assert scheduler.num_available_blocks == num_blocks
+    assert scheduler.num_available_blocks == num_blocks * num_groups
     scheduler.check_integrity()

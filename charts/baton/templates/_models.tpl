@@ -80,7 +80,7 @@ what a pod offers of the pool's resource. An instance's ranks are in one pod, wi
 {{/* Ranks of one instance: the product of its mesh's axes. */}}
 {{- define "baton.ranks" -}}
 {{- $mesh := index .model.effective .role -}}
-{{- mul (int $mesh.tp) (int $mesh.pp) (int $mesh.ep) -}}
+{{- mul (int $mesh.tp) (int $mesh.pp) (int $mesh.dp) (int $mesh.ep) -}}
 {{- end -}}
 
 {{/* Neither tokens nor KV pass through Ray's object store. */}}

@@ -1,0 +1,42 @@
+"""What of a step is one rank's: the work on the blocks that it holds. Pure.
+
+Each rank gets the whole plan, and so knows what the others do: all groups of ranks pass a stage as often, since the experts of
+its layers are spread over all of them. A group without work, or with less, passes it without rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from core.kv import RankPool
+from core.plan import BlockCopy, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    plan: StepPlan
+    """With the numbers that the rank's pool has for its blocks."""
+    most_tokens: int
+    """Of the group that has the most in this step."""
+
+
+def share_of(plan: StepPlan, pools: Sequence[RankPool], rank: int) -> Share:
+    """`pools`: of all ranks of the instance."""
+    pool = pools[rank]
+    if all(other.first_block == pool.first_block for other in pools):
+        return Share(plan, plan.num_tokens)
+    tokens: dict[int, int] = {}
+    for work in plan.work:
+        group = work.block_ids[0] // pool.num_blocks
+        tokens[group] = tokens.get(group, 0) + work.count
+    own = [work for work in plan.work if pool.holds(work.block_ids[0])]
+    keys, first = {work.key for work in own}, pool.first_block
+    mine = replace(
+        plan,
+        new=tuple(new for new in plan.new if new.key in keys),
+        copies=tuple(
+            BlockCopy(copy.src - first, copy.dst - first, copy.num_tokens)
+            for copy in plan.copies
+            if pool.holds(copy.dst)
+        ),
+        work=tuple(replace(work, block_ids=pool.local(work.block_ids)) for work in own),
+    )
+    return Share(mine, max(tokens.values(), default=0))
