@@ -1,0 +1,111 @@
+"""What shortlists cost against looking at the whole fleet, and what schedulers cost that do not see each other's placements.
+
+    python -m benchmarks.shortlists --traces ../shared/traces [--json FILE]
+
+The coarse simulation of 64 H100s under the same load, one variant after the other for each seed (a window of the trace), reports
+100 ms old. The load is one that the scan just about serves; what counts is the share of all requests within both targets, beside
+the scan's. Prediction, written first: shortlists lose less than 2 %; two schedulers 1 %, four 3 %, since a report tells
+them of each other before an instance is full."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from baton.bench.report import machine
+from baton.bench.traces import TraceRow, read_trace
+from core.config import ScheduleConfig
+from core.types import Slo
+from sim.catalogued import Fleet, coarse_config
+from sim.coarse.several import several
+from sim.coarse.workload import Load, jobs, natural_block_tokens
+from sim.coarse.world import simulate
+from sim.report import attainment, served_coarsely
+
+NUM_INSTANCES = 64
+WINDOW_S, FIRST_S, BETWEEN_S, PATIENCE_S = 10.0, 300.0, 600.0, 30.0
+REPORT_INTERVAL_S = 0.1
+VARIANTS = {"scan": (1, NUM_INSTANCES), "1 scheduler": (1, 0), "2 schedulers": (2, 0), "4 schedulers": (4, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    trace: str
+    slo: Slo
+    any_role: bool
+    rate: float
+    """Requests per second and instance."""
+
+
+CASES = {
+    "conversation, any role": Case(
+        "mooncake_fast25_conversation.jsonl.gz", Slo("standard", 2.0, 0.1), True, 2.1
+    ),
+    "conversation, pools": Case(
+        "mooncake_fast25_conversation.jsonl.gz", Slo("standard", 2.0, 0.1), False, 1.35
+    ),
+    "chat, any role": Case("azure2023_conv.csv.gz", Slo("interactive", 0.45, 0.04), True, 11.0),
+}
+
+
+def attained(rows: list[TraceRow], case: Case, seed: int, variant: str) -> float:
+    half = NUM_INSTANCES // 2
+    roles = (0, 0, NUM_INSTANCES) if case.any_role else (half, half, 0)
+    block_tokens, start_s = natural_block_tokens(rows), FIRST_S + seed * BETWEEN_S
+    base = sum(start_s <= row.arrival_s < start_s + WINDOW_S for row in rows) / WINDOW_S
+    work = jobs(Load(rows, WINDOW_S, case.rate * NUM_INSTANCES / base, start_s, seed), case.slo, block_tokens)
+    config = coarse_config(Fleet("H100", "llama-3.1-8b", *roles), block_tokens)
+    config = replace(config, schedule=ScheduleConfig(report_interval_s=REPORT_INTERVAL_S))
+    outcome = simulate(config, work, several(*VARIANTS[variant]), until_s=WINDOW_S + PATIENCE_S)
+    return attainment(served_coarsely(outcome), case.slo)
+
+
+def study(folder: Path, names: list[str], seeds: int) -> Iterator[dict[str, Any]]:
+    for name in names:
+        case = CASES[name]
+        rows = [row for row in read_trace(folder / case.trace) if row.input_tokens < 100_000]
+        for seed in range(seeds):
+            shares = {variant: round(attained(rows, case, seed, variant), 4) for variant in VARIANTS}
+            yield {"case": name, "rate": case.rate, "seed": seed, "attained": shares}
+
+
+def relative(rows: list[dict[str, Any]], variant: str) -> float:
+    """To the scan, in the mean over all windows."""
+    return fmean(row["attained"][variant] / row["attained"]["scan"] for row in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--traces", type=Path, required=True)
+    parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    for row in study(args.traces, args.cases, args.seeds):
+        found.append(row)
+        print(json.dumps(row), flush=True)
+        if args.json:
+            summary = {
+                name: {
+                    variant: round(relative([r for r in found if r["case"] == name], variant), 4)
+                    for variant in VARIANTS
+                }
+                for name in {row["case"]: None for row in found}
+            }
+            content = {
+                "command": "python -m benchmarks.shortlists --traces ../shared/traces",
+                "machine": machine(),
+                "relative_to_scan": summary,
+                "windows": found,
+            }
+            args.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
