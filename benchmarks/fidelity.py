@@ -219,15 +219,16 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     profile = read_profile(args.profile)
-    result["setup"] = machine() | {
+    setup = machine() | {
         "load_average": os.getloadavg()[0],
         "profile": profile.model_dump(),
         "slo": {"ttft_s": SLO.ttft_s, "tpot_s": SLO.tpot_s},
         "work": f"{args.requests} requests of {INPUT_TOKENS} + {OUTPUT_TOKENS} tokens, each +-{SPREAD:.0%}",
-        "command": "python -m benchmarks.fidelity --profile profile.json --out benchmarks/results/fidelity.json",
+        "command": "python -m benchmarks.fidelity --profile profile.json --out benchmarks/results/fidelity.json "
+        f"--rates {' '.join(f'{rate:g}' for rate in args.rates)} --rounds {args.rounds} --requests {args.requests}",
     }
     for name in args.fleets:
-        result[name] = study(name, profile, args.rates, args.rounds, args.requests)
+        result[name] = {"setup": setup} | study(name, profile, args.rates, args.rounds, args.requests)
         args.out.write_text(json.dumps(result, indent=1) + "\n")
         print(name, json.dumps(result[name]["summary"], indent=1))
 

@@ -51,6 +51,7 @@ def summarise(result: dict[str, Any], picture: Path) -> dict[str, Any]:
                     "share_of_bound": round(means[ours] / _geometric(bounds), 3),
                 }
                 for ours in OURS
+                if ours in table
             },
         }
     _draw(result, picture)
@@ -64,8 +65,12 @@ def _table(cells: dict[str, Any], target: str) -> dict[str, dict[str, float]]:
     for name, cell in cells.items():
         where, scheduler, _ = name.rsplit("/", 2)
         table[scheduler][where] = max(table[scheduler].get(where, 0.0), cell["goodput"][target])
-    whole = set.intersection(*(set(table[name]) for name in (*OURS, *SCHEDULERS)))
-    return {name: {where: values[where] for where in sorted(whole)} for name, values in table.items()}
+    whole = set.intersection(*(set(table[name]) for name in SCHEDULERS))
+    return {
+        name: {where: values[where] for where in sorted(whole)}
+        for name, values in table.items()
+        if whole <= set(values)
+    }
 
 
 def _geometric(values: list[float]) -> float:
