@@ -104,9 +104,15 @@ class World:
 
     async def __aenter__(self) -> "World":
         names = [f"{role}{i % 2}" if role != "scheduler" else role for i, role in enumerate(ROLES)]
-        await self.start("scheduler")
-        await asyncio.gather(*(self.start(name) for name in names[1:]))
-        await self.settled()
+        try:
+            await self.start("scheduler")
+            async with asyncio.TaskGroup() as starting:
+                for name in names[1:]:
+                    starting.create_task(self.start(name))
+            await self.settled()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
