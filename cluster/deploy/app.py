@@ -46,19 +46,25 @@ def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serv
 def _pool(deployment: Any, config: ClusterConfig, num_replicas: int, mesh: ParallelConfig) -> Any:
     """The ranks of an instance that has several ask for what they need, not its replica."""
     if mesh.num_ranks == 1:
-        return _options(deployment, config, num_replicas, config.cpus_per_instance)
+        num_gpus = int(config.engine.device == "cuda")
+        return _options(deployment, config, num_replicas, config.cpus_per_instance, num_gpus)
     placed = _options(deployment, config, num_replicas, 0)
     return placed.options(placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=STRATEGY)
 
 
 def _options(
-    deployment: Any, config: ClusterConfig, num_replicas: int, num_cpus: float, surge_percent: int = 0
+    deployment: Any,
+    config: ClusterConfig,
+    num_replicas: int,
+    num_cpus: float,
+    num_gpus: int = 0,
+    surge_percent: int = 0,
 ) -> Any:
     """`surge_percent`: how many new replicas may start before old ones stop when a new version is deployed. Accelerators are
     seldom to spare, so a pool's replicas make room first."""
     return deployment.options(
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": num_cpus, "runtime_env": _ENVIRONMENT},
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": _ENVIRONMENT},
         logging_config=_LOGGING,
         health_check_period_s=1,
         health_check_timeout_s=30,

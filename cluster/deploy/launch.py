@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
+import torch
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
@@ -124,18 +125,33 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     if ray_address != "local":
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
         return
+    num_gpus = _offered_gpus(config)
     cpus = config.prefill_instances * config.cpus_of(config.prefill)
     cpus += config.decode_instances * config.cpus_of(config.decode)
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
         num_cpus=max(2, int(cpus + 0.1 * (1 + 2 * config.ingress_instances) + 1)),
-        num_gpus=0,
+        num_gpus=num_gpus,
         include_dashboard=False,
         namespace=_APP,
         logging_level=logging.ERROR,
         log_to_driver=False,
     )
+
+
+def _offered_gpus(config: ClusterConfig) -> int:
+    """To a Ray of this host alone; a process on Ray sees the GPUs that it has asked for, and no other. Raises ConfigError."""
+    if config.engine.device != "cuda":
+        return 0
+    pools = ((config.prefill_instances, config.prefill), (config.decode_instances, config.decode))
+    num_ranks = sum(num_instances * pool.num_ranks for num_instances, pool in pools)
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < num_ranks:
+        raise ConfigError(
+            f"engine.device is cuda: {num_ranks} ranks need a GPU each, and this host has {num_gpus}"
+        )
+    return num_gpus
 
 
 def _stop(owns_ray: bool) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -119,19 +119,28 @@ async def _meet(
     waiting = asyncio.ensure_future(all_met.wait())
     try:
         await asyncio.wait([waiting, *ends], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+        if len(met) < len(actors):
+            for sock in met.values():
+                sock.close()
+            raise ReplicaLost(_why_not(setups, ends, met, deadline_s))
     finally:
-        waiting.cancel()
+        for future in (waiting, *ends):  # a rank ends long after this loop
+            future.cancel()
         await listener.close()
-    for setup, end in zip(setups, ends, strict=True):
-        if end.done() and (error := end.exception()):
-            raise ReplicaLost(f"{rank_name(setup)} did not start: {_first_line(error)}")
-    if len(met) < len(actors):
-        late = ", ".join(rank_name(setup) for number, setup in enumerate(setups) if number not in met)
-        raise ReplicaLost(f"{late}: not there after {deadline_s:.0f} s")
     return [
         ActorRank(rank_name(setup), actor, ref, met[number])
         for number, (setup, actor, ref) in enumerate(zip(setups, actors, serving, strict=True))
     ]
+
+
+def _why_not(
+    setups: Sequence[RankSetup], ends: Sequence[asyncio.Future[Any]], met: Collection[int], deadline_s: float
+) -> str:
+    for setup, end in zip(setups, ends, strict=True):
+        if end.done() and (error := end.exception()):
+            return f"{rank_name(setup)} did not start: {_first_line(error)}"
+    late = ", ".join(rank_name(setup) for number, setup in enumerate(setups) if number not in met)
+    return f"{late}: not there after {deadline_s:.0f} s"
 
 
 async def _dial(address: str, secret: bytes, number: int) -> socket.socket:

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+import torch
 
+from cluster.deploy.app import build_application
 from cluster.deploy.bundles import STRATEGY, Share, bundles_of, no_room, shares
+from cluster.deploy.launch import Cluster
 from cluster.deploy.serve_file import check_serve_file
-from core.config import load
+from core.config import ClusterConfig, load
 from core.errors import ConfigError
 
 
@@ -35,6 +38,30 @@ def test_ranks_never_ask_for_more_than_their_bundle_has(cpus: float) -> None:
 def test_bundles_that_cannot_be_shared_evenly_are_refused(bundles: list[dict[str, float]]) -> None:
     with pytest.raises(ConfigError, match="placement_group_bundles"):
         shares(bundles, 4)
+
+
+def pools_of(config: ClusterConfig) -> dict[str, Any]:
+    """Serve's description of each pool of the application."""
+    bound = build_application(config, b"key", one_host=True)._bound_deployment.init_args[3]
+    return {pool._bound_deployment.name: pool._bound_deployment._replica_config for pool in bound}
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("auto", 0), ("cuda", 1)])
+def test_every_rank_asks_for_its_own_gpu(device: str, gpus: int) -> None:
+    pools = pools_of(load(None, {}, {"engine.device": device, "decode.tp": 2, "decode.ep": 2}))
+    alone, several = pools["PrefillPool"], pools["DecodePool"]
+    assert alone.placement_group_bundles is None
+    assert (alone.ray_actor_options["num_cpus"], alone.ray_actor_options["num_gpus"]) == (0.25, gpus)
+    assert (several.ray_actor_options["num_cpus"], several.ray_actor_options["num_gpus"]) == (0, 0)
+    assert several.placement_group_strategy == STRATEGY
+    assert shares(several.placement_group_bundles, 4) == [Share(rank // 2, 0.25, gpus) for rank in range(4)]
+
+
+def test_ranks_without_a_gpu_each_are_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = load(None, {}, {"engine.device": "cuda", "decode.tp": 2})
+    with pytest.raises(ConfigError, match="3 ranks need a GPU each, and this host has 2"):
+        Cluster.start(config)
 
 
 def test_an_instance_that_no_host_could_hold_is_named() -> None:
