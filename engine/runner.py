@@ -47,7 +47,8 @@ class Runner:
         chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]
         if not chosen:
             return []
-        out = sample(self._model.logits(hidden), [key for key, _ in chosen], [seq for _, seq in chosen])
+        keys, drawing = [key for key, _ in chosen], [seq for _, seq in chosen]
+        out = sample(self._model.logits(hidden), keys, drawing, self._model.ops.draw)
         for (_, seq), drawn in zip(chosen, out, strict=True):
             seq.append(drawn.token)
         return out

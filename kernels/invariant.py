@@ -22,15 +22,17 @@ from kernels.row_tiles import RowTiles
 def invariant_ops() -> Ops:
     """For one model on one thread."""
     tiles = RowTiles()
-    linear = partial(_linear, tiles)
+    linear, rms_norm = partial(_linear, tiles), partial(_rms_norm, tiles)
     return replace(
         ref.reference_ops(),
-        rms_norm=partial(_rms_norm, tiles),
+        rms_norm=rms_norm,
+        add_rms_norm=partial(ref.add_rms_norm, rms_norm),
         silu_mul=partial(_by_rows, tiles, ref.silu_mul),
         gelu_tanh_mul=partial(_by_rows, tiles, ref.gelu_tanh_mul),
         clamped_swiglu=partial(_clamped_swiglu, tiles),
         linear=linear,
         by_rows=partial(_by_rows, tiles),
+        rope_write_kv=partial(ref.rope_write_kv, rms_norm),
         paged_attention=InvariantAttention(tiles),
         route=partial(_route, tiles),
         experts=partial(_experts, linear),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.routing import Routing
+from kernels.sampling import Draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,18 @@ class ExpertWeights:
     """(S, 2I)"""
 
 
+HeadNorms = tuple[Tensor, Tensor, float]
+"""Weights (D,) float32 of the RMSNorm of queries' and of keys' heads; eps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ops:
     """One implementation of everything, for one kind of device. Outputs have the dtype of the inputs."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     """(x (..., N), weight (N,) float32, eps) -> (..., N); computed in float32."""
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    """(x (T, N), residual (T, N), weight, eps) -> their sum, and its `rms_norm`. `residual` may be overwritten."""
     rope: Callable[[Tensor, Tensor, Tensor], Tensor]
     """(x (T, heads, D), cos (T, D), sin (T, D)) -> (T, heads, D); halves are rotated (GPT-NeoX order)."""
     silu_mul: Callable[[Tensor], Tensor]
@@ -83,8 +90,9 @@ class Ops:
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M)"""
     by_rows: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
     """(operation, x (T, ...)) -> operation(x), which is row by row and the same object at every call."""
-    write_kv: Callable[[Tensor, Tensor, Tensor, AttentionMeta], None]
-    """(k (T, Hkv, D), v (T, Hkv, D), kv_layer, meta): store at meta.slots."""
+    rope_write_kv: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, Tensor, AttentionMeta], Tensor]
+    """(qkv (T, (H + 2 Hkv) D), cos (T, D), sin (T, D), norms, kv_layer, meta) -> queries (T, H, D). Queries and keys pass their
+    norms, if any, and are rotated as in `rope`; keys and values are stored at meta.slots."""
     paged_attention: Callable[[Tensor, Tensor, AttentionMeta, float, int, float, Tensor | None], Tensor]
     """(q (T, H, D), kv_layer, meta, scale, window, soft_cap, sinks) -> (T, H, D). Causal. A token attends to at most the last
     `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not). `sinks`
@@ -95,6 +103,9 @@ class Ops:
     experts: Callable[[Tensor, Tensor, Tensor, ExpertWeights, Callable[[Tensor], Tensor]], Tensor]
     """(x (N, hidden), slots (N, K) int64, weights (N, K) float32, held, activate) -> (N, hidden): each row's weighted sum over
     its slots of down(activate(gate_up(x))); slot -1 is no expert and adds nothing. `activate` is (M, 2I) -> (M, I)."""
+    draw: Callable[[Tensor, Sequence[Draw]], Tensor]
+    """(logits (N, V) float32, draws (N,)) -> tokens (N,) int64: of those that may be drawn the first, by id, whose cumulative
+    probability exceeds the number's part of their total."""
     write_latent: Callable[[Tensor, Tensor, AttentionMeta], None]
     """(latent (T, R + P), kv_layer (num_blocks, 1, 1, block_size, R + P), meta): store at meta.slots."""
     latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]

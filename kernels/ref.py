@@ -1,6 +1,7 @@
 """Pure PyTorch of every operation: the specification, and what runs on a CPU."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,14 +9,48 @@ from torch.nn import functional as F
 
 from kernels.latent import latent_attention, write_latent
 from kernels.moe import experts, route
-from kernels.ops import AttentionMeta, Ops
+from kernels.ops import AttentionMeta, HeadNorms, Ops
 from kernels.paged import PagedAttention
+from kernels.sampling import draw
+
+RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dtype == torch.float32:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
     return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(
+    rms_norm: RmsNorm, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`Ops.add_rms_norm` over `rms_norm`."""
+    total = residual + x
+    return total, rms_norm(total, weight, eps)
+
+
+def rope_write_kv(
+    rms_norm: RmsNorm,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: HeadNorms | None,
+    kv_layer: Tensor,
+    meta: AttentionMeta,
+) -> Tensor:
+    """`Ops.rope_write_kv` over `rms_norm`."""
+    kv_heads, size = kv_layer.shape[2], kv_layer.shape[4]
+    heads = qkv.view(len(qkv), -1, size)
+    num_heads = heads.shape[1] - 2 * kv_heads
+    turned, v = heads[:, : num_heads + kv_heads], heads[:, num_heads + kv_heads :]
+    if norms is not None:
+        q_weight, k_weight, eps = norms
+        q, k = turned[:, :num_heads], turned[:, num_heads:]
+        turned = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)), 1)
+    turned = rope(turned, cos, sin)
+    write_kv(turned[:, num_heads:], v, kv_layer, meta)
+    return turned[:, :num_heads]
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -41,6 +76,7 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
+    """k and v (T, Hkv, D), stored at meta.slots."""
     num_heads, block_size, head_dim = kv_layer.shape[2:]
     if (rows := meta.cache.get("write_rows")) is None:
         block, offset = meta.slots // block_size, meta.slots % block_size
@@ -60,15 +96,17 @@ def reference_ops() -> Ops:
     """For one model on one thread: attention keeps scratch memory between calls."""
     return Ops(
         rms_norm=rms_norm,
+        add_rms_norm=partial(add_rms_norm, rms_norm),
         rope=rope,
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
         linear=F.linear,
         by_rows=by_rows,
-        write_kv=write_kv,
+        rope_write_kv=partial(rope_write_kv, rms_norm),
         paged_attention=PagedAttention(),
         route=route,
+        draw=draw,
         experts=experts,
         write_latent=write_latent,
         latent_attention=latent_attention,

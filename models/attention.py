@@ -38,14 +38,17 @@ class Attention:
         self, spec: ModelSpec, index: int, checkpoint: Checkpoint, prefix: str, ops: Ops, joins: Joins
     ) -> None:
         self._ops, self._joins, self._index = ops, joins, index
-        self._head_dim, self._eps = spec.head_dim, spec.norm_eps
+        self._head_dim = spec.head_dim
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
         self._read_projections(spec, checkpoint, prefix)
-        self._q_norm = self._k_norm = self._sinks = None
+        self._norms = self._sinks = None
         if spec.qk_norm:
-            self._q_norm = checkpoint.take(f"{prefix}q_norm.weight", (spec.head_dim,), torch.float32)
-            self._k_norm = checkpoint.take(f"{prefix}k_norm.weight", (spec.head_dim,), torch.float32)
+            q_norm, k_norm = (
+                checkpoint.take(f"{prefix}{name}_norm.weight", (spec.head_dim,), torch.float32)
+                for name in "qk"
+            )
+            self._norms = (q_norm, k_norm, spec.norm_eps)
         if spec.sinks:
             self._sinks = checkpoint.take(f"{prefix}sinks", (spec.num_heads,), torch.float32)
 
@@ -55,7 +58,7 @@ class Attention:
         parts = [
             checkpoint.take(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in sizes.items()
         ]
-        self._heads, self._kv_heads = parts[0].shape[0] // dim, parts[1].shape[0] // dim
+        self._heads = parts[0].shape[0] // dim
         self._qkv, self._qkv_bias = torch.cat(parts), None
         if spec.qkv_bias:
             self._qkv_bias = torch.cat(
@@ -66,9 +69,8 @@ class Attention:
 
     def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
         ops, heads = self._ops, self._heads
-        qkv = ops.linear(x, self._qkv, self._qkv_bias).view(-1, heads + 2 * self._kv_heads, self._head_dim)
-        q, k = self._rotated(qkv, step)
-        ops.write_kv(k, qkv[:, heads + self._kv_heads :], kv_layer, step.meta)
+        qkv = ops.linear(x, self._qkv, self._qkv_bias)
+        q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)
         if step.on_layer is not None:
             step.on_layer(self._index)
         attended = ops.paged_attention(
@@ -78,13 +80,3 @@ class Attention:
             ops.linear(attended.reshape(-1, heads * self._head_dim), self._out, None)
         )
         return out if self._out_bias is None else out + self._out_bias
-
-    def _rotated(self, qkv: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """(T, heads + 2 kv_heads, D) -> q (T, heads, D), k (T, kv_heads, D)"""
-        ops, heads, stop = self._ops, self._heads, self._heads + self._kv_heads
-        if self._q_norm is None or self._k_norm is None:
-            rotated = ops.rope(qkv[:, :stop], step.cos, step.sin)
-            return rotated[:, :heads], rotated[:, heads:]
-        q = ops.rms_norm(qkv[:, :heads], self._q_norm, self._eps)
-        k = ops.rms_norm(qkv[:, heads:stop], self._k_norm, self._eps)
-        return ops.rope(q, step.cos, step.sin), ops.rope(k, step.cos, step.sin)

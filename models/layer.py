@@ -21,7 +21,7 @@ class Layer:
     ) -> None:
         """`load` ((num_experts,) int64) counts the choices of this layer's router."""
         prefix = f"model.layers.{index}."
-        self._norm, self._eps = ops.rms_norm, spec.norm_eps
+        self._ops, self._eps = ops, spec.norm_eps
         attention = Attention if spec.mla is None else LatentAttention
         self._attention: AttentionLayer = attention(
             spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
@@ -49,15 +49,28 @@ class Layer:
         self._after_attention = norm("post_attention_layernorm") if spec.post_norms else None
         self._after_mlp = norm("post_feedforward_layernorm") if spec.post_norms else None
 
-    def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
-        """(T, hidden) -> (T, hidden)"""
-        if len(x):  # without rows a rank only computes other ranks' on its experts
-            out = self._attention(self._norm(x, self._before_attention, self._eps), kv_layer, step)
-            x = x + (
-                out if self._after_attention is None else self._norm(out, self._after_attention, self._eps)
-            )
-        out = self._mlp(self._norm(x, self._before_mlp, self._eps))
-        return x + (out if self._after_mlp is None else self._norm(out, self._after_mlp, self._eps))
+    def __call__(
+        self, x: Tensor, added: Tensor | None, kv_layer: Tensor, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        """(T, hidden) each: the residual, and what is to be added to it (None: nothing) -> the same behind this layer. `x` may
+        be overwritten."""
+        x, normed = add_and_norm(self._ops, x, added, self._before_attention, self._eps)
+        # Without rows a rank only computes other ranks' on its experts.
+        out = self._attention(normed, kv_layer, step) if len(x) else normed
+        if self._after_attention is not None:
+            out = self._ops.rms_norm(out, self._after_attention, self._eps)
+        x, normed = add_and_norm(self._ops, x, out, self._before_mlp, self._eps)
+        out = self._mlp(normed)
+        return x, out if self._after_mlp is None else self._ops.rms_norm(out, self._after_mlp, self._eps)
+
+
+def add_and_norm(
+    ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The sum, and its norm."""
+    if added is None:
+        return x, ops.rms_norm(x, weight, eps)
+    return ops.add_rms_norm(added, x, weight, eps)
 
 
 def read_norm(spec: ModelSpec, checkpoint: Checkpoint, name: str) -> Tensor:

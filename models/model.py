@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.joins import ONE_RANK, Joins
 from kernels.ops import AttentionMeta, ExpertWeights, Ops
 from models.attention import Step
-from models.layer import Layer, read_norm
+from models.layer import Layer, add_and_norm, read_norm
 from models.rope import inverse_frequencies
 from models.spec import ModelSpec
 from models.weights import Checkpoint
@@ -31,7 +31,7 @@ class Model:
         joins: Joins = ONE_RANK,
     ) -> None:
         """Raises UnsupportedModel when the checkpoint does not fit `spec`."""
-        self.spec, self._ops, self._joins = spec, ops, joins
+        self.spec, self.ops, self._joins = spec, ops, joins
         self.layers = range(spec.num_layers) if layers is None else layers
         self.is_first, self.is_last = self.layers.start == 0, self.layers.stop == spec.num_layers
         self._read_ends(checkpoint)
@@ -80,8 +80,9 @@ class Model:
         meta: AttentionMeta,
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """tokens (T,), or a former stage's hidden (T, hidden_size); positions (T,) -> hidden (T, hidden_size), for the next stage
-        or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for each of `layers`.
+        """tokens (T,), or a former stage's hidden (T, hidden_size), which may be overwritten; positions (T,) -> hidden
+        (T, hidden_size), for the next stage or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for each of
+        `layers`.
 
         `on_layer(l)`, l being the model's index, is called as soon as layer l's KV is all in `kv`."""
         if self._embedding is not None:
@@ -89,20 +90,23 @@ class Model:
             if self.spec.embedding_scale != 1.0:
                 x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
         step = Step(meta, *self._rotation(positions, x.dtype), on_layer)
+        added: Tensor | None = None
         for layer, kv_layer in zip(self._layers, kv, strict=True):
-            x = layer(x, kv_layer, step)
-        return x if self._norm is None else self._ops.rms_norm(x, self._norm, self.spec.norm_eps)
+            x, added = layer(x, added, kv_layer, step)
+        if self._norm is None:
+            return x if added is None else x + added
+        return add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32."""
         assert self._head is not None, "only the last stage has the head"
-        logits = self._joins.gather_logits(self._ops.linear(hidden, self._head, None)).float()
+        logits = self._joins.gather_logits(self.ops.linear(hidden, self._head, None)).float()
         cap = self.spec.logit_soft_cap
-        return self._ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
+        return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         angles = positions[:, None].float() * self._frequencies
         cos, sin = (
-            self._ops.by_rows(function, angles) * self._rope_factor for function in (torch.cos, torch.sin)
+            self.ops.by_rows(function, angles) * self._rope_factor for function in (torch.cos, torch.sin)
         )
         return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)

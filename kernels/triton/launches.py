@@ -64,8 +64,6 @@ def _rotations() -> None:
     angles, slots = tensor(TOKENS, HEAD_DIM), tensor(TOKENS, dtype=torch.int64)
     qkv = tensor(TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     rope.rope(qkv.view(TOKENS, -1, HEAD_DIM)[:, :HEADS], angles, angles)
-    keys = tensor(TOKENS, KV_HEADS, HEAD_DIM)
-    rope.write_kv(keys, keys, _pool(torch.bfloat16), slots)
     rope.rope_and_write_kv(qkv, angles, angles, slots, _pool(torch.bfloat16), HEADS)
 
 

@@ -6,33 +6,43 @@ from functools import partial
 from torch import Tensor
 
 from kernels.moe import route, top_stable
-from kernels.ops import AttentionMeta, Ops
+from kernels.ops import AttentionMeta, HeadNorms, Ops
 from kernels.ref import reference_ops
 from kernels.triton.activation import gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm import linear
 from kernels.triton.grouped import experts
 from kernels.triton.latent import invariant_latent_attention, latent_attention
-from kernels.triton.norm import rms_norm
-from kernels.triton.rope import rope, write_kv
+from kernels.triton.norm import add_rms_norm, rms_norm
+from kernels.triton.rope import rope, rope_and_write_kv
+from kernels.triton.sampling import draw
 
 _SPLIT_TOKENS = 1024
 _EXPERT_ROWS = 64
 
 
-def _write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
-    write_kv(k, v, kv_layer, meta.slots)
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    return residual, add_rms_norm(x, residual, weight, eps)
+
+
+def _rope_write_kv(
+    qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv_layer: Tensor, meta: AttentionMeta
+) -> Tensor:
+    num_heads = qkv.shape[1] // kv_layer.shape[4] - 2 * kv_layer.shape[2]
+    return rope_and_write_kv(qkv, cos, sin, meta.slots, kv_layer, num_heads, norms=norms)
 
 
 def triton_ops() -> Ops:
     return replace(
         reference_ops(),
         rms_norm=rms_norm,
+        add_rms_norm=_add_rms_norm,
         rope=rope,
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
-        write_kv=_write_kv,
+        rope_write_kv=_rope_write_kv,
         experts=experts,
+        draw=draw,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
     )

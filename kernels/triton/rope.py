@@ -1,4 +1,4 @@
-"""Rotary embeddings (Su et al., 2021); the same fused with the norm of heads before and the KV write behind; KV writes alone.
+"""Rotary embeddings (Su et al., 2021); the same fused with the norm of heads before and the KV write behind.
 
 Memory-bound. Floor: the projection (T, H + 2 Hkv, D) is read once, the queries and the KV written once."""
 
@@ -90,25 +90,6 @@ def _rope_write_kernel(
     tl.store(kv_target + HALF, second.to(kv.dtype.element_ty), kv_mask)
 
 
-@triton.jit
-def _write_kernel(
-    k, v, slots, kv, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    column = tl.arange(0, BLOCK_D)
-    mask = (head < KV_HEADS)[:, None] & (column < D)[None, :]
-    if tl.program_id(2) == 0:
-        vectors = tl.load(k + token * k_token_stride + head[:, None] * k_head_stride + column[None, :], mask)
-    else:
-        vectors = tl.load(v + token * v_token_stride + head[:, None] * v_head_stride + column[None, :], mask)
-    slot = tl.load(slots + token)
-    plane = slot // BLOCK_SIZE * 2 + tl.program_id(2)
-    row = (plane * KV_HEADS + head) * BLOCK_SIZE + slot % BLOCK_SIZE
-    tl.store(kv + row[:, None] * D + column[None, :], vectors.to(kv.dtype.element_ty), mask)
-
-
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(T, heads, D) with contiguous vectors, cos and sin (T, D) -> (T, heads, D), contiguous."""
     assert x.stride(2) == 1
@@ -145,14 +126,3 @@ def rope_and_write_kv(
         NORM=norms is not None, LARGEST=0.0 if kv_scales is None else QUANTISED_MAX[kv_layer.dtype], num_warps=4,
     )  # fmt: skip
     return q
-
-
-def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, slots: Tensor) -> None:
-    """(T, Hkv, D) each, with contiguous vectors and one stride of tokens -> stored at `slots` in kv_layer's dtype."""
-    _, _, kv_heads, block_size, size = kv_layer.shape
-    block = triton.next_power_of_2(size)
-    tile = min(triton.next_power_of_2(kv_heads), max(1, 2048 // block))
-    _write_kernel[(k.shape[0], triton.cdiv(kv_heads, tile), 2)](
-        k, v, slots, kv_layer, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        KV_HEADS=kv_heads, D=size, BLOCK_D=block, BLOCK_SIZE=block_size, HEADS=tile, num_warps=4,
-    )  # fmt: skip

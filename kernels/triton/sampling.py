@@ -1,15 +1,18 @@
 """Drawing tokens: penalties, then temperature, top-k, top-p, min-p, and one number through the inverse of the cumulative
-distribution in token-id order; log-probabilities. The same draw as engine.sampler, which says what each step means and where the
-numbers come from.
+distribution in token-id order; log-probabilities. The same draw as kernels.sampling; engine.sampler says what each step means
+and where the numbers come from.
 
 Thresholds are found without sorting: floats are compared as integers of the same order, whose bits are settled two at a time by
 counting, or adding up, what lies above three candidates. A row is read 16 times for each of top-k and top-p, from L2."""
+
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.sampling import Draw
 from kernels.triton.platform import INTERPRETED
 
 _BLOCK = 64 if INTERPRETED else 4096
@@ -138,6 +141,19 @@ def sample(
             BLOCK=_BLOCK, num_warps=8,
         )  # fmt: skip
     return out
+
+
+def draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """`Ops.draw`; what the rows ask for is uploaded in one piece."""
+    asked = [
+        (each.shape.temperature, each.shape.top_k, each.shape.top_p, each.shape.min_p, each.uniform)
+        for each in draws
+    ]
+    columns = torch.tensor(asked, dtype=torch.float64).to(logits.device, non_blocking=True).unbind(1)
+    temperature, top_p, min_p = (columns[i].to(torch.float32).contiguous() for i in (0, 2, 3))
+    return sample(
+        logits, temperature, columns[1].to(torch.int32).contiguous(), top_p, min_p, columns[4].contiguous()
+    )
 
 
 @triton.jit

@@ -17,7 +17,8 @@ from transformers import (
 from core.plan import NewSeq
 from core.types import SamplingParams
 from engine.batch import RankSeq
-from engine.sampler import distribution, sample, uniform
+from engine.sampler import sample, uniform
+from kernels.sampling import distribution
 
 VOCAB = 50
 

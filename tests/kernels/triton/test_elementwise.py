@@ -143,14 +143,3 @@ def test_quantised_kv_has_one_scale_for_each_vector(device: torch.device, dtype:
     assert written.sum() == 4 * 2 * 2
     quantised_like(pool[written], scales[written], exact[written])
     assert not scales[~written].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_kv_write_alone(device: torch.device, dtype: torch.dtype) -> None:
-    heads = torch.randn(4, 9, 24, dtype=dtype, device=device)
-    k, v = heads[:, 1:4], heads[:, 6:]
-    slots = torch.tensor([3, 8, 5, 0], device=device)
-    got, want = (torch.zeros(3, 2, 3, 4, 24, dtype=dtype, device=device) for _ in range(2))
-    rope.write_kv(k, v, got, slots)
-    ref.write_kv(k, v, want, meta_for(slots))
-    torch.testing.assert_close(got, want, rtol=0, atol=0)

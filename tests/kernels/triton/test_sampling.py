@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from core.types import SamplingParams
-from engine.sampler import distribution, uniform
+from engine.sampler import uniform
+from kernels import sampling as ref
+from kernels.sampling import Draw, distribution
+from kernels.triton.sampling import draw as draw_rows
 from kernels.triton.sampling import logprobs, penalise, sample
 
 V = 100
@@ -59,6 +62,15 @@ def test_the_draw_of_the_engine(device: torch.device, with_ties: bool) -> None:
 def test_a_number_next_to_one_draws_the_last_token_that_may_be(device: torch.device) -> None:
     logits, params = torch.tensor([[0.0, 5.0, 4.9, -50.0]]), [SamplingParams(temperature=1.0, top_k=2)]
     assert on_device(logits, params, torch.tensor([1 - 2.0**-53], dtype=torch.float64), device).item() == 2
+
+
+def test_draws_of_a_batch_are_those_of_a_cpu(device: torch.device) -> None:
+    draws = [
+        Draw(SamplingParams(temperature=0.7, **cut), uniform(5, row))  # type: ignore[arg-type]
+        for row, cut in enumerate(CUTS)
+    ]
+    logits = torch.randn(len(draws), V) * 2
+    assert torch.equal(draw_rows(logits.to(device), draws).cpu(), ref.draw(logits, draws))
 
 
 def test_penalties(device: torch.device) -> None:
