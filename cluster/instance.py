@@ -31,6 +31,7 @@ from engine.loop import Engine
 from engine.reporting import Reporter
 from engine.sequence import Sequence
 from engine.stepfit import StepFits
+from engine.tiers.gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
 from engine.tiers.store import TierStore
 from kvtransfer.inbox import Inbox
@@ -60,6 +61,8 @@ class Parts:
     """Where KV is converted for holders that store it otherwise; None: those are refused."""
     tiers: TierStore | None = None
     """Where KV goes that the pool has no room for."""
+    gate: LayerGate | None = None
+    """For ranks that ask their sink before a layer reads the pool. Else a prefix from the tiers is there before its step."""
     model: str = ""
     """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
     site: Site = field(default_factory=Site)
@@ -96,7 +99,8 @@ class Instance:
             parts.pools,
             now=clock.now,
         )
-        group = parts.make_group(self._pusher)
+        tiers, gate, size = parts.tiers, parts.gate, config.engine.block_size
+        group = parts.make_group(GatedSink(gate, self._pusher) if tiers and gate else self._pusher)
         self._engine = Engine(
             self._scheduler,
             group,
@@ -105,7 +109,7 @@ class Instance:
             self._on_error,
             lambda keys: self._prefill.on_stuck(keys),
             config.engine.lookahead,
-            Restoring(self._scheduler, parts.tiers, config.engine.block_size) if parts.tiers else None,
+            Restoring(self._scheduler, tiers, size, gate) if tiers else None,
             StepFits(parts.steps),
         )
         info = Register(

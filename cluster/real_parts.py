@@ -13,11 +13,13 @@ from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.step_profile import first_steps
 from engine.build import PoolSize, build_group, size_pool
+from engine.devices import choose_device
 from engine.dims import mesh_of
 from engine.ranks.rank import Spawner
 from engine.ranks.spawn import children
 from engine.ranks.start import start_ranks
 from engine.tiers.build import build_tiers
+from engine.tiers.gate import LayerGate
 from kvtransfer.inbox import Inbox
 from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.base import Receiver, Sender
@@ -106,6 +108,10 @@ def _parts(
         host,
         access.staging,
         tiers,
+        # A GPU's pool is filled from its copy in host memory as a step begins, ranks of their own have no gate to wait at.
+        LayerGate()
+        if parallel.num_ranks == 1 and choose_device(config.engine.device).type == "cpu"
+        else None,
         revision,
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),

@@ -39,7 +39,10 @@ LayerDone = Callable[[int, int], None]
 class LayerSink(Protocol):
     """Told of a step's layers as they are computed, on a rank's compute thread or on the event loop's."""
 
-    def step_started(self, plan: StepPlan) -> LayerDone: ...
+    def step_started(self, plan: StepPlan) -> LayerDone | None:
+        """Before the step's first touch of the KV pool. What is returned is called with each layer when its KV is in the pool,
+        before the layer reads it; None: nobody waits for them."""
+        ...
 
 
 class WorkerGroup(Protocol):

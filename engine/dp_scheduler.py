@@ -153,8 +153,11 @@ class DpScheduler:
         most = max(self._groups, key=lambda group: group.num_cached_blocks(request))
         return most.begin_restore(request, count)
 
-    def end_restore(self, restore: Restore, num_filled: int) -> None:
-        self._groups[restore.blocks[0] // self._blocks_each].end_restore(restore, num_filled)
+    def publish_restore(self, restore: Restore, count: int) -> None:
+        self._groups[restore.blocks[0] // self._blocks_each].publish_restore(restore, count)
+
+    def end_restore(self, restore: Restore) -> None:
+        self._groups[restore.blocks[0] // self._blocks_each].end_restore(restore)
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         parts = [group.plan(now, steps) for group in self._groups]

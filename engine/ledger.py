@@ -113,10 +113,12 @@ class BlockLedger:
         self._restores.append(restore)
         return restore
 
-    def end_restore(self, restore: Restore, num_filled: int) -> None:
-        self._restores = [r for r in self._restores if r is not restore]
-        blocks = [*restore.prefix, *restore.blocks[:num_filled]]
+    def publish_restore(self, restore: Restore, count: int) -> None:
+        blocks = [*restore.prefix, *restore.blocks[:count]]
         self._cache.insert(restore.tokens, len(blocks), blocks, restore.salt, len(restore.prefix))
+
+    def end_restore(self, restore: Restore) -> None:
+        self._restores = [r for r in self._restores if r is not restore]
         self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
 
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:

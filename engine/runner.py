@@ -28,6 +28,7 @@ class Runner:
             self._seqs.pop(key, None)
         for new in plan.new:
             self._seqs[new.key] = RankSeq(new)
+        layer_done = step_started(self._sink, plan)
         self._pool.copy_blocks(plan.copies)
         take_in(self._pool, plan, self._block_size)
         seqs = [self._seqs[item.key] for item in plan.work]
@@ -37,7 +38,7 @@ class Runner:
             batch.positions,
             self._pool.layers,
             batch.meta,
-            layer_hook(self._pool, batch.meta.slots, step_started(self._sink, plan)),
+            layer_hook(self._pool, batch.meta.slots, layer_done),
         )
         sampled = self._sample(plan, seqs, hidden[batch.sample_rows])
         self._pool.synchronise()
@@ -68,7 +69,7 @@ def take_in(pool: Pool, plan: StepPlan, block_size: int) -> None:
 
 def step_started(sink: LayerSink | None, plan: StepPlan) -> LayerDone | None:
     """Whom to tell of the step's layers, if anybody waits for them."""
-    return sink.step_started(plan) if sink is not None and any(item.push for item in plan.work) else None
+    return sink.step_started(plan) if sink is not None else None
 
 
 def layer_hook(

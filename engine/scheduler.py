@@ -216,9 +216,13 @@ class StepScheduler:
         """Blocks for the `count` full blocks after the cached prefix; None while there are not enough to spare."""
         return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._running))
 
-    def end_restore(self, restore: Restore, num_filled: int) -> None:
-        """The first `num_filled` of its blocks hold their KV: keep them in the cache, and give the others back."""
-        self._ledger.end_restore(restore, num_filled)
+    def publish_restore(self, restore: Restore, count: int) -> None:
+        """The first `count` of its blocks hold their KV, or will before a step reads it: they are in the cache from now on."""
+        self._ledger.publish_restore(restore, count)
+
+    def end_restore(self, restore: Restore) -> None:
+        """Nobody fills its blocks any more: those that are not in the cache are free."""
+        self._ledger.end_restore(restore)
 
     # Steps ----------------------------------------------------------------------------------------------------------
 

@@ -182,7 +182,7 @@ class Pusher:
 
     # The compute thread's side --------------------------------------------------------------------------------------
 
-    def step_started(self, plan: StepPlan) -> LayerDone:
+    def step_started(self, plan: StepPlan) -> LayerDone | None:
         """Plan the copies of every pushed work once; layers only shift them."""
         chunks: list[Chunk] = []
         for work in plan.work:
@@ -200,6 +200,8 @@ class Pusher:
             num_layers = sum(self._pools[rank].shard.num_layers for rank in plans)
             chunks.append(Chunk(push, push.num_chunks, start, count, plans, num_layers))
             push.num_chunks += 1
+        if not chunks:
+            return None
         return lambda rank, layer: self._layer_done([c for c in chunks if rank in c.plans], rank, layer)
 
     def _plan(

@@ -45,10 +45,10 @@ class ModelledGroup:
         self._seqs.clear()
 
     async def _run_layers(self, plan: StepPlan, step_s: float) -> None:
-        if self._sink is None or not any(work.push for work in plan.work):
+        layer_done = self._sink.step_started(plan) if self._sink is not None else None
+        if layer_done is None:
             await self._clock.sleep(step_s)
             return
-        layer_done = self._sink.step_started(plan)
         for layer in range(self._num_layers):
             await self._clock.sleep(step_s / self._num_layers)
             layer_done(0, layer)

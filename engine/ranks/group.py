@@ -78,9 +78,7 @@ class ProcessGroup:
         await asyncio.shield(self._connecting)
         if self._lost.done():
             raise self._lost.result()
-        layer_done = None
-        if self._sink is not None and any(work.push for work in plan.work):
-            layer_done = self._sink.step_started(plan)
+        layer_done = self._sink.step_started(plan) if self._sink is not None else None
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         self._steps[plan.step] = _Step(plan, future, len(self.ranks), layer_done)
         data = frame(plan)

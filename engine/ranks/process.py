@@ -47,7 +47,9 @@ class _Sink:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def step_started(self, plan: StepPlan) -> LayerDone:
+    def step_started(self, plan: StepPlan) -> LayerDone | None:
+        if not any(work.push for work in plan.work):
+            return None
         return lambda _, layer: self._sock.sendall(frame(LayerReady(plan.step, layer)))
 
 

@@ -55,9 +55,9 @@ class StageRunner:
             self._seqs.pop(key, None)
         for new in plan.new:
             self._seqs[new.key] = RankSeq(new)
+        layer_done = step_started(self._sink, plan)
         self._pool.copy_blocks(plan.copies)
         take_in(self._pool, plan, self._block_size)
-        layer_done = step_started(self._sink, plan)
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
         for number, work in enumerate(parts):

@@ -31,16 +31,32 @@ class BlockPieces:
         first = (next(pool for pool in pools if pool.holds(block)) for pools in self._holders.values())
         return b"".join(self._memory[start:end] for pool in first for start, end in _spans(pool, block))
 
-    def scatter(self, block: int, content: bytes) -> None:
-        """`content`: of `num_bytes`."""
+    @property
+    def layers(self) -> range:
+        """Of the model, as far as any rank holds them."""
+        return range(
+            min(shard.layers[0] for shard in self._holders), max(shard.layers[1] for shard in self._holders)
+        )
+
+    def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
+        """Put a layer of a block back wherever it belongs. `content`: the whole block's, of `num_bytes`."""
         base = 0
         for shard, pools in self._holders.items():
-            for pool in filter(lambda pool: pool.holds(block), pools):
-                at = base
-                for start, end in _spans(pool, block):
-                    self._memory[start:end] = content[at : at + end - start]
-                    at += end - start
+            if shard.layers[0] <= layer < shard.layers[1]:
+                for pool in filter(lambda pool: pool.holds(block), pools):
+                    self._put_layer(pool, layer - shard.layers[0], block - pool.first_block, content, base)
             base += shard.pool_bytes(1)
+
+    def _put_layer(self, pool: RankPool, row: int, block: int, content: memoryview, base: int) -> None:
+        shard, num_blocks = pool.shard, pool.num_blocks
+        scales_bytes = shard.block_vectors * shard.layout.scale_bytes
+        for theirs, ours, size in (
+            (0, 0, shard.block_bytes),
+            (shard.data_bytes(1), shard.data_bytes(num_blocks), scales_bytes),
+        ):
+            start = pool.base_bytes + ours + (row * num_blocks + block) * size
+            at = base + theirs + row * size
+            self._memory[start : start + size] = content[at : at + size]
 
 
 def _spans(pool: RankPool, block: int) -> Iterator[tuple[int, int]]:

@@ -1,4 +1,7 @@
-"""When a request comes whose prefix lies in a lower tier, its blocks are loaded first; then it goes on like any other."""
+"""When a request comes whose prefix lies in a lower tier, its blocks are read first; then it goes on like any other.
+
+With a gate (`engine/tiers/gate.py`) it goes on while they are being copied into the device's pool, layer by layer; without one,
+when they are there. What is damaged is noticed as it is read, before anything is computed from it: the prefix ends there."""
 
 import asyncio
 import itertools
@@ -11,6 +14,7 @@ from core.types import Request
 from engine.dp_scheduler import Planner
 from engine.ledger import Restore
 from engine.tiers.digests import child_digest, prefix_digests, root_digest
+from engine.tiers.gate import Fill, LayerGate
 from engine.tiers.store import TierStore
 
 log = logging.getLogger(__name__)
@@ -20,15 +24,21 @@ _MAX_TENANTS = 4096
 
 
 class Restoring:
-    """Owned by the engine. `forward` calls back at once, or when the request's blocks have been loaded."""
+    """Owned by the engine. `forward` calls back at once, or when the request can find its blocks in the prefix cache."""
 
-    def __init__(self, scheduler: Planner, store: TierStore, block_size: int) -> None:
-        self._scheduler, self._store, self._block_size = scheduler, store, block_size
+    def __init__(
+        self, scheduler: Planner, store: TierStore, block_size: int, gate: LayerGate | None = None
+    ) -> None:
+        """`gate`: what the ranks' steps wait at."""
+        self._scheduler, self._store, self._block_size, self._gate = scheduler, store, block_size, gate
         self._roots: dict[str, bytes] = {}
         self._digests: dict[int, bytes] = {}
         """By block of the pool: of what it held when it was last kept."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
+        self._publishing = False
+        """What the cache begins to keep meanwhile has come from below."""
         scheduler.on_kept(self._kept)
 
     @property
@@ -61,6 +71,7 @@ class Restoring:
         """What is being loaded is finished first: nobody may free blocks under a thread that fills them."""
         self._cancelled |= set(self._under_way)
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        await asyncio.gather(*self._filling, return_exceptions=True)
         await self._store.close()
 
     def _begin(self, request: Request) -> tuple[Restore | None, list[bytes]]:
@@ -78,23 +89,50 @@ class Restoring:
     async def _restore(
         self, key: str, restore: Restore, digests: list[bytes], then: Callable[[], None]
     ) -> None:
-        num_filled = 0
+        contents: list[bytes] = []
         try:
-            num_filled = await self._store.load(digests, restore.blocks)
+            contents = await self._store.fetch(digests)
         except Exception:
             log.exception("request %s: loading its prefix failed; it is computed", key)
-        finally:
-            self._scheduler.end_restore(restore, num_filled)
-            del self._under_way[key]
+        blocks = restore.blocks[: len(contents)]
+        if self._gate is None:
+            await self._store.fill(blocks, contents, lambda _: None)
+            self._publish(restore, len(blocks))
+            self._scheduler.end_restore(restore)
+        else:
+            fill = self._gate.begin(blocks)
+            self._publish(restore, len(blocks))
+            task = asyncio.create_task(self._fill(self._gate, restore, fill, contents))
+            self._filling.add(task)
+            task.add_done_callback(self._filling.discard)
+        del self._under_way[key]
         if key in self._cancelled:
             self._cancelled.remove(key)
         else:
             then()
 
+    async def _fill(self, gate: LayerGate, restore: Restore, fill: Fill, contents: list[bytes]) -> None:
+        try:
+            await self._store.fill(fill.blocks, contents, fill.done)
+        except Exception as error:
+            fill.end(
+                error
+            )  # the steps that wait fail, and with them the instance: its blocks stay what they are
+            raise
+        fill.end()
+        gate.end(fill)
+        self._scheduler.end_restore(restore)
+
+    def _publish(self, restore: Restore, count: int) -> None:
+        self._publishing = True
+        self._scheduler.publish_restore(restore, count)
+        self._publishing = False
+
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
         digest = child_digest(self._digests[parent] if parent >= 0 else self._root(salt), tokens)
         self._digests[block] = digest
-        self._store.save(digest, block)
+        if not self._publishing:
+            self._store.save(digest, block)
 
     def _root(self, salt: str) -> bytes:
         root = self._roots.get(salt)

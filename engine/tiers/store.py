@@ -1,7 +1,7 @@
 """Both tiers behind one face: blocks are saved as their KV is completed, and loaded into fresh blocks when a prompt needs them.
 
-Saving copies a block out before anything can overwrite it; what goes to disk is written on a thread of its own. Loading writes
-blocks that nobody else can see yet, on that same thread."""
+Saving copies a block out before anything can overwrite it; the disk is written and read on a thread of its own. Another one fills
+device blocks, which steps may be waiting for, so that they do not wait for the disk."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ class TierStore:
         self._pieces, self._host, self._disk, self.root = pieces, host, disk, root
         self._unwritten: dict[bytes, bytes] = {}
         self._thread = ThreadPoolExecutor(1, "kv-tiers")
+        self._filler = ThreadPoolExecutor(1, "kv-fill")
         self.on_saved: Callable[[bytes, bytes], None] | None = None
         """Hears of each saved block's digest and content."""
         self._saved = self._host_hits = self._disk_hits = self._missed = 0
@@ -38,10 +39,11 @@ class TierStore:
 
     def save(self, digest: bytes, block: int) -> None:
         """Copy a block whose KV is complete. Returns when it may be overwritten."""
-        if digest in self._host:
-            return
+        if digest not in self._host:
+            self._save(digest, self._pieces.gather(block))
+
+    def _save(self, digest: bytes, content: bytes) -> None:
         self._saved += 1
-        content = self._pieces.gather(block)
         self._keep(digest, content)
         if self.on_saved is not None:
             self.on_saved(digest, content)
@@ -57,25 +59,47 @@ class TierStore:
                 self._unwritten[gone] = old
                 self._thread.submit(self._write, self._disk, gone)
 
-    async def load(self, digests: Sequence[bytes], blocks: Sequence[int]) -> int:
-        """Fill device blocks, in order; how many could be. The blocks must be nobody else's."""
+    async def fetch(self, digests: Sequence[bytes]) -> list[bytes]:
+        """The blocks' contents, in order, up to the first that cannot be had; what was on disk only is saved again above it."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._load, digests, blocks)
+        contents = await loop.run_in_executor(self._thread, self._fetch, digests)
+        for digest, content in zip(digests, contents, strict=False):
+            if digest not in self._host:
+                self._save(digest, content)
+        return contents
+
+    async def fill(
+        self, blocks: Sequence[int], contents: Sequence[bytes], layer_done: Callable[[int], None]
+    ) -> None:
+        """Put contents into device blocks, layer by layer, on a thread, which calls `layer_done`."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._filler, self._fill, blocks, contents, layer_done)
 
     async def close(self) -> None:
         """Waits for what is on its way to the disk."""
         await asyncio.to_thread(self._thread.shutdown, wait=True)
+        self._filler.shutdown()
         if self._disk is not None:
             self._disk.close()
 
-    def _load(self, digests: Sequence[bytes], blocks: Sequence[int]) -> int:
-        for index, (digest, block) in enumerate(zip(digests, blocks, strict=True)):
+    def _fetch(self, digests: Sequence[bytes]) -> list[bytes]:
+        contents: list[bytes] = []
+        for digest in digests:
             content = self._find(digest)
             if content is None:
-                self._missed += len(digests) - index
-                return index
-            self._pieces.scatter(block, content)
-        return len(digests)
+                self._missed += len(digests) - len(contents)
+                break
+            contents.append(content)
+        return contents
+
+    def _fill(
+        self, blocks: Sequence[int], contents: Sequence[bytes], layer_done: Callable[[int], None]
+    ) -> None:
+        views = [memoryview(content) for content in contents]
+        for layer in self._pieces.layers:
+            for block, content in zip(blocks, views, strict=True):
+                self._pieces.scatter_layer(layer, block, content)
+            layer_done(layer)
 
     def _find(self, digest: bytes) -> bytes | None:
         if (content := self._host.get(digest) or self._unwritten.get(digest)) is not None:

@@ -42,6 +42,7 @@ from core.types import Request, SamplingParams
 from engine.group import InlineGroup
 from engine.tiers import disk
 from engine.tiers.build import build_tiers
+from engine.tiers.gate import LayerGate
 from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
 from kvtransfer.transport import pull, tcp
@@ -202,7 +203,17 @@ class Node:
 
         tiers = build_tiers(self.config.engine, access.buffer, [RankPool(SHARD, num_blocks)], "witness")
         return Parts(
-            SHARD, num_blocks, 400, access.make_receivers, senders, group, host_id(), None, tiers, "witness"
+            SHARD,
+            num_blocks,
+            400,
+            access.make_receivers,
+            senders,
+            group,
+            host_id(),
+            None,
+            tiers,
+            LayerGate(),
+            "witness",
         )
 
     async def generate(self, name: str, prompt: list[int], max_tokens: int) -> None:

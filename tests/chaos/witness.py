@@ -65,10 +65,9 @@ class WitnessRank:
             self._seqs.pop(key, None)
         for new in plan.new:
             self._learn(new)
+        layer_done = self._sink.step_started(plan) if self._sink is not None else None
         for copy in plan.copies:
             self._pool[:, copy.dst, : copy.num_tokens] = self._pool[:, copy.src, : copy.num_tokens]
-        pushes = self._sink is not None and any(work.push for work in plan.work)
-        layer_done = self._sink.step_started(plan) if pushes else None
         contents = [self._computed(work) for work in plan.work]
         for layer in range(LAYOUT.num_layers):
             time.sleep(self._layer_s)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.kv import KVLayout, KVShard, RankPool, lay_out
@@ -50,6 +50,7 @@ def vectors(pool: RankPool, block: int) -> Iterator[tuple[tuple[object, ...], in
                     yield ("scale", *name), scale, scale + layout.scale_bytes
 
 
+@settings(deadline=None)
 @given(pools(), st.permutations(range(NUM_BLOCKS)))
 def test_a_block_comes_back_on_every_rank_and_nothing_else_changes(
     pools: tuple[RankPool, ...], blocks: list[int]
@@ -65,10 +66,12 @@ def test_a_block_comes_back_on_every_rank_and_nothing_else_changes(
             vectors(pool, source), vectors(pool, target), strict=True
         ):
             want[to:to_end] = memory[start:end]
-    pieces.scatter(target, content)
+    for layer in pieces.layers:
+        pieces.scatter_layer(layer, target, memoryview(content))
     assert memory == want
 
 
+@settings(deadline=None)
 @given(pools())
 def test_what_several_ranks_hold_is_kept_once(pools: tuple[RankPool, ...]) -> None:
     layout = pools[0].shard.layout

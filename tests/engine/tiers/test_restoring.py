@@ -2,6 +2,7 @@
 
 import asyncio
 import mmap
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import RankPool
+from core.plan import StepPlan
 from core.types import Request, SamplingParams, TokenOut
 from engine.group import InlineGroup
 from engine.loop import Engine
 from engine.policy import FifoPolicy
 from engine.scheduler import StepScheduler
 from engine.tiers.build import build_tiers
+from engine.tiers.gate import GatedSink, LayerGate
+from engine.tiers.pieces import BlockPieces
 from engine.tiers.restoring import Restoring
 from engine.tiers.store import TierStore
 from tests.chaos.witness import SHARD, WitnessRank, undisturbed
@@ -23,21 +27,40 @@ NUM_BLOCKS = 40
 BLOCK_BYTES = SHARD.pool_bytes(1)
 
 
-class Served:
-    """An engine over the witness device."""
+class Nobody:
+    """A core.ports.LayerSink that wants to hear nothing."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def step_started(self, plan: StepPlan) -> None:
+        return None
+
+
+class HeldBack(BlockPieces):
+    """Its last layer comes when it may."""
+
+    may = threading.Event()
+
+    def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
+        if layer == self.layers[-1]:
+            self.may.wait(10)
+        super().scatter_layer(layer, block, content)
+
+
+class Served:
+    """An engine over the witness device. `gated`: a prefix is filled in while its step runs."""
+
+    def __init__(self, config: EngineConfig, gated: bool = True) -> None:
         pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
         self.store: TierStore = build_tiers(config, pool, [RankPool(SHARD, NUM_BLOCKS)], "witness")  # type: ignore[assignment]
         self.scheduler = StepScheduler(config, NUM_BLOCKS, 1000, FifoPolicy())
         self.num_computed = 0
-        rank = WitnessRank(pool, NUM_BLOCKS, None, 0.0)
+        self.memory, gate = pool, LayerGate() if gated else None
+        rank = WitnessRank(pool, NUM_BLOCKS, GatedSink(gate, Nobody()) if gate else None, 0.0)
 
         def step(plan):
             self.num_computed += plan.num_tokens
             return rank.step(plan)
 
-        restoring = Restoring(self.scheduler, self.store, config.block_size)
+        restoring = Restoring(self.scheduler, self.store, config.block_size, gate)
         self.engine = Engine(
             self.scheduler, InlineGroup(step), WallClock(), self.got, self.errors, list, tiers=restoring
         )
@@ -92,17 +115,61 @@ def prompts(count: int, size: int = 41) -> list[tuple[int, ...]]:
     return [tuple(1000 * i + j for j in range(size)) for i in range(1, count + 1)]
 
 
+@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 @pytest.mark.parametrize(("host", "disk"), [(500, 0), (0, 500), (30, 500)], ids=["host", "disk", "both"])
 async def test_prefixes_come_back_from_below_instead_of_being_computed(
-    tmp_path: Path, host: int, disk: int
+    tmp_path: Path, host: int, disk: int, gated: bool
 ) -> None:
-    served = Served(config(tmp_path, host, disk))
+    served = Served(config(tmp_path, host, disk), gated)
     for prompt in prompts(12):  # 12 x 11 blocks through a pool of 40
         assert await served.ask(prompt) > 40
     for prompt in prompts(12):
         computed = await served.ask(prompt)
         assert computed <= 5, "its prefix was computed again"
     assert served.engine.tier_counts().host_hits + served.engine.tier_counts().disk_hits >= 80
+    await served.close()
+
+
+async def test_a_step_begins_while_its_prefix_is_filled_in_and_waits_where_it_reads_it(
+    tmp_path: Path,
+) -> None:
+    served = Served(config(tmp_path, 500))
+    for prompt in prompts(12):
+        await served.ask(prompt)
+    served.store._pieces = HeldBack(served.memory, [RankPool(SHARD, NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    HeldBack.may.clear()
+    before, first = served.num_computed, prompts(1)[0]
+    name, other = served.add(first), served.add((*first[:30], 7, 8, 9))
+    async with asyncio.timeout(10):
+        while served.num_computed == before:
+            await asyncio.sleep(0.001)
+    await asyncio.sleep(0.05)
+    assert not served.tokens[name], "a token was drawn from KV that is not there"
+    HeldBack.may.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(served.ends[name].wait(), served.ends[other].wait())
+    assert tuple(served.tokens[name]) == undisturbed(first, 3)
+    assert tuple(served.tokens[other]) == undisturbed((*first[:30], 7, 8, 9), 3)
+    await served.close()
+
+
+async def test_what_comes_back_from_disk_is_saved_above_it_as_it_was(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 30, 500))
+    for prompt in prompts(12):
+        await served.ask(prompt)
+    heard: dict[bytes, bytes] = {}
+    served.store.on_saved = heard.__setitem__
+    HeldBack.may.clear()
+    served.store._pieces = HeldBack(served.memory, [RankPool(SHARD, NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    name = served.add(prompts(1)[0])
+    async with asyncio.timeout(10):
+        while len(heard) < 9:
+            await asyncio.sleep(0.001)
+        told = dict(heard)
+        HeldBack.may.set()
+        await served.ends[name].wait()
+    again = await served.store.fetch(list(told))
+    assert again == list(told.values()), "copied out of blocks that were not filled yet"
     await served.close()
 
 
