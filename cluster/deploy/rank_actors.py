@@ -50,7 +50,7 @@ def rank_actors(host: str, mesh: Mesh) -> Spawner:
         actors = [_actor(group, share) for share in granted]
         try:
             with ThreadPoolExecutor(1, "baton-rank-start") as thread:
-                return thread.submit(asyncio.run, _meet(actors, setups, host, deadline_s)).result()
+                return thread.submit(asyncio.run, meet(actors, setups, host, deadline_s)).result()
         except BaseException:
             for actor in actors:
                 ray.kill(actor)
@@ -65,7 +65,7 @@ class BatonRank:
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
         """Returns when the instance has ended the conversation."""
-        serve_instance(asyncio.run(_dial(address, secret, number)))
+        serve_instance(asyncio.run(dial(address, secret, number)))
 
 
 class ActorRank:
@@ -99,7 +99,7 @@ def _actor(group: Any, share: Share) -> Any:
     ).remote()
 
 
-async def _meet(
+async def meet(
     actors: Sequence[Any], setups: Sequence[RankSetup], host: str, deadline_s: float
 ) -> list[Rank]:
     """All of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
@@ -143,7 +143,7 @@ def _why_not(
     return f"{late}: not there after {deadline_s:.0f} s"
 
 
-async def _dial(address: str, secret: bytes, number: int) -> socket.socket:
+async def dial(address: str, secret: bytes, number: int) -> socket.socket:
     channel = await connect(address, secret, Identity("", str(number), os.getpid()))
     return channel.detach()
 

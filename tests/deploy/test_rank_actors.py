@@ -1,0 +1,87 @@
+"""How an instance meets the ranks that Ray has placed; what those are for is shown by tests/e2e/test_meshes.py on a real Ray."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from cluster.deploy.rank_actors import dial, meet
+from core.config import EngineConfig
+from core.errors import ProtocolError, ReplicaLost
+from core.kv import KVLayout, KVShard, lay_out
+from engine.build import PoolSize
+from engine.ranks.start import setups_of
+from parallel.mesh import Mesh
+
+MESH = Mesh(tp=2)
+POOLS = lay_out([KVShard.whole(KVLayout(1, 1, 4, 2, "float32"))] * 2, 2)
+SETUPS = setups_of(
+    Path(), EngineConfig(), PoolSize(POOLS[0].shard, 2, 8, POOLS), MESH, ("", 0), ["cpu"] * MESH.size
+)
+Serve = Callable[[str, bytes, int], None]
+
+
+class Actor:
+    """As Ray's handle of one whose `serve` is the given function, on a thread."""
+
+    def __init__(self, serve: Serve) -> None:
+        self.serve = SimpleNamespace(remote=self._remote)
+        self._serve = serve
+
+    def _remote(self, address: str, secret: bytes, number: int) -> Any:
+        future: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._serve(address, secret, number)
+            except Exception as error:
+                if not future.done():  # as Ray does
+                    future.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        return SimpleNamespace(future=lambda: future)
+
+
+def greets(address: str, secret: bytes, number: int) -> None:
+    with asyncio.run(dial(address, secret, number)) as sock:
+        sock.sendall(bytes([number]))
+
+
+def is_silent(address: str, secret: bytes, number: int) -> None:
+    pass
+
+
+def dies(address: str, secret: bytes, number: int) -> None:
+    raise RayActorError(error_msg="The actor died.\nOf what is a long story.")
+
+
+def is_a_stranger(address: str, secret: bytes, number: int) -> None:
+    with pytest.raises((ReplicaLost, ProtocolError)):
+        greets(address, b"another start's", number)
+
+
+async def test_each_socket_is_that_of_its_rank() -> None:
+    ranks = await meet([Actor(greets), Actor(greets)], SETUPS, "127.0.0.1", 20)
+    assert [rank.name for rank in ranks] == ["rank 0 of 2 (pp0 dp0 ep0 tp0)", "rank 1 of 2 (pp0 dp0 ep0 tp1)"]
+    for number, rank in enumerate(ranks):
+        assert rank.sock.recv(1) == bytes([number])
+        rank.sock.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (is_silent, r"rank 1 of 2 \(.*\): not there after 1 s"),
+        (is_a_stranger, r"rank 1 of 2 \(.*\): not there after 1 s"),
+        (dies, r"rank 1 of 2 \(.*\) did not start: The actor died\.$"),
+    ],
+)
+async def test_all_or_none_within_the_deadline(second: Serve, why: str) -> None:
+    with pytest.raises(ReplicaLost, match=why):
+        await meet([Actor(greets), Actor(second)], SETUPS, "127.0.0.1", 1.0)
