@@ -3,10 +3,10 @@
     python -m benchmarks.fidelity --profile profile.json --out benchmarks/results/fidelity.json
 
 For every rate, in turn and several times over: a few lone requests (the machine's pace), then an open loop against the server,
-then the same arrivals, prompt and output lengths in the full simulation. Two figures are taken from the lone requests: the pace,
-by which all steps of the profile are stretched (a shared machine is slower now than when it was profiled), and what HTTP and the
-way to the engine add to the first token. Everything under load is predicted. The floor is how far two real runs of the same work
-are from each other, each divided by its pace: nobody can be expected to come nearer.
+then the same arrivals, prompt and output lengths in the full simulation. Three figures are taken from the lone requests: the pace
+of decode steps and of prompts, by which those of the profile are stretched (a shared machine is slower now than when it was
+profiled), and what HTTP and the way to the engine add to the first token. Everything under load is predicted. The floor is how
+far two real runs of the same work are from each other, each divided by its pace: nobody can be expected to come nearer.
 
 Predicted before the first run: on a busy machine the floor is above the targets (mean 5 % and P99 10 % of TTFT, ITL 2 %, E2E 3 %,
 knee 5 %); the simulation is off by no more than twice the floor below the knee, and too optimistic above it, where client and
@@ -18,7 +18,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from random import Random
 from statistics import fmean, median
@@ -34,11 +34,13 @@ from benchmarks.serving_overhead import server
 from core.step_profile import Profile, read_profile
 from core.types import Slo
 from sim.catalogued import Fleet, full_config
-from sim.cost import ScaledCost
+from sim.cost import PacedCost
 from sim.loop import run_virtual
 from sim.run import VOCAB_SIZE, Arrival, SimConfig, simulate
 
-INPUT_TOKENS, OUTPUT_TOKENS, SPREAD, LONE = 256, 48, 0.5, 6
+INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 256, 48, 0.5
+LONE, LONE_INPUTS = 4, (64, 448)
+"""So many lone requests of each prompt length."""
 SLO = Slo("fidelity", 0.45, 0.04)
 FIGURES = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean", "e2e_p99")
 FLEETS = {
@@ -89,8 +91,14 @@ def real_trip(record: Record) -> Trip:
     return Trip(ttft_s(record), record.tokens_s[-1] - record.sent_s, tuple(gaps_s(record)))
 
 
+def lone_work(run: int) -> list[Job]:
+    """Short and long prompts by turns, far apart."""
+    each = [synthetic(LONE, tokens, OUTPUT_TOKENS, 0.0, 4000, tokens, run) for tokens in LONE_INPUTS]
+    return [replace(job, arrival_s=10.0 * i) for i, job in enumerate(chain(*zip(*each, strict=True)))]
+
+
 def lone(url: str, run: int) -> list[Trip]:
-    work = synthetic(LONE, INPUT_TOKENS, OUTPUT_TOKENS, 0.0, 4000, seed=0, run=run)
+    work = lone_work(run)
     records = asyncio.run(ask(url, lambda client: closed_loop(client, work, 1, lambda _: None)))
     return [real_trip(record) for record in records]
 
@@ -113,18 +121,21 @@ def simulated(config: SimConfig, work: Sequence[Job], front_s: float) -> list[Tr
     ]
 
 
-def fitted(fleet: Fleet, lone_trips: Sequence[Trip]) -> tuple[SimConfig, float, float]:
-    """(configuration at this pace, the pace, what the front adds)."""
+def fitted(fleet: Fleet, lone_trips: Sequence[Trip]) -> tuple[SimConfig, PacedCost, float]:
+    """(configuration at the pace of these trips of `lone_work`, that pace, what the front adds to a first token)."""
     config = full_config(fleet, SLO)
-    work = [
-        replace(job, arrival_s=10.0 * i)
-        for i, job in enumerate(synthetic(LONE, INPUT_TOKENS, OUTPUT_TOKENS, 0.0, 4000, 0))
-    ]
-    alone = simulated(config, work, 0.0)
-    pace = median(t.tpot_s for t in lone_trips) / median(t.tpot_s for t in alone)
-    paced = replace(config, step=ScaledCost(config.step, pace))
-    first_s = median(t.ttft_s for t in simulated(paced, work, 0.0))
-    return paced, pace, max(0.0, median(t.ttft_s for t in lone_trips) - first_s)
+    alone = simulated(config, lone_work(0), 0.0)
+    decode = median(trip.tpot_s for trip in lone_trips) / median(trip.tpot_s for trip in alone)
+    growth = _growth_s(lone_trips) / _growth_s(alone)
+    pace = PacedCost(config.step, decode, max(0.1, growth))
+    paced = replace(config, step=pace)
+    first_s = median(trip.ttft_s for trip in simulated(paced, lone_work(0), 0.0))
+    return paced, pace, max(0.0, median(trip.ttft_s for trip in lone_trips) - first_s)
+
+
+def _growth_s(trips: Sequence[Trip]) -> float:
+    """By how much later the first token of a long prompt comes than that of a short one."""
+    return median(trip.ttft_s for trip in trips[1::2]) - median(trip.ttft_s for trip in trips[::2])
 
 
 def figures(trips: Sequence[Trip]) -> dict[str, float]:
@@ -148,7 +159,7 @@ def one_run(url: str, fleet: Fleet, rate: float, count: int, number: int) -> dic
     real = figures([real_trip(record) for record in records])
     return {
         "rate": rate,
-        "pace": pace,
+        "pace": {"decode": pace.decode, "prompt": pace.prompt},
         "front_s": front_s,
         "real": real,
         "simulated": figures(simulated(config, work, front_s)),
@@ -175,7 +186,7 @@ def summary(runs: Sequence[dict[str, Any]], rates: Sequence[float]) -> dict[str,
                 "real_ms": median(run["real"][name] for run in own) * 1e3,
                 "error": median(run["simulated"][name] / run["real"][name] - 1 for run in own),
                 "floor": median(
-                    abs(a["real"][name] / b["real"][name] * b["pace"] / a["pace"] - 1)
+                    abs(a["real"][name] / b["real"][name] * _pace(b, name) / _pace(a, name) - 1)
                     for a, b in combinations(own, 2)
                 ),
             }
@@ -188,6 +199,10 @@ def summary(runs: Sequence[dict[str, Any]], rates: Sequence[float]) -> dict[str,
         for side in ("real", "simulated")
     }
     return {"by_rate": result, "knee": knees}
+
+
+def _pace(run: dict[str, Any], figure: str) -> float:
+    return run["pace"]["prompt" if figure.startswith("ttft") else "decode"]
 
 
 def study(

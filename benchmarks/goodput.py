@@ -70,11 +70,13 @@ def window(folder: Path, trace: str, seed: int) -> Window:
 
 
 def bound(part: Window, slo: Slo, target: float, seed: int) -> float:
-    """Copies that no scheduler can exceed."""
+    """Copies that no scheduler can exceed in the long run, when prompts may end as late as the last one's target says.
+
+    Outputs may end later still, so a window whose decoding is dear can be above it."""
     cost = step_cost(GPUS[GPU], MODELS[MODEL])
     work = jobs(part.load(1.0, seed), slo, part.block_tokens)
     seconds = bound_seconds(work, cost, slo, part.block_tokens, MAX_NUM_SEQS, target)
-    return NUM_GPUS * part.duration_s / seconds
+    return NUM_GPUS * (part.duration_s + slo.ttft_s) / seconds
 
 
 def run_cell(task: Task) -> tuple[str, dict[str, Any]]:

@@ -30,6 +30,7 @@ from sim.workload import Row
 
 PER_INSTANCE_PER_S = 100 / 60
 SLO = Slo("speed", 2.0, 0.1)
+_ROOT = Path(__file__).parents[1]
 PARTS = ("cluster", "sim", "engine", "core")
 
 
@@ -54,8 +55,9 @@ def where(rows: list[Row], num_instances: int, seconds: float) -> dict[str, floa
         dict[tuple[str, int, str], tuple[int, int, float, float, Any]], vars(pstats.Stats(profile))["stats"]
     )
     for (file, _, _), (_, _, own_s, _, _) in stats.items():
-        parts = Path(file).parts
-        shares[next((part for part in PARTS if part in parts), "Python")] += own_s
+        path = Path(file)
+        ours = path.is_relative_to(_ROOT) and path.relative_to(_ROOT).parts[0] in PARTS
+        shares[path.relative_to(_ROOT).parts[0] if ours else "Python"] += own_s
     total = sum(shares.values())
     return {name: round(share / total, 3) for name, share in sorted(shares.items(), key=lambda kv: -kv[1])}
 

@@ -26,14 +26,16 @@ def chunk_pairs(start: int, count: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledCost:
-    """The same device at another pace: every step takes `factor` times as long."""
+class PacedCost:
+    """The same device at another pace: steps that only decode, and those with prompts, take so many times as long."""
 
     model: StepModel
-    factor: float
+    decode: float
+    prompt: float
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
-        return self.factor * self.model.step_s(num_tokens, context_tokens, num_pairs, num_seqs)
+        factor = self.decode if num_tokens == num_seqs else self.prompt
+        return factor * self.model.step_s(num_tokens, context_tokens, num_pairs, num_seqs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,23 @@
 """The fidelity study finds the pace and the front that were put in, and its floor and knee say what they should."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from baton.bench.workload import synthetic
 from benchmarks.fidelity import (
-    INPUT_TOKENS,
-    LONE,
-    OUTPUT_TOKENS,
     SLO,
     Trip,
     figures,
     fitted,
     knee,
+    lone_work,
     simulated,
     summary,
 )
 from core.step_profile import Part, Profile
 from sim.catalogued import Fleet, full_config
-from sim.cost import ScaledCost
+from sim.cost import PacedCost
 
 PART = Part(fixed_s=0.004, token_s=5e-5, context_s=1e-7, seq_s=1e-4, error=0.0, num_steps=100)
 PROFILE = Profile(
@@ -34,18 +32,19 @@ PROFILE = Profile(
 )
 
 
-def test_pace_and_front_are_found() -> None:
-    """Requests of a machine half as fast, behind a front of 30 ms."""
+def test_paces_and_front_are_found() -> None:
+    """Requests of a machine that decodes half as fast and computes prompts at a third of the speed, behind a front of 30 ms."""
     fleet = Fleet("H100", "llama-3.1-8b", 0, 1, profile=PROFILE)
     config = full_config(fleet, SLO)
-    slow = ScaledCost(config.step, 2.0)
-    assert slow.step_s(10, 100, 50.0, 3) == 2 * config.step.step_s(10, 100, 50.0, 3)
-    work = synthetic(LONE, INPUT_TOKENS, OUTPUT_TOKENS, 0.0, 4000, 0)
-    alone = [trip for job in work for trip in simulated(config, [job], 0.0)]
-    seen = [Trip(2 * t.ttft_s + 0.03, 2 * t.e2e_s + 0.03, tuple(2 * gap for gap in t.gaps_s)) for t in alone]
-    _, pace, front_s = fitted(fleet, seen)
-    assert pace == pytest.approx(2.0, rel=0.02)
-    assert front_s == pytest.approx(0.03, abs=0.005)
+    slow = PacedCost(config.step, 2.0, 3.0)
+    assert slow.step_s(3, 100, 50.0, 3) == 2 * config.step.step_s(3, 100, 50.0, 3)
+    assert slow.step_s(10, 100, 50.0, 3) == 3 * config.step.step_s(10, 100, 50.0, 3)
+    seen = simulated(replace(config, step=slow), lone_work(0), 0.03)
+    paced, pace, front_s = fitted(fleet, seen)
+    assert (pace.decode, pace.prompt) == (pytest.approx(2.0, rel=0.02), pytest.approx(3.0, rel=0.02))
+    assert front_s == pytest.approx(0.03, abs=0.003)
+    again = simulated(paced, lone_work(0), front_s)
+    assert figures(again)["e2e_mean"] == pytest.approx(figures(seen)["e2e_mean"], rel=0.01)
 
 
 def test_the_knee_is_interpolated() -> None:
@@ -58,7 +57,7 @@ def test_errors_are_medians_and_the_floor_takes_the_pace_out() -> None:
     def run(scale: float, error: float) -> dict[str, Any]:
         real = figures([Trip(0.1 * scale, 1.0 * scale, (0.02 * scale, 0.04 * scale))])
         guess = {name: value * (1 + error) for name, value in real.items()}
-        return {"rate": 1.0, "pace": scale, "real": real, "simulated": guess}
+        return {"rate": 1.0, "pace": {"decode": scale, "prompt": scale}, "real": real, "simulated": guess}
 
     result = summary([run(1.0, 0.1), run(3.0, -0.3), run(2.0, 0.2)], [1.0])["by_rate"]["1"]["itl_mean"]
     assert result["error"] == pytest.approx(0.1)
