@@ -22,7 +22,7 @@ from cluster.scheduler_node import SchedulerNode
 from cluster.timeline import Observe, nobody
 from core.clock import WallClock
 from core.config import ClusterConfig
-from core.errors import ReplicaLost
+from core.errors import ConfigError, ReplicaLost
 from core.messages import Status
 from kvtransfer.transport.loopback import LoopbackFabric
 from models.hub import resolve as find_model
@@ -41,6 +41,8 @@ class LocalCluster:
     @contextlib.asynccontextmanager
     async def running(cls, config: ClusterConfig, observe: Observe = nobody):
         """Started and ready inside the block; everything is given back after it."""
+        if config.scaling.enabled:
+            raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
         network, fabric, clock = LoopbackNetwork(), LoopbackFabric(), WallClock()
         folder = find_model(config.model.path)
         async with contextlib.AsyncExitStack() as stack:

@@ -199,6 +199,7 @@ class InstanceMetrics(Collector):
             "baton_accepting", "Would a request be answered now?", float(not status.why_not)
         )
         yield _by_role(status)
+        yield from _pools(status)
         for name, fact in _FACTS.items():
             metric = fact.family(f"baton_instance_{name}", ("address", "role"))
             for one in status.instances:
@@ -222,6 +223,25 @@ def role_of(instance: InstanceStatus) -> str:
     if instance.prefills and instance.decodes:
         return "both"
     return "prefill" if instance.prefills else "decode"
+
+
+def _pools(status: Status) -> Iterator[Metric]:
+    """Where pools follow their load."""
+    if not status.pools:
+        return
+    wanted = GaugeMetricFamily("baton_pool_wanted_instances", "Size that its load asks for", labels=("pool",))
+    cold = GaugeMetricFamily(
+        "baton_pool_cold_start_seconds", "From a decision until a new instance serves", labels=("pool",)
+    )
+    resized = CounterMetricFamily(
+        "baton_pool_resizes", "How often it was made larger or smaller", labels=("pool", "direction")
+    )
+    for pool in status.pools:
+        wanted.add_metric((pool.pool,), pool.wanted)
+        cold.add_metric((pool.pool,), pool.cold_start_s)
+        resized.add_metric((pool.pool, "up"), pool.num_grown)
+        resized.add_metric((pool.pool, "down"), pool.num_shrunk)
+    yield from (wanted, cold, resized)
 
 
 def _by_role(status: Status) -> Metric:

@@ -54,6 +54,11 @@ class GlobalScheduler:
         return len(self._admission.queue)
 
     @property
+    def queued_tokens(self) -> int:
+        """Of the prompts that wait, cached or not."""
+        return sum(waiter.place.num_tokens for waiter in self._admission.queue)
+
+    @property
     def num_placed(self) -> int:
         return len(self._placer)
 

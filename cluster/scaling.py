@@ -8,7 +8,7 @@ what it takes away is named for draining, the least used first.
 Invariants: sizes stay within their limits; between a growth and the next shrinking of a pool at least `calm_s` pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Literal
 
@@ -56,6 +56,7 @@ class Resize:
     pool: PoolName
     num_instances: int
     drain: tuple[str, ...] = ()
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(slots=True)
@@ -71,6 +72,8 @@ class Scaler:
 
     def __init__(self, rules: ScalingRules) -> None:
         self._rules = rules
+        self.cold_start_s = rules.cold_start_s
+        """May be learned."""
         self._trends: dict[PoolName, _Trend] = {}
 
     def on(self, pools: Sequence[PoolLoad], now: float) -> list[Resize]:
@@ -82,11 +85,12 @@ class Scaler:
         load = sum(instance.use for instance in pool.instances)
         trend = self._follow(pool.name, load, now)
         size = len(pool.instances) + pool.num_starting
-        ahead = load + max(0.0, trend.slope_per_s) * rules.cold_start_s
+        ahead = load + max(0.0, trend.slope_per_s) * self.cold_start_s
+        reason = f"whose load is {load:.2f} and {ahead:.2f} in {self.cold_start_s:.0f} s"
         wanted = min(limits.at_most, max(limits.at_least, ceil(ahead / rules.target - 1e-9)))
         if wanted > size:
             trend.calm_since_s = None
-            return Resize(pool.name, wanted)
+            return Resize(pool.name, wanted, reason=reason)
         if size <= limits.at_least or pool.num_starting or ahead > rules.shrink_below * (size - 1):
             trend.calm_since_s = None
             return None
@@ -96,13 +100,13 @@ class Scaler:
             return None
         trend.calm_since_s = now
         idlest = min(pool.instances, key=lambda instance: instance.use)
-        return Resize(pool.name, size - 1, (idlest.address,))
+        return Resize(pool.name, size - 1, (idlest.address,), reason)
 
     def _follow(self, name: PoolName, load: float, now: float) -> _Trend:
         """The load's slope, smoothed over about one cold start."""
         trend = self._trends.setdefault(name, _Trend(load, now))
         if (elapsed_s := now - trend.at_s) > 0:
-            share = min(1.0, elapsed_s / self._rules.cold_start_s)
+            share = min(1.0, elapsed_s / self.cold_start_s)
             slope = (load - trend.load) / elapsed_s
             trend.slope_per_s += share * (slope - trend.slope_per_s)
             trend.load, trend.at_s = load, now

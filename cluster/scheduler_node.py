@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Tick
 from cluster.routing import GlobalScheduler
@@ -13,6 +14,7 @@ from core.messages import (
     Message,
     NeedPrefill,
     Place,
+    PoolStatus,
     Register,
     Status,
 )
@@ -30,6 +32,7 @@ class SchedulerNode:
         self._mail, self._clock, self._scheduler = mail, clock, scheduler
         self._waiting = asyncio.Event()
         self._defects: dict[str, str] = {}
+        self._pools: tuple[PoolStatus, ...] = ()
 
     @property
     def address(self) -> str:
@@ -51,7 +54,11 @@ class SchedulerNode:
         return not self._scheduler.why_not()
 
     def snapshot(self) -> Status:
-        return self._scheduler.status()
+        return self._status()
+
+    def show_pools(self, pools: tuple[PoolStatus, ...]) -> None:
+        """What the autoscaler says is part of the status from now on."""
+        self._pools = pools
 
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
@@ -65,9 +72,12 @@ class SchedulerNode:
             case Finished() | Register() | Leaving():
                 self._feed(message)
             case AskStatus(nonce):
-                self._mail.send(sender, self._scheduler.status(nonce))
+                self._mail.send(sender, self._status(nonce))
             case _:
                 log.error("%s is not for the scheduler (from %s)", type(message).__name__, sender)
+
+    def _status(self, nonce: int = 0) -> Status:
+        return replace(self._scheduler.status(nonce), pools=self._pools)
 
     def _on_lost(self, peer: str) -> None:
         self._defects.pop(peer, None)

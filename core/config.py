@@ -138,6 +138,27 @@ class ScheduleConfig(_Frozen):
     """File to which the scheduler writes everything it is told and decides, begun anew at each start; `baton replay` reads it."""
 
 
+class ScalingConfig(_Frozen):
+    """Pools that grow and shrink with their load."""
+
+    enabled: bool = False
+    """Sizes begin as configured and follow the load. In a Serve file the application needs `external_scaler_enabled: true`."""
+    interval_s: float = Field(default=5.0, gt=0)
+    """Between two looks at the load."""
+    prefill_min: int = Field(default=1, ge=1)
+    prefill_max: int = Field(default=64, ge=1)
+    decode_min: int = Field(default=1, ge=1)
+    decode_max: int = Field(default=64, ge=1)
+    target: float = Field(default=0.7, gt=0, le=1)
+    """Share of a pool's time, blocks or slots that it is sized for."""
+    shrink_below: float = Field(default=0.5, gt=0, le=1)
+    """Share that the smaller pool may have in use when one instance is taken away; less than `target`."""
+    calm_s: float = Field(default=60.0, gt=0)
+    """How long that must have been so, each time."""
+    cold_start_s: float = Field(default=60.0, gt=0)
+    """From the decision until a new instance serves, until it has been measured."""
+
+
 class ServeConfig(_Frozen):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -214,6 +235,7 @@ class ClusterConfig(_Frozen):
     mail: MailConfig = MailConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
+    scaling: ScalingConfig = ScalingConfig()
     prefill: ParallelConfig = ParallelConfig()
     decode: ParallelConfig = ParallelConfig()
     prefill_instances: int = Field(default=1, ge=0)
@@ -291,6 +313,7 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
 def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Keys that need each other. Raises ConfigError."""
     engine = config.engine
+    _check_scaling(config)
     if config.any_role and config.prefill_instances:
         raise ConfigError(
             f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"
@@ -323,6 +346,24 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         if not tenant.keys and not tenant.keys_file:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
     return config
+
+
+def _check_scaling(config: ClusterConfig) -> None:
+    scaling = config.scaling
+    if not scaling.enabled:
+        return
+    if scaling.shrink_below >= scaling.target:
+        raise ConfigError(
+            f"scaling.shrink_below must be less than scaling.target ({scaling.target:g}), not {scaling.shrink_below:g}"
+        )
+    pools = [("decode", config.decode_instances, scaling.decode_min, scaling.decode_max)]
+    if config.prefill_instances:
+        pools.append(("prefill", config.prefill_instances, scaling.prefill_min, scaling.prefill_max))
+    for name, size, at_least, at_most in pools:
+        if not at_least <= size <= at_most:
+            raise ConfigError(
+                f"{name}_instances is {size}, outside scaling.{name}_min to scaling.{name}_max ({at_least} to {at_most})"
+            )
 
 
 def _parse(text: str) -> Any:

@@ -259,6 +259,22 @@ class InstanceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """What the autoscaler makes of one pool."""
+
+    pool: str
+    wanted: int = 0
+    """Instances that it shall have."""
+    serving: int = 0
+    num_grown: int = 0
+    """How often it was made larger, and smaller, since the scheduler began."""
+    num_shrunk: int = 0
+    cold_start_s: float = 0.0
+    reason: str = ""
+    """Of the last change."""
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What the scheduler knows. `why_not`: why a request would not be answered now; empty: it would be."""
 
@@ -268,6 +284,8 @@ class Status:
     instances: tuple[InstanceStatus, ...]
     experts: tuple[LayerExperts, ...] = ()
     """Over all instances."""
+    pools: tuple[PoolStatus, ...] = ()
+    """Where pools follow their load."""
 
 
 # --- serving -------------------------------------------------------------------------------------------------------

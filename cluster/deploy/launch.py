@@ -77,7 +77,12 @@ class Cluster:
             on_ray()
             serve.start(proxy_location="Disabled")
             application = build_application(config, cluster_key(config), one_host=owns_ray)
-            handle = serve.run(application, name=_APP, route_prefix=None)
+            handle = serve.run(
+                application,
+                name=_APP,
+                route_prefix=None,
+                external_scaler_enabled=config.scaling.enabled,
+            )
         except BaseException:
             _stop(owns_ray)
             raise
@@ -126,8 +131,12 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
         return
     num_gpus = _offered_gpus(config)
-    cpus = config.prefill_instances * config.cpus_of(config.prefill)
-    cpus += config.decode_instances * config.cpus_of(config.decode)
+    scaling = config.scaling
+    num_decode = scaling.decode_max if scaling.enabled else config.decode_instances
+    num_prefill = (
+        scaling.prefill_max if scaling.enabled and config.prefill_instances else config.prefill_instances
+    )
+    cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.

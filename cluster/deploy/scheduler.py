@@ -5,8 +5,10 @@ import contextlib
 
 from ray import serve
 
+from cluster.autoscaler import Autoscaler
 from cluster.deploy.logs import configure_logging
 from cluster.deploy.pools import mail_host
+from cluster.deploy.serve_sizes import ServeSizes
 from cluster.recording import make_scheduler
 from cluster.scheduler_node import SchedulerNode
 from core.clock import WallClock
@@ -19,8 +21,14 @@ class Scheduler:
     async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
-        self._node = SchedulerNode(self._mail, WallClock(), make_scheduler(config.schedule))
+        scheduler = make_scheduler(config.schedule)
+        self._node = SchedulerNode(self._mail, WallClock(), scheduler)
         self._running = asyncio.create_task(self._node.run())
+        self._scaling: asyncio.Task[None] | None = None
+        if config.scaling.enabled:
+            sizes = ServeSizes(serve.get_replica_context().app_name)
+            scaler = Autoscaler(config.scaling, scheduler, sizes, WallClock(), self._node.show_pools)
+            self._scaling = asyncio.create_task(scaler.run())
 
     async def endpoint(self) -> str:
         return self._mail.address
@@ -33,4 +41,6 @@ class Scheduler:
     async def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._running.cancel()
+            if self._scaling is not None:
+                self._scaling.cancel()
             await self._mail.close()

@@ -46,6 +46,12 @@ def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dic
     for application in schema.applications:
         if config := configs.get(application.name):
             _check_pools(application, config)
+    for application in schema.applications:
+        scales = application.name in configs and configs[application.name].scaling.enabled
+        if scales and not application.external_scaler_enabled:
+            raise ConfigError(
+                f"{application.name}: scaling.enabled needs external_scaler_enabled: true beside import_path"
+            )
     if not configs:
         raise ConfigError(f"no application has import_path: {BUILDER}")
     if schema.proxy_location != "Disabled":

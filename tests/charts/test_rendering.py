@@ -33,6 +33,14 @@ def test_objects_have_names_of_their_own() -> None:
     assert max(len(name) for _, name in names) <= 63
 
 
+def test_pools_that_follow_their_load_are_left_to_the_scheduler() -> None:
+    content = serve_config(render({"config": {"scaling": {"enabled": True, "decode_max": 8}}}))
+    _, configs = check_serve_file(content)
+    assert content["applications"][0]["external_scaler_enabled"] is True
+    assert [config.scaling.decode_max for config in configs.values()] == [8]
+    assert "external_scaler_enabled" not in serve_config(render())["applications"][0]
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_server_takes_the_configuration(name: str) -> None:
     """As `baton deploy` reads a Serve file: no key that Serve or the server does not know."""

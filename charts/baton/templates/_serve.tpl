@@ -9,6 +9,9 @@ applications:
 - name: {{ $model.name }}
   import_path: cluster.deploy.app:build
   route_prefix: null
+  {{- if dig "scaling" "enabled" false (default (dict) $model.values.config) }}
+  external_scaler_enabled: true
+  {{- end }}
   args:
     {{- include "baton.args" (dict "root" $ "model" $model) | nindent 4 }}
   deployments:
