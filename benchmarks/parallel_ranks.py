@@ -16,7 +16,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,10 @@ def _waiting_share(comm: Comm, num_parts: int, linked: bool) -> float:
     return waited_s / (time.perf_counter() - started)
 
 
-def loading(folder: Path) -> dict[str, dict[str, float]]:
+def loading(folder: Path, meshes: Sequence[Mesh]) -> dict[str, dict[str, float]]:
     """Of each rank of a mesh the largest: bytes read, seconds to load, resident memory at the most."""
     found: dict[str, dict[str, float]] = {}
-    for mesh in (Mesh(), Mesh(tp=2), Mesh(pp=2)):
+    for mesh in meshes:
         engine = EngineConfig(kv_bytes=8 << 20)
         size = size_pool(folder, ModelConfig(path=str(folder)), engine, mesh)
         memory, path = take_memory(size.num_bytes)
@@ -152,7 +152,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder))
-        loads = loading(Path(folder))
+        loads = loading(Path(folder), (Mesh(), Mesh(tp=2), Mesh(pp=2)))
     results = {
         "collectives, ms": on_two(collectives),
         "last stage waits, share": on_two(pipeline),

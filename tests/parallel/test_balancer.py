@@ -47,16 +47,16 @@ def test_little_evidence_and_an_interval_of_zero_move_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("family", ["mixtral", "deepseek_v3"])
+@pytest.mark.parametrize(("family", "axis"), [("mixtral", "ep"), ("deepseek_v3", "dp")])
 async def test_tokens_stay_the_same_while_experts_move(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("engine.ranks.balancing._MIN_CHOICES", 1)
     caplog.set_level("INFO", "engine.ranks.balancing")
     prompts, want = checkpoint(tmp_path, family)
     keys = {
         "prefill_instances": 0,
-        "decode.ep": 2,
+        f"decode.{axis}": 2,
         "decode.ep_redundant_experts": 2,
         "engine.prefix_cache": False,
     }
