@@ -13,6 +13,7 @@ import gc
 import json
 import statistics
 import time
+import timeit
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,7 +90,18 @@ def run(rows: list[TraceRow], case: Case) -> dict[str, Any]:
     gc.disable()
     simulate(config, work, make, until_s=total_s)
     gc.enable()
-    return {"instances": case.size, "any_role": case.any_role, "rate": case.rate, **_summary(made[0])}
+    return {
+        "loop_ns": _loop_ns(),
+        "instances": case.size,
+        "any_role": case.any_role,
+        "rate": case.rate,
+        **_summary(made[0]),
+    }
+
+
+def _loop_ns() -> float:
+    """A turn of a fixed loop, so that figures of a busy machine can be put beside others."""
+    return round(min(timeit.repeat("y = x + 2; z = [x, y]", "x = 1", number=100_000, repeat=5)) * 1e4, 1)
 
 
 def _summary(timed: Timed) -> dict[str, Any]:

@@ -87,6 +87,9 @@ class SloPolicy:
                 continue
             to_move = ask.to_move(decode)
             for source in self._ways(ask, decode, to_move, sources, nearest):
+                at_least = use_s + source.work_s + self._model.delay_weight * source.ttft_s
+                if best < (False, at_least):
+                    continue
                 cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
                 if chosen is None or cost < best:
                     best, chosen = cost, (decode, source.member)
