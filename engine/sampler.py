@@ -15,7 +15,7 @@ import torch
 from core.plan import Sampled
 from core.types import SamplingParams
 from engine.batch import RankSeq
-from kernels.sampling import Draw, draw
+from kernels.sampling import Draw, Penalties, draw, penalise
 
 _PACK = struct.Struct("<qq").pack
 
@@ -31,14 +31,17 @@ def sample(
     keys: Sequence[str],
     seqs: Sequence[RankSeq],
     draw: Callable[[torch.Tensor, Sequence[Draw]], torch.Tensor] = draw,
+    penalise: Callable[[torch.Tensor, Penalties], None] = penalise,
 ) -> list[Sampled]:
     """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i.
 
-    `draw`: `Ops.draw` of the device."""
+    `draw`, `penalise`: `Ops` of the device."""
     logprobs = _raw_logprobs(logits, seqs)
     for row, seq in enumerate(seqs):
         if _is_shaped(seq.sampling):
             _shape(logits[row], seq)
+    if (penalties := _penalties(seqs)) is not None:
+        penalise(logits, penalties)
     tokens = logits.argmax(-1)
     drawn = [row for row, seq in enumerate(seqs) if seq.sampling.temperature > 0]
     if drawn:
@@ -75,31 +78,38 @@ def _sampled(
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:
-    return bool(
-        sampling.logit_bias
-        or sampling.min_tokens
-        or sampling.repetition_penalty != 1.0
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-    )
+    return bool(sampling.logit_bias or sampling.min_tokens)
 
 
 def _shape(row: torch.Tensor, seq: RankSeq) -> None:
-    """Everything that changes logits by the sequence's own history, in place."""
+    """Bias and minimum length, in place."""
     sampling = seq.sampling
     for token, bias in sampling.logit_bias:
         row[token] += bias
     num_output = seq.num_tokens - seq.num_prompt
     if num_output < sampling.min_tokens and sampling.masked_until_min:
         row[list(sampling.masked_until_min)] = -torch.inf
-    history = seq.tokens[: seq.num_tokens]
-    if sampling.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.unique(history)).to(row.device)
-        values = row[seen]
-        row[seen] = torch.where(
-            values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
-        )
-    if (sampling.presence_penalty or sampling.frequency_penalty) and num_output:
-        ids, counts = np.unique(history[seq.num_prompt :], return_counts=True)
-        penalty = sampling.presence_penalty + sampling.frequency_penalty * torch.from_numpy(counts).float()
-        row[torch.from_numpy(ids).to(row.device)] -= penalty.to(row.device)
+
+
+def _penalties(seqs: Sequence[RankSeq]) -> Penalties | None:
+    """None where no row is penalised."""
+    entries: list[np.ndarray] = []
+    for row, seq in enumerate(seqs):
+        sampling, num_prompt = seq.sampling, seq.num_prompt
+        if sampling.repetition_penalty != 1.0:
+            tokens = np.unique(seq.tokens[: seq.num_tokens])
+        elif sampling.presence_penalty or sampling.frequency_penalty:
+            tokens = np.unique(seq.tokens[num_prompt : seq.num_tokens])
+        else:
+            continue
+        output, counts = np.unique(seq.tokens[num_prompt : seq.num_tokens], return_counts=True)
+        in_output = np.zeros(len(tokens), np.int64)
+        in_output[np.searchsorted(tokens, output)] = counts
+        entries.append(np.stack((np.full(len(tokens), row), tokens, in_output)))
+    if not entries:
+        return None
+    factors = [
+        (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+        for s in (seq.sampling for seq in seqs)
+    ]
+    return Penalties(np.concatenate(entries, 1), np.array(factors, np.float32).T.copy())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.routing import Routing
-from kernels.sampling import Draw
+from kernels.sampling import Draw, Penalties
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,9 @@ class Ops:
     experts: Callable[[Tensor, Tensor, Tensor, ExpertWeights, Callable[[Tensor], Tensor]], Tensor]
     """(x (N, hidden), slots (N, K) int64, weights (N, K) float32, held, activate) -> (N, hidden): each row's weighted sum over
     its slots of down(activate(gate_up(x))); slot -1 is no expert and adds nothing. `activate` is (M, 2I) -> (M, I)."""
+    penalise: Callable[[Tensor, Penalties], None]
+    """In place, logits (N, V) float32: tokens of a row's history are divided by its repetition penalty where positive, multiplied
+    with it elsewhere; less its presence penalty and so many times its frequency penalty as they are in its output."""
     draw: Callable[[Tensor, Sequence[Draw]], Tensor]
     """(logits (N, V) float32, draws (N,)) -> tokens (N,) int64: of those that may be drawn the first, by id, whose cumulative
     probability exceeds the number's part of their total."""

@@ -11,7 +11,7 @@ from kernels.latent import latent_attention, write_latent
 from kernels.moe import experts, route
 from kernels.ops import AttentionMeta, HeadNorms, Ops
 from kernels.paged import PagedAttention
-from kernels.sampling import draw
+from kernels.sampling import draw, penalise
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -106,6 +106,7 @@ def reference_ops() -> Ops:
         rope_write_kv=partial(rope_write_kv, rms_norm),
         paged_attention=PagedAttention(),
         route=route,
+        penalise=penalise,
         draw=draw,
         experts=experts,
         write_latent=write_latent,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 
@@ -31,6 +32,25 @@ class Draw:
     shape: Shape
     uniform: float
     """In [0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """In host memory: implementations upload it."""
+
+    entries: np.ndarray
+    """(3, E) int64: rows; tokens of their histories, each pair once; how often each is in the row's output."""
+    factors: np.ndarray
+    """(3, N) float32: each row's repetition, presence and frequency penalty."""
+
+
+def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
+    """`Ops.penalise`."""
+    rows, tokens, counts = torch.from_numpy(penalties.entries).to(logits.device).unbind(0)
+    repetition, presence, frequency = torch.from_numpy(penalties.factors).to(logits.device)[:, rows].unbind(0)
+    values = logits[rows, tokens]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    logits[rows, tokens] = values - torch.where(counts > 0, presence + frequency * counts.float(), 0.0)
 
 
 def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:

@@ -89,7 +89,9 @@ class StageRunner:
         if not drawing:
             return []
         keys = [item.key for item in work if item.samples]
-        out = sample(model.logits(hidden[batch.sample_rows]), keys, drawing, model.ops.draw)
+        out = sample(
+            model.logits(hidden[batch.sample_rows]), keys, drawing, model.ops.draw, model.ops.penalise
+        )
         for seq, drawn in zip(drawing, out, strict=True):
             seq.append(drawn.token)
         comm.send(torch.tensor([drawn.token for drawn in out], device=self._device), 0)

@@ -16,7 +16,7 @@ from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora, experts
 from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
-from kernels.triton.sampling import logprobs, penalise, sample
+from kernels.triton.sampling import logprobs, penalise_entries, sample
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
 NUM_BLOCKS, BLOCK_SIZE = 1024, 16
@@ -145,7 +145,7 @@ def _moves() -> None:
 
 def _sampling() -> None:
     logits, each, tokens = _float(64, 128256), _float(64), tensor(64, dtype=torch.int64)
-    penalise(logits, tokens, tokens, tokens, each, each, each)
+    penalise_entries(logits, tokens, tokens, tokens, each, each, each)
     sample(logits, each, tensor(64, dtype=torch.int32), each, each, tensor(64, dtype=torch.float64))
     logprobs(logits, tokens, 5)
 

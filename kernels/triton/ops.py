@@ -15,7 +15,7 @@ from kernels.triton.grouped import experts
 from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
-from kernels.triton.sampling import draw
+from kernels.triton.sampling import draw, penalise
 
 _SPLIT_TOKENS = 1024
 _EXPERT_ROWS = 64
@@ -42,6 +42,7 @@ def triton_ops() -> Ops:
         gelu_tanh_mul=gelu_tanh_mul,
         rope_write_kv=_rope_write_kv,
         experts=experts,
+        penalise=penalise,
         draw=draw,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling import Draw
+from kernels.sampling import Draw, Penalties
 from kernels.triton.platform import INTERPRETED
 
 _BLOCK = 64 if INTERPRETED else 4096
@@ -171,26 +171,23 @@ def _penalty_kernel(
     tl.store(target, value - tl.where(count > 0, added, 0.0), mask)
 
 
-def penalise(
+def penalise(logits: Tensor, penalties: Penalties) -> None:
+    """`Ops.penalise`; rows of logits are contiguous."""
+    entries = torch.from_numpy(penalties.entries).to(logits.device, non_blocking=True)
+    factors = torch.from_numpy(penalties.factors).to(logits.device, non_blocking=True)
+    penalise_entries(logits, *entries.unbind(0), *factors.unbind(0))
+
+
+def penalise_entries(
     logits: Tensor, rows: Tensor, tokens: Tensor, counts: Tensor,
     repetition: Tensor, presence: Tensor, frequency: Tensor,
 ) -> None:  # fmt: skip
-    """In place, logits (N, V) float32. (E,) int64 each: a row, a token of its history, and how often that is in its output; no
-    pair twice. (N,) float32 each: the penalties."""
+    """(E,) int64 each, (N,) float32 each: see `Penalties`."""
     if len(rows):
         block = 256
         _penalty_kernel[(triton.cdiv(len(rows), block),)](
-            logits,
-            rows,
-            tokens,
-            counts,
-            repetition,
-            presence,
-            frequency,
-            len(rows),
-            logits.stride(0),
-            BLOCK=block,
-        )
+            logits, rows, tokens, counts, repetition, presence, frequency, len(rows), logits.stride(0), BLOCK=block
+        )  # fmt: skip
 
 
 @triton.jit

@@ -26,6 +26,7 @@ Logits = dict[tuple[str, int], torch.Tensor]
 """Of (request, number of tokens before the one to be drawn)."""
 FEATURES = ["llama", "gemma2", "qwen2_moe", "gpt_oss", "deepseek_v3"]
 CASES = [*((family, "float32") for family in FEATURES), ("llama", "bfloat16"), ("qwen3_moe", "bfloat16")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def run(

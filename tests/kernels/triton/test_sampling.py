@@ -1,12 +1,13 @@
 """Tokens drawn on a device against the engine's sampler, which is itself tested against transformers; log-probabilities."""
 
+import numpy as np
 import pytest
 import torch
 
 from core.types import SamplingParams
 from engine.sampler import uniform
 from kernels import sampling as ref
-from kernels.sampling import Draw, distribution
+from kernels.sampling import Draw, Penalties, distribution
 from kernels.triton.sampling import draw as draw_rows
 from kernels.triton.sampling import logprobs, penalise, sample
 
@@ -87,9 +88,12 @@ def test_penalties(device: torch.device) -> None:
             want[row, token] / repetition[row] if want[row, token] > 0 else want[row, token] * repetition[row]
         )
         want[row, token] = value - (presence[row] + frequency[row] * count if count else 0)
-    got = logits.to(device)
-    columns = [torch.tensor(column, device=device) for column in zip(*entries, strict=True)]
-    penalise(got, *columns, *(x.to(device) for x in (repetition, presence, frequency)))
+    got = logits.clone().to(device)
+    factors = torch.stack((repetition, presence, frequency)).numpy()
+    penalties = Penalties(np.array(entries, np.int64).T.copy(), factors)
+    penalise(got, penalties)
+    ref.penalise(logits, penalties)
+    torch.testing.assert_close(logits, want)
     torch.testing.assert_close(got.cpu(), want)
 
 
