@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray.util
 from ray.exceptions import RayActorError
 
-from cluster.deploy.rank_actors import dial, meet
+from cluster.deploy.rank_actors import dial, meet, rank_actors
 from core.config import EngineConfig
-from core.errors import ProtocolError, ReplicaLost
+from core.errors import ConfigError, ProtocolError, ReplicaLost
 from core.kv import KVLayout, KVShard, lay_out
 from engine.build import PoolSize
 from engine.ranks.start import setups_of
@@ -85,3 +86,34 @@ async def test_each_socket_is_that_of_its_rank() -> None:
 async def test_all_or_none_within_the_deadline(second: Serve, why: str) -> None:
     with pytest.raises(ReplicaLost, match=why):
         await meet([Actor(greets), Actor(second)], SETUPS, "127.0.0.1", 1.0)
+
+
+def placed(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> None:
+    """As in a replica whose placement group has a bundle on each of these hosts; none: it has no group."""
+    group = SimpleNamespace(bundle_specs=[{"CPU": 1.0, "GPU": 1.0} for _ in hosts]) if hosts else None
+    table = {"bundles_to_node_id": dict(enumerate(hosts))}
+    monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: group)
+    monkeypatch.setattr(ray.util, "placement_group_table", lambda _: table)
+
+
+def test_ranks_on_one_host_see_the_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed(monkeypatch, ["a", "a"])
+    assert rank_actors("127.0.0.1", Mesh(pp=2)).devices == ("cuda:0", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "why"),
+    [
+        ([], "an instance of 2 ranks needs a placement group"),
+        (
+            ["a", "b"],
+            "the 2 ranks of this instance were placed on 2 hosts, .* placement_group_strategy: STRICT_PACK",
+        ),
+    ],
+)
+def test_what_ray_has_placed_otherwise_is_refused(
+    hosts: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed(monkeypatch, hosts)
+    with pytest.raises(ConfigError, match=why):
+        rank_actors("127.0.0.1", Mesh(pp=2))
