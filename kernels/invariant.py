@@ -62,13 +62,14 @@ def _linear(tiles: RowTiles, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 
 
 def _cancelling(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], tuple[Tensor]]:
-    """A product of that shape whose terms cancel, so that its result is nothing but what their order has left of rounding."""
+    """A product of that shape whose terms cancel, so that its result is nothing but what their order has left of rounding. It
+    takes the weight's memory once more while it is tried."""
     half = weight.shape[1] // 2
     generator = torch.Generator().manual_seed(2)
     order = torch.randperm(half, generator=generator)
-    terms = torch.randn(weight.shape[0], half, generator=generator).to(weight.dtype)
     other = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype).zero_()
-    other[:, : 2 * half] = torch.cat((terms, terms[:, order]), 1)
+    other[:, :half].normal_(generator=generator)
+    other[:, half : 2 * half] = other[:, order]
     no_bias = None if bias is None else torch.zeros_like(bias)
 
     def multiply(tile: Tensor) -> tuple[Tensor]:
