@@ -102,7 +102,7 @@ class Placer:
     def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
         """It found no place before, and would not find one because `changed` has news (None: anybody may have)."""
         if changed is not None and waiter.blocked_since_s is not None:
-            match = self._roster.look(waiter.place).match
+            match = self._roster.match(waiter.place)
             num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
             return not changed.info.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
         if self._roster.scans or now - waiter.tried_s >= RETRY_S:

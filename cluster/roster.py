@@ -105,12 +105,16 @@ class Roster:
         """Is the fleet small enough to be looked at as a whole?"""
         return len(self._members) <= self._scan_up_to
 
+    def match(self, place: Place) -> Match:
+        """How many leading blocks of its prompt are cached where."""
+        return self._prefixes.match(place.block_hashes)
+
     def look(self, place: Place, turn: int = 0) -> Look:
         """`turn`: another one draws others."""
         if self._last is not None and self._last[0] is place and self._last[1] == turn:
             return self._last[2]
         draws = Draws(place.request_id, turn)
-        match = self._prefixes.match(place.block_hashes)
+        match = self.match(place)
         count = self._scan_up_to if self.scans else NUM_CACHED
         found = (self._members.get(address) for address in match.longest(count, draws))
         look = Look(match, [member for member in found if member is not None], draws)
