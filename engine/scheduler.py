@@ -203,8 +203,6 @@ class StepScheduler:
             seq.aborted = True
             seq.state = State.DONE
 
-    # Lower tiers ----------------------------------------------------------------------------------------------------
-
     def on_kept(self, hear: Kept) -> None:
         """`hear` of each block whose KV is complete and kept."""
         self._cache.on_kept = hear
@@ -284,8 +282,6 @@ class StepScheduler:
         for seq in self._seqs.values():
             if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
                 raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
-
-    # Planning -------------------------------------------------------------------------------------------------------
 
     def _plan_one(self, seq: Sequence, budget: int, new: list[NewSeq], work: list[SeqWork]) -> int:
         """Adds the sequence's next work if there is any; returns its tokens."""
