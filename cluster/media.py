@@ -16,15 +16,19 @@ def _gloo(pool: memoryview, hostname: str) -> Medium:
 
 def _nccl(pool: memoryview, hostname: str) -> Medium:
     check("nccl")
-    raise ConfigError(
-        "transfer.transport nccl moves KV pools in GPU memory; this instance keeps its pool in host memory"
-    )
+    raise _in_host_memory("nccl")
 
 
 def _cuda_ipc(pool: memoryview, hostname: str) -> Medium:
     LibCuda(0)
-    raise ConfigError(
-        "transfer.transport cuda_ipc moves KV pools in GPU memory; this instance keeps its pool in host memory"
+    raise _in_host_memory("cuda_ipc")
+
+
+def _in_host_memory(transport: str) -> ConfigError:
+    """A medium that wrote a GPU's pool (`engine/mirror.py`) would have to tell its copy, which tiers and all others read."""
+    return ConfigError(
+        f"transfer.transport {transport} moves KV pools in GPU memory, and instances hand KV over in host memory, where a "
+        "pool on a GPU has its copy: use auto, shm, tcp or nixl"
     )
 
 

@@ -70,9 +70,13 @@ class Restoring:
     async def close(self) -> None:
         """What is being loaded is finished first: nobody may free blocks under a thread that fills them."""
         self._cancelled |= set(self._under_way)
+        await self.settled()
+        await self._store.close()
+
+    async def settled(self) -> None:
+        """Returns when nothing is being loaded any more."""
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
         await asyncio.gather(*self._filling, return_exceptions=True)
-        await self._store.close()
 
     def _begin(self, request: Request) -> tuple[Restore | None, list[bytes]]:
         num_cached = self._scheduler.num_cached_blocks(request)
