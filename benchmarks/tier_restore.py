@@ -46,7 +46,7 @@ NUM_BLOCKS = (PREFIXES[-1] + NUM_NEW) // LAYOUT.block_size + 8
 CONFIG = EngineConfig(
     block_size=LAYOUT.block_size,
     max_batch_tokens=NUM_NEW,
-    host_cache_bytes=SHARD.pool_bytes(PREFIXES[-1] // LAYOUT.block_size),
+    host_cache_bytes=SHARD.pool_bytes((PREFIXES[-1] + NUM_NEW) // LAYOUT.block_size),
 )
 
 

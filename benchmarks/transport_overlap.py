@@ -172,6 +172,7 @@ class Prefill:
             layer_done = self._pusher.step_started(StepPlan(0, (), (), (work,), ()))
             for layer in range(LAYOUT.num_layers):
                 time.sleep(layer_s * KV_READY)
+                assert layer_done is not None
                 layer_done(0, layer)
                 time.sleep(layer_s * (1 - KV_READY))
         return started, time.monotonic()
