@@ -69,6 +69,8 @@ class Engine:
         self._step_s = 0.0
         self._num_steps = self._num_computed = 0
         self._closing = False
+        if tiers is not None:
+            tiers.on_freed(self._blocks_may_be_free)
         self._received: list[str] = []
         self._experts = ExpertCounts()
 

@@ -37,6 +37,7 @@ class Restoring:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
+        self._freed: Callable[[], None] = lambda: None
         self._publishing = False
         """What the cache begins to keep meanwhile has come from below."""
         scheduler.on_kept(self._kept)
@@ -48,6 +49,10 @@ class Restoring:
     @property
     def counts(self) -> TierCounts:
         return self._store.counts
+
+    def on_freed(self, hear: Callable[[], None]) -> None:
+        """`hear` whenever blocks that were being loaded may be had by others."""
+        self._freed = hear
 
     def forward(self, request: Request, then: Callable[[], None]) -> None:
         """Raises RequestError for a request that is waiting here already."""
@@ -102,7 +107,7 @@ class Restoring:
         if self._gate is None:
             await self._store.fill(blocks, contents, lambda _: None)
             self._publish(restore, len(blocks))
-            self._scheduler.end_restore(restore)
+            self._end(restore)
         else:
             fill = self._gate.begin(blocks)
             self._publish(restore, len(blocks))
@@ -125,7 +130,11 @@ class Restoring:
             raise
         fill.end()
         gate.end(fill)
+        self._end(restore)
+
+    def _end(self, restore: Restore) -> None:
         self._scheduler.end_restore(restore)
+        self._freed()
 
     def _publish(self, restore: Restore, count: int) -> None:
         self._publishing = True
