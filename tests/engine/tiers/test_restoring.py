@@ -153,6 +153,23 @@ async def test_a_step_begins_while_its_prefix_is_filled_in_and_waits_where_it_re
     await served.close()
 
 
+async def test_requests_that_find_every_block_being_filled_go_on_when_that_is_over(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 500))
+    for prompt in prompts(12):
+        await served.ask(prompt)
+    served.store._pieces = HeldBack(served.memory, [RankPool(SHARD, NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    HeldBack.may.clear()
+    names = [served.add(prompt) for prompt in prompts(4)]  # 10 blocks each of 40
+    await asyncio.sleep(0.2)
+    assert served.scheduler.num_used_blocks == NUM_BLOCKS
+    HeldBack.may.set()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(served.ends[name].wait() for name in names))
+    for name, prompt in zip(names, prompts(4), strict=True):
+        assert tuple(served.tokens[name]) == undisturbed(prompt, 3)
+    await served.close()
+
+
 async def test_what_comes_back_from_disk_is_saved_above_it_as_it_was(tmp_path: Path) -> None:
     served = Served(config(tmp_path, 30, 500))
     for prompt in prompts(12):
