@@ -11,8 +11,8 @@ from cluster.fleet import Member
 from cluster.pool_loads import UseMeter, pool_of
 from cluster.scaling import Limits, PoolName, Resize, Scaler, ScalingRules
 from core.config import ScalingConfig
-from core.messages import PoolStatus
 from core.ports import Clock
+from core.reports import PoolStatus
 
 log = logging.getLogger(__name__)
 

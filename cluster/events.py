@@ -6,14 +6,13 @@ from core.messages import (
     Buddy,
     Finished,
     Leaving,
-    LoadReport,
     NeedPrefill,
     Place,
     Placed,
     PrefillAssigned,
-    Register,
     Rejected,
 )
+from core.reports import LoadReport, Register
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from core.messages import LayerExperts
+from core.reports import LayerExperts
 
 
 def total(instances: Iterable[tuple[LayerExperts, ...]]) -> tuple[LayerExperts, ...]:

@@ -25,11 +25,11 @@ from core.messages import (
     Place,
     Placed,
     Rejected,
-    Status,
     Submit,
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
+from core.reports import Status
 from core.types import Request, Route, TokenOut
 
 log = logging.getLogger(__name__)

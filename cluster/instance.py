@@ -14,13 +14,11 @@ from core.messages import (
     Leaving,
     Message,
     PrefillFailed,
-    Register,
-    Site,
     StartPrefill,
     Submit,
-    WorkCounts,
 )
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
+from core.reports import Register, Site, WorkCounts
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import TokenOut
 from decode.policy import HeadroomPolicy

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-from core.messages import Register
+from core.reports import Register
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from cluster.timeline import Observe, nobody
 from core.clock import WallClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, ReplicaLost
-from core.messages import Status
+from core.reports import Status
 from kvtransfer.transport.loopback import LoopbackFabric
 from models.hub import resolve as find_model
 from net.loopback import LoopbackNetwork

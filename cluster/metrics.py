@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cluster.timeline import Timeline, attained, first_token_s
-from core.messages import InstanceStatus, Status
+from core.reports import InstanceStatus, Status
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.45, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)

@@ -3,7 +3,7 @@
 from cluster.draws import Draws
 from cluster.fleet import Member
 from cluster.shelves import Shelves
-from core.messages import Register
+from core.reports import Register
 
 Group = tuple[str, ...]
 

@@ -10,7 +10,8 @@ from cluster.events import Send
 from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
 from cluster.prefix_index import Match, PrefixIndex
 from cluster.shortlist import NUM_CACHED, NUM_CACHED_DECODES, NUM_CACHED_SOURCES, NUM_NEAR, Shortlist
-from core.messages import Buddy, LoadReport, Place, Register
+from core.messages import Buddy, Place
+from core.reports import LoadReport, Register
 
 NO_DECODE = "no decode instance is alive"
 FETCH_TOKENS = 128

@@ -18,7 +18,14 @@ from cluster.placing import Placement, Placer
 from cluster.roster import SCAN_UP_TO, Roster
 from cluster.scoring import PlacementPolicy
 from core.config import ScheduleConfig
-from core.messages import Finished, Leaving, LoadReport, Place, Placed, PrefillAssigned, Register, Status
+from core.messages import (
+    Finished,
+    Leaving,
+    Place,
+    Placed,
+    PrefillAssigned,
+)
+from core.reports import LoadReport, Register, Status
 
 _SETTLE_REPORTS = 2.0
 _SETTLE_S = 0.2

@@ -10,15 +10,12 @@ from core.messages import (
     AskStatus,
     Finished,
     Leaving,
-    LoadReport,
     Message,
     NeedPrefill,
     Place,
-    PoolStatus,
-    Register,
-    Status,
 )
 from core.ports import Clock, Mail
+from core.reports import LoadReport, PoolStatus, Register, Status
 
 log = logging.getLogger(__name__)
 

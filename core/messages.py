@@ -1,4 +1,5 @@
-"""Every message between Baton's processes. One list, so that the protocol can be read in one place.
+"""Every message between Baton's processes (what instances report is in `core/reports.py`). One list, so that the protocol can be
+read in one place.
 
 frontend  -> scheduler   Place, Finished
 scheduler -> frontend    Placed, Rejected
@@ -15,7 +16,7 @@ any       -> any         Ping, Pong
 from dataclasses import dataclass
 
 from core.kv import KVShard
-from core.steps import UNKNOWN_STEPS, StepModels
+from core.reports import LoadReport, Register, Status
 from core.types import Request, Route, Slo, TokenOut
 
 
@@ -70,41 +71,6 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """Where a host stands, as far as it is known."""
-
-    zone: str = ""
-    rack: str = ""
-    nvlink_domain: str = ""
-    """Hosts with the same one reach each other's GPUs over NVLink."""
-    nic_bytes_per_s: float = 0.0
-    """0: unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """An instance introduces itself; it repeats this whenever it has (re)connected to a scheduler."""
-
-    address: str
-    incarnation: str
-    prefills: bool
-    decodes: bool
-    host: str
-    """Host identity: instances on one host can use shared memory."""
-    block_size: int
-    num_blocks: int
-    max_batch_tokens: int
-    max_num_seqs: int
-    kv_token_bytes: int = 0
-    """KV bytes of one token (`KVLayout.token_bytes`); 0: unknown, and moving KV here is taken to cost no link time."""
-    sends: bool = False
-    """A decode instance that hands the KV of prefixes it has cached to others, computing what is missing."""
-    replicates: bool = False
-    """It keeps copies of its sealed blocks with a buddy, and others' with itself."""
-    site: Site = Site()
-
-
-@dataclass(frozen=True, slots=True)
 class Buddy:
     """Keep copies of your sealed blocks there; empty: there is nobody."""
 
@@ -139,77 +105,6 @@ class Leaving:
 
 
 @dataclass(frozen=True, slots=True)
-class TierCounts:
-    """Blocks of an instance's lower tiers since it began."""
-
-    saved: int = 0
-    host_hits: int = 0
-    disk_hits: int = 0
-    missed: int = 0
-    """Thought to be there and not any more, or damaged."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkCounts:
-    """What an instance has done since it began."""
-
-    steps: int = 0
-    computed_tokens: int = 0
-    """In those steps, prompts and outputs together."""
-    prefix_queried_tokens: int = 0
-    """Known tokens of the sequences that came; of these the device's prefix cache had `prefix_hit_tokens`."""
-    prefix_hit_tokens: int = 0
-    preempted: int = 0
-    grants: int = 0
-    """Rights to write into its pool that it has given; `live_grants` are still open now."""
-    live_grants: int = 0
-    fences: int = 0
-    """Writers that had to be shut out."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerExperts:
-    """One layer's experts on an instance, or on all of them together."""
-
-    layer: int
-    imbalance: float
-    """Of late: the load of the busiest of the ranks that share these experts, by the mean. Of several instances the largest."""
-    counts: tuple[int, ...]
-    """How often each was chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    address: str
-    seq: int
-    free_blocks: int
-    """Blocks that can be had at once: unused ones and unreferenced prefix-cache blocks."""
-    waiting_tokens: int
-    """Prompt tokens still to be computed here."""
-    num_waiting: int
-    num_running: int
-    tokens_per_s: float
-    """Measured prompt-token rate of recent steps; 0 until there is a measurement."""
-    step_s: float
-    """Smoothed duration of recent steps."""
-    cache_added: tuple[int, ...] = ()
-    cache_removed: tuple[int, ...] = ()
-    defect: str = ""
-    """What the last idle self-check of the block accounting found wrong; empty: nothing."""
-    tiers: TierCounts = TierCounts()
-    num_decoding: int = 0
-    """Of those that run: how many have their prompt computed."""
-    context_tokens: int = 0
-    """Known tokens of all that run."""
-    received: tuple[str, ...] = ()
-    """Attempts (`Request.key`) that have come here since the last report."""
-    steps: StepModels = UNKNOWN_STEPS
-    work: WorkCounts = WorkCounts()
-    experts: tuple[LayerExperts, ...] = ()
-    """Since the instance began. Empty: nothing new."""
-
-
-@dataclass(frozen=True, slots=True)
 class NeedPrefill:
     """A decode instance holds a reservation whose prefill instance was lost or failed; `num_tokens` are still missing."""
 
@@ -233,59 +128,6 @@ class PrefillAssigned:
 @dataclass(frozen=True, slots=True)
 class AskStatus:
     nonce: int
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceStatus:
-    address: str
-    prefills: bool
-    decodes: bool
-    num_blocks: int
-    free_blocks: int
-    num_waiting: int
-    num_running: int
-    defect: str
-    tiers: TierCounts = TierCounts()
-    steps: StepModels = UNKNOWN_STEPS
-    """How long its steps take, and how well that is known."""
-    work: WorkCounts = WorkCounts()
-    leaving: bool = False
-    queued_tokens: int = 0
-    """Prompt tokens to be computed here, reported and promised."""
-    tokens_per_s: float = 0.0
-    step_s: float = 0.0
-    expert_imbalance: tuple[tuple[int, float], ...] = ()
-    """(layer, the load of the busiest of the ranks that share its experts by the mean)"""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """What the autoscaler makes of one pool."""
-
-    pool: str
-    wanted: int = 0
-    """Instances that it shall have."""
-    serving: int = 0
-    num_grown: int = 0
-    """How often it was made larger, and smaller, since the scheduler began."""
-    num_shrunk: int = 0
-    cold_start_s: float = 0.0
-    reason: str = ""
-    """Of the last change."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """What the scheduler knows. `why_not`: why a request would not be answered now; empty: it would be."""
-
-    nonce: int
-    why_not: str
-    num_queued: int
-    instances: tuple[InstanceStatus, ...]
-    experts: tuple[LayerExperts, ...] = ()
-    """Over all instances."""
-    pools: tuple[PoolStatus, ...] = ()
-    """Where pools follow their load."""
 
 
 # --- serving -------------------------------------------------------------------------------------------------------

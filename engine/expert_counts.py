@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from core.messages import LayerExperts
 from core.plan import ExpertLoad
+from core.reports import LayerExperts
 
 
 class ExpertCounts:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.errors import RequestError
-from core.messages import Grant, LayerExperts, TierCounts, WorkCounts
+from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
+from core.reports import LayerExperts, TierCounts, WorkCounts
 from core.steps import StepModels
 from core.types import Request, TokenOut
 from engine.dp_scheduler import Planner

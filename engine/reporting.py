@@ -3,8 +3,9 @@
 import logging
 from collections.abc import Callable
 
-from core.messages import LayerExperts, Leaving, LoadReport, Register, WorkCounts
+from core.messages import Leaving
 from core.ports import Clock, Mail, Resolve
+from core.reports import LayerExperts, LoadReport, Register, WorkCounts
 from engine.loop import Engine, EngineLoad
 
 log = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
-from core.messages import Status
 from core.ports import TokenCodec
+from core.reports import Status
 from core.types import Request, TokenOut
 
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from core.errors import RequestError
-from core.messages import TierCounts
+from core.reports import TierCounts
 from core.types import Request
 from engine.dp_scheduler import Planner
 from engine.ledger import Restore

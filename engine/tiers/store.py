@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from core.messages import TierCounts
+from core.reports import TierCounts
 from engine.tiers.disk import DiskTier
 from engine.tiers.host import HostTier
 from engine.tiers.pieces import BlockPieces

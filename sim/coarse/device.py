@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
-from core.messages import LoadReport, Register
 from core.ports import SchedulerPolicy
+from core.reports import LoadReport, Register
 from engine.sequence import Sequence
 from sim.coarse.batch import DecodeBatch
 from sim.coarse.blocks import Blocks

@@ -5,7 +5,8 @@ import zlib
 from cluster.events import Arrived, Event, Send
 from cluster.routing import GlobalScheduler
 from core.config import ScheduleConfig
-from core.messages import LoadReport, Place, Placed, Register, Rejected
+from core.messages import Place, Placed, Rejected
+from core.reports import LoadReport, Register
 from core.types import Slo
 
 BLOCK = 16

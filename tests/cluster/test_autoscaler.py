@@ -10,7 +10,7 @@ from cluster.pool_loads import WAIT_S, UseMeter
 from cluster.scaling import PoolName
 from core.config import ScalingConfig, load
 from core.errors import ConfigError
-from core.messages import PoolStatus, WorkCounts
+from core.reports import PoolStatus, WorkCounts
 from core.steps import StepModel, StepModels
 from tests.cluster.routing_world import instance, report
 

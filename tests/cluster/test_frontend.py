@@ -18,10 +18,10 @@ from core.messages import (
     Place,
     Placed,
     Rejected,
-    Status,
     Submit,
     Tokens,
 )
+from core.reports import Status
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from net.loopback import LoopbackMail, LoopbackNetwork
 

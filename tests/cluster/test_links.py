@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cluster.fleet import Member
 from cluster.links import LinkModel, Nearest, Nearness, bytes_per_s, nearness
 from cluster.scoring import Ask, CostPolicy
-from core.messages import Register, Site
+from core.reports import Register, Site
 
 MODEL = LinkModel()
 

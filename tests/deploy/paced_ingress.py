@@ -15,7 +15,7 @@ from cluster.api.draining import drain
 from cluster.api.params import ApiSettings
 from cluster.api.server import HttpServer
 from cluster.observers import make_observers
-from core.messages import Status
+from core.reports import Status
 from core.types import FinishReason, Request, TokenOut
 from tests.cluster.api.fakes import END, NAME, ByteTokenizer
 from tests.cluster.api.harness import OPEN

@@ -6,7 +6,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.errors import ProtocolError
-from core.messages import Cancel, LoadReport, Message
+from core.messages import Cancel, Message
+from core.reports import LoadReport
 from net.codec import decode, encode
 
 ints = st.integers(-(2**63), 2**64 - 1)

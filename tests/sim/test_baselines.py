@@ -6,7 +6,7 @@ import pytest
 
 from cluster.fleet import Member
 from cluster.scoring import Ask
-from core.messages import LoadReport, Register
+from core.reports import LoadReport, Register
 from core.steps import StepModel, StepModels
 from core.types import Slo
 from sim.baselines.arrow import Arrow

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from core.errors import ConfigError
-from core.messages import Site
+from core.reports import Site
 
 log = logging.getLogger(__name__)
 

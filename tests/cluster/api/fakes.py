@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from core.errors import RequestError
-from core.messages import Status
+from core.reports import Status
 from core.types import FinishReason, Request, TokenOut
 
 END = 256

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cluster.metrics import InstanceMetrics
-from core.messages import LayerExperts
+from core.reports import LayerExperts
 from tests.cluster.routing_world import World, instance, report
 
 FIRST = (LayerExperts(1, 1.5, (3, 1)), LayerExperts(2, 1.0, (2, 2)))

@@ -5,7 +5,7 @@ from kubernetes import client
 
 from cluster.deploy.kube.topology import LABELS, label_names, node_labels, read_site, site_of
 from core.errors import ConfigError
-from core.messages import Site
+from core.reports import Site
 from tests.deploy.kube.fake_api import FakeApi
 
 
