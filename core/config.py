@@ -60,8 +60,9 @@ class EngineConfig(_Frozen):
     """Compute threads of one rank on a CPU."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where an instance computes; `auto`: on the first GPU that its process sees, or on the CPU without one."""
-    kernels: Literal["auto", "triton", "torch"] = "auto"
-    """Which operations run on a GPU; `auto`: Triton's where it is installed. CPUs have PyTorch's."""
+    kernels: Literal["auto", "triton", "torch", "flashinfer", "flash_attention"] = "auto"
+    """Which operations run on a GPU; `auto`: Triton's where it is installed, and attention by FlashInfer or FlashAttention where
+    they are installed and measured to be faster; either name forces that one for attention. CPUs have PyTorch's."""
     profile: str = ""
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False

@@ -79,7 +79,14 @@ def build_group(
     torch.set_num_threads(engine.num_threads)
     device = choose_device(engine.device)
     dtype = size.shard.layout.dtype
-    loaded = load_model(folder, dtype, device, kernels=engine.kernels, deterministic=engine.deterministic)
+    loaded = load_model(
+        folder,
+        dtype,
+        device,
+        kernels=engine.kernels,
+        deterministic=engine.deterministic,
+        block_size=engine.block_size,
+    )
     pool = make_pool(size.pools[0], buffer, device)
     return InlineGroup(counted(Runner(loaded, pool, engine.block_size, sink).step, loaded))
 

@@ -7,6 +7,7 @@ import torch
 from core.errors import UnsupportedModel
 from kernels.joins import ONE_RANK, Joins
 from kernels.select import Kernels, select_ops
+from models.attention_cases import attention_cases
 from models.families import read_spec
 from models.model import Model
 from models.spec import DTYPES, ModelSpec
@@ -33,14 +34,17 @@ def load_model(
     joins: Joins = ONE_RANK,
     kernels: Kernels = "auto",
     deterministic: bool = False,
+    block_size: int = 16,
 ) -> Model:
-    """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`.
+    """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`: tokens
+    of a block of the KV pool, for which attention's kernels are chosen.
 
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation)
-    ops = select_ops(device, kernels, deterministic)
+    cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
+    ops = select_ops(device, kernels, deterministic, cases)
     model = Model(spec, ops, checkpoint, device, layers, joins)
     checkpoint.close()
     return model

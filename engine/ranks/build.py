@@ -72,6 +72,7 @@ def load_part(
     kernels: Kernels = "auto",
     deterministic: bool = False,
     num_spare: int = 0,
+    block_size: int = 16,
 ) -> ModelPart:
     """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other; `num_spare`: slots for more copies of
     experts. Raises ConfigError and ReplicaLost."""
@@ -88,7 +89,7 @@ def load_part(
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
     joins = make_joins(comms.tp, vocab, sum_parts, spread)
     layers = range(*sharding.part.layers)
-    model = load_model(folder, dtype, device, sharding, layers, joins, kernels, deterministic)
+    model = load_model(folder, dtype, device, sharding, layers, joins, kernels, deterministic, block_size)
     return ModelPart(model, sharding.part, comms, spread)
 
 

@@ -96,6 +96,7 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         cast(Kernels, setup.kernels),
         setup.deterministic,
         setup.num_spare,
+        layout.block_size,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

@@ -6,7 +6,8 @@ import torch
 from baton import LLM, SamplingParams
 from core.errors import ConfigError
 from engine.devices import choose_device
-from kernels.select import select_ops
+from kernels.attention.case import Case
+from kernels.select import Kernels, select_ops
 
 PROMPTS = ["def fibonacci(n):\n", "import os\n\n\nclass Path", "for i in range("]
 
@@ -19,10 +20,25 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_kernels_that_do_not_run_here_are_refused() -> None:
-    with pytest.raises(ConfigError, match="on GPUs only"):
-        select_ops(torch.device("cpu"), "triton")
+    for kernels in ("triton", "flashinfer", "flash_attention"):
+        with pytest.raises(ConfigError, match=f"{kernels}, whose kernels run on GPUs only"):
+            select_ops(torch.device("cpu"), kernels)
     with pytest.raises(ConfigError, match="needs Triton's kernels on a GPU"):
         select_ops(torch.device("cuda"), deterministic=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("kernels", ["flashinfer", "flash_attention"])
+def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    cuda, cases = torch.device("cuda"), [Case(8, 2, 128, 16, torch.bfloat16, 0.1)]
+    with pytest.raises(ConfigError, match="not installed: pip install"):
+        select_ops(cuda, kernels, cases=cases)
+    with pytest.raises(ConfigError, match="engine.deterministic needs Triton"):
+        select_ops(cuda, kernels, deterministic=True, cases=cases)
+    assert select_ops(cuda, cases=cases).paged_attention is not None
 
 
 @pytest.mark.gpu

@@ -1,0 +1,63 @@
+"""Choices that were measured before, in a small JSON file below the user's cache directory.
+
+It saves time and no more: one that is damaged, foreign or not writable costs a measurement and a line in the log."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+_log = logging.getLogger(__name__)
+
+
+class Choice(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str
+    medians_us: dict[str, float]
+    """Of every backend that was tried and right."""
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["baton attention choices 1"] = "baton attention choices 1"
+    choices: dict[str, Choice] = {}
+
+
+def default_path() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "baton" / "attention.json"
+
+
+class ChoiceFile:
+    """Processes may share it: it is replaced as a whole, and of two that write at once the later one's choice is kept."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find(self, key: str) -> Choice | None:
+        return self._read().get(key)
+
+    def add(self, key: str, choice: Choice) -> None:
+        content = _Content(choices={**self._read(), key: choice})
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+                file.write(content.model_dump_json(indent=1) + "\n")
+            os.replace(file.name, self._path)
+        except OSError as error:
+            _log.warning("measured attention choices are not kept in %s: %s", self._path, error)
+
+    def _read(self) -> dict[str, Choice]:
+        try:
+            return _Content.model_validate_json(self._path.read_bytes()).choices
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            reason = str(error).splitlines()[0]
+            _log.warning("measured attention choices in %s are ignored: %s", self._path, reason)
+            return {}

@@ -1,0 +1,102 @@
+"""A backend is tried on a step like those that it would serve: is it right, and how long does it take?"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention.case import Attend, Case, StepKind
+from kernels.ops import AttentionMeta
+from kernels.paged import PagedAttention
+
+Lens = Sequence[tuple[int, int]]
+"""Of each sequence its query tokens and its context, these included."""
+Timer = Callable[[Callable[[], object]], float]
+"""Seconds of one call."""
+LENS: Mapping[StepKind, Lens] = {
+    "decode": [(1, 2048 - 7 * i) for i in range(32)],
+    "prefill": [(1500, 1500), (500, 3001), *((1, 1024 + 5 * i) for i in range(8))],
+}
+_ROUNDS = 7
+_CALLS = 10
+_TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""Of values that are averages of standard normal ones, against the reference in the same dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    q: Tensor
+    kv_layer: Tensor
+    meta: AttentionMeta
+    sinks: Tensor | None
+
+
+def make_step(case: Case, lens: Lens, device: torch.device) -> Step:
+    """Random; the pool's places that no sequence has written are NaN, which nothing right can let through."""
+    random = torch.Generator(device).manual_seed(0)
+    counts = [-(-context // case.block_size) for _, context in lens]
+    order = np.random.default_rng(0).permutation(sum(counts) + 1).astype(np.int64)
+    tables = np.split(order[:-1], np.cumsum(counts)[:-1])
+    shape = (len(order), 2, case.num_kv_heads, case.block_size, case.head_dim)
+    kv_layer = torch.randn(shape, dtype=case.dtype, device=device, generator=random)
+    kv_layer[int(order[-1])] = torch.nan
+    for table, (_, context) in zip(tables, lens, strict=True):
+        kv_layer[int(table[-1]), :, :, (context - 1) % case.block_size + 1 :] = torch.nan
+    queries, contexts = [query for query, _ in lens], [context for _, context in lens]
+    meta = AttentionMeta.build(queries, contexts, tables, np.zeros(sum(queries), np.int64), device)
+    q_shape = (sum(queries), case.num_heads, case.head_dim)
+    q = torch.randn(q_shape, dtype=case.dtype, device=device, generator=random)
+    sinks = torch.randn(case.num_heads, device=device, generator=random) if case.sinks else None
+    return Step(q, kv_layer, meta, sinks)
+
+
+def run(attend: Attend, step: Step, case: Case) -> Tensor:
+    return attend(step.q, step.kv_layer, step.meta, case.scale, case.window, case.soft_cap, step.sinks)
+
+
+def reference(step: Step, case: Case) -> Tensor:
+    return run(PagedAttention(), step, case)
+
+
+def fault(attend: Attend, step: Step, case: Case, expected: Tensor) -> str:
+    """Why the backend is not to be used, or nothing. Other people's code may raise anything."""
+    try:
+        got = run(attend, step, case)
+        tolerance = _TOLERANCE[case.dtype]
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+    except AssertionError:
+        return "its result is not the reference's"
+    except Exception as error:  # whatever it is, this backend does not work here
+        return f"it failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
+
+
+def timings(attends: Mapping[str, Attend], step: Step, case: Case, timer: Timer) -> dict[str, list[float]]:
+    """Seconds of a call in each round, interleaved, so that what disturbs the machine disturbs all of them. What a backend
+    prepares once a step is not in them: a step has many layers."""
+    times: dict[str, list[float]] = {name: [] for name in attends}
+    for _ in range(_ROUNDS):
+        for name, attend in attends.items():
+            times[name].append(timer(lambda attend=attend: run(attend, step, case)))
+    return times
+
+
+def device_timer(device: torch.device) -> Timer:
+    """Of calls on `device` behind each other: the launches' time where they take longer than what they launch."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def timer(call: Callable[[], object]) -> float:
+        wait()
+        started = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        wait()
+        return (time.perf_counter() - started) / _CALLS
+
+    return timer

@@ -1,0 +1,54 @@
+"""What attention's kernels are chosen for is what the model's layers call them with."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.attention.case import Case
+from kernels.ref import reference_ops
+from models import registry
+from models.attention_cases import attention_cases
+from models.families import read_spec
+from models.registry import load_model
+from tests.models.checkpoints import BLOCK, CPU, FAMILIES, Paged, make
+from tests.models.parts import tensor_parallel
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, FAMILIES[family](random.Random(3), 0), seed=1)
+    said: list[Case] = []
+    called: set[Case] = set()
+
+    def select_ops(device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...]) -> Any:
+        said.extend(cases)
+        ops = reference_ops()
+
+        def attend(q: Any, kv_layer: Any, meta: Any, *how: Any) -> torch.Tensor:
+            scale, window, soft_cap, sinks = how
+            kv_heads, block_size = kv_layer.shape[2:4]
+            how_called = (scale, window, soft_cap, sinks is not None)
+            called.add(Case(q.shape[1], kv_heads, q.shape[2], block_size, q.dtype, *how_called))
+            return ops.paged_attention(q, kv_layer, meta, *how)
+
+        return replace(ops, paged_attention=attend)
+
+    monkeypatch.setattr(registry, "select_ops", select_ops)
+    model = load_model(tmp_path, "float32", CPU, block_size=BLOCK)
+    Paged(model, 1, random.Random(0)).step([(0, 0, list(range(2, 9)))])
+    assert called == set(said)
+    assert len(said) == len(set(said))
+    assert bool(said) == (model.spec.mla is None)
+
+
+def test_a_rank_asks_for_its_own_heads(tmp_path: Path) -> None:
+    make(tmp_path, FAMILIES["gemma2"](random.Random(0), 0), seed=1)
+    spec = replace(read_spec(tmp_path), num_heads=8, num_kv_heads=2)
+    (case, *_) = attention_cases(
+        spec, tensor_parallel(1, 2, False), range(1, spec.num_layers), torch.bfloat16, 16
+    )
+    assert (case.num_heads, case.num_kv_heads, case.block_size) == (4, 1, 16)
