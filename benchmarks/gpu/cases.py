@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.gpu.peers import flashinfer_decode, sdpa
+from benchmarks.gpu.peers import paged, sdpa
+from kernels.attention.case import Case as Attention
 from kernels.ops import AttentionMeta, ExpertWeights
 from kernels.packing import FourBit
 from kernels.triton import activation, gemm, norm, rope
@@ -133,9 +134,14 @@ class Cases:
                 name, lambda: attend(q, stored, meta, scale, 0, 0.0, None, scales), moved, target=0.85
             )
         peers = {"SDPA, contiguous": sdpa(q[:, :, None], *_contiguous(pool, s.batch), scale, causal=False)}
-        if run := flashinfer_decode(q, pool, meta, scale):
-            peers["FlashInfer"] = run
+        peers |= self._paged_peers([(1, s.context)] * s.batch)
         return Case(name, lambda: attend(q, pool, meta, scale, 0, 0.0), pool.nbytes, target=0.85, peers=peers)
+
+    def _paged_peers(self, lens: list[tuple[int, int]]) -> dict[str, Run]:
+        s = self._s
+        scale = s.head_dim**-0.5
+        case = Attention(s.heads, s.kv_heads, s.head_dim, s.block_size, torch.bfloat16, scale)
+        return paged(case, lens, self._device)
 
     def _latents(self) -> Case:
         s = self._s
@@ -155,7 +161,7 @@ class Cases:
         pool = self._randn(blocks, 2, s.kv_heads, s.block_size, s.head_dim)
         q, scale, attend = self._randn(query, s.heads, s.head_dim), s.head_dim**-0.5, TritonAttention()
         pairs = query * (context - query) + query * (query + 1) / 2
-        peers = {}
+        peers = self._paged_peers([(query, context)])
         if query == context:
             peers["SDPA, contiguous"] = sdpa(
                 q.transpose(0, 1)[None], *_contiguous(pool, 1), scale, causal=True

@@ -3,12 +3,18 @@
 import inspect
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.gpu.peers import paged
 from kernels.attention import flash_attention, flashinfer
 from kernels.attention.case import Attend, Case
+from kernels.attention.choosing import Chooser
+from kernels.attention.installed import INSTALL, load_backend
+from kernels.attention.remembered import ChoiceFile
+from kernels.attention.trial import device_timer
 from tests.kernels import attention_stubs as stubs
 from tests.kernels.paged_step import expected, make_step
 
@@ -101,3 +107,28 @@ def test_what_they_cannot_is_said(
     ):
         assert why in said
         assert bool(why) == bool(said)
+
+
+def test_the_benchmark_runs_them_over_blocks_that_they_can() -> None:
+    made = {
+        "flashinfer": flashinfer.flashinfer_backend(stubs),
+        "flash_attention": flash_attention.flash_attention_backend(stubs),
+    }
+    case = Case(4, 2, 64, 16, torch.float16, 0.125)
+    peers = paged(case, [(1, 300), (2, 20)], torch.device("cpu"), made.get)
+    assert list(peers) == ["flashinfer, blocks of 16", "flash_attention, blocks of 256"]
+    for run in peers.values():
+        assert isinstance(out := run(), torch.Tensor)
+        assert out.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", INSTALL)
+@pytest.mark.parametrize("window", [0, 700])
+def test_the_real_ones_agree_with_the_reference(name: str, window: int, tmp_path: Path) -> None:
+    if (backend := load_backend(name)) is None:
+        pytest.skip(f"{name} is not installed")
+    device = torch.device("cuda")
+    chooser = Chooser(device, "", ChoiceFile(tmp_path / "choices.json"), device_timer(device))
+    chooser.force([Case(32, 8, 128, 256, torch.bfloat16, 128**-0.5, window)], backend)
