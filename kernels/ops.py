@@ -26,7 +26,7 @@ class AttentionMeta:
     context_lens: tuple[int, ...]
     """Tokens in the KV cache once the step's own are written."""
     block_tables: tuple[Tensor, ...]
-    """Per sequence (num_blocks of its context,) int64, in host memory: implementations derive from it what they upload."""
+    """Per sequence (at least its context's blocks,) int64, in host memory: implementations derive from it what they upload."""
     slots: Tensor
     """(T,) int64: block_id * block_size + offset, where each token's KV goes."""
     cache: dict[Any, Any] = field(default_factory=dict[Any, Any])

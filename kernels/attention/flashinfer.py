@@ -84,10 +84,13 @@ class _Wrapper:
         if self._uploaded is not None:
             # A plan leaves by an asynchronous copy from pinned memory, which the next one writes.
             self._uploaded.synchronize()
-        counts = torch.tensor([0, *map(len, meta.block_tables)], dtype=torch.int32)
+        # A table may have blocks that are reserved for later tokens; here it says how long the context is.
+        lens = zip(meta.block_tables, meta.context_lens, strict=True)
+        tables = [table[: -(-length // case.block_size)] for table, length in lens]
+        counts = torch.tensor([0, *map(len, tables)], dtype=torch.int32)
         pages = (
             counts.cumsum(0, dtype=torch.int32),
-            torch.cat(meta.block_tables).int(),
+            torch.cat(tables).int(),
             torch.tensor(
                 [(length - 1) % case.block_size + 1 for length in meta.context_lens], dtype=torch.int32
             ),

@@ -35,7 +35,8 @@ class Step:
 
 
 def make_step(case: Case, lens: Lens, device: torch.device) -> Step:
-    """Random; the pool's places that no sequence has written are NaN, which nothing right can let through."""
+    """Random; the pool's places that no sequence has written are NaN, which nothing right can let through: behind the contexts'
+    ends, and a block that each has reserved beyond."""
     random = torch.Generator(device).manual_seed(0)
     counts = [-(-context // case.block_size) for _, context in lens]
     order = np.random.default_rng(0).permutation(sum(counts) + 1).astype(np.int64)
@@ -46,7 +47,8 @@ def make_step(case: Case, lens: Lens, device: torch.device) -> Step:
     for table, (_, context) in zip(tables, lens, strict=True):
         kv_layer[int(table[-1]), :, :, (context - 1) % case.block_size + 1 :] = torch.nan
     queries, contexts = [query for query, _ in lens], [context for _, context in lens]
-    meta = AttentionMeta.build(queries, contexts, tables, np.zeros(sum(queries), np.int64), device)
+    reserved = [np.append(table, order[-1]) for table in tables]
+    meta = AttentionMeta.build(queries, contexts, reserved, np.zeros(sum(queries), np.int64), device)
     q_shape = (sum(queries), case.num_heads, case.head_dim)
     q = torch.randn(q_shape, dtype=case.dtype, device=device, generator=random)
     sinks = torch.randn(case.num_heads, device=device, generator=random) if case.sinks else None

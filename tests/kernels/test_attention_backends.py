@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from kernels.attention.choosing import Chooser
 from kernels.attention.installed import INSTALL, load_backend
 from kernels.attention.remembered import ChoiceFile
 from kernels.attention.trial import device_timer
+from kernels.ops import AttentionMeta
 from tests.kernels import attention_stubs as stubs
 from tests.kernels.paged_step import expected, make_step
 
@@ -44,6 +46,16 @@ def test_a_step_is_attended_as_defined(
     step = make_step(LENS[kind], heads=heads, block_size=rng.choice((1, 4, 16)), head_dim=16)
     got = attend(step.q, step.kv_layer, step.meta, 0.7, window, soft_cap, None)
     torch.testing.assert_close(got.double(), expected(step, 0.7, window, soft_cap), atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", LENS)
+def test_blocks_that_are_reserved_beyond_the_context_are_not_attended(attend: Attend, kind: str) -> None:
+    step = make_step(LENS[kind], head_dim=16)
+    tables = [np.append(table.numpy(), [0, 0, 0][:i]) for i, table in enumerate(step.meta.block_tables)]
+    lens = step.meta.query_lens, step.meta.context_lens
+    meta = AttentionMeta.build(*lens, tables, step.meta.slots.numpy(), step.q.device)
+    got = attend(step.q, step.kv_layer, meta, 0.7, 0, 0.0, None)
+    torch.testing.assert_close(got.double(), expected(step, 0.7, 0, 0.0), atol=4e-6, rtol=1e-5)
 
 
 def test_the_pool_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
