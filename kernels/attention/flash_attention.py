@@ -22,7 +22,7 @@ def flash_attention_backend(library: Any) -> Backend:
 
 def unable(case: Case) -> str:
     if case.block_size % _BLOCK_TOKENS:
-        return f"FlashAttention's blocks are multiples of {_BLOCK_TOKENS} tokens and engine.block_size is {case.block_size}"
+        return f"FlashAttention needs blocks of {_BLOCK_TOKENS} tokens, and engine.block_size is {case.block_size}"
     if case.dtype not in _DTYPES:
         return f"FlashAttention computes in float16 and bfloat16, not in {str(case.dtype).removeprefix('torch.')}"
     if case.head_dim > 256 or case.head_dim % 8:

@@ -37,7 +37,7 @@ class ChoiceFile:
     """Processes may share it: it is replaced as a whole, and of two that write at once the later one's choice is kept."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._ignored = path, False
 
     def find(self, key: str) -> Choice | None:
         return self._read().get(key)
@@ -58,6 +58,8 @@ class ChoiceFile:
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError) as error:
-            reason = str(error).splitlines()[0]
-            _log.warning("measured attention choices in %s are ignored: %s", self._path, reason)
+            if not self._ignored:
+                reason = str(error).splitlines()[0]
+                _log.warning("measured attention choices in %s are ignored: %s", self._path, reason)
+            self._ignored = True
             return {}

@@ -144,8 +144,8 @@ def test_a_damaged_file_is_ignored_with_a_line_and_replaced(
     path.write_bytes(content)
     file = ChoiceFile(path)
     assert file.find("key") is None
-    assert len(caplog.records) == 1
     file.add("key", Choice(backend="b", medians_us={"b": 1.5}))
+    assert len(caplog.records) == 1
     assert file.find("key") == Choice(backend="b", medians_us={"b": 1.5})
     assert json.loads(path.read_text())["choices"]["key"]["backend"] == "b"
     assert list(tmp_path.iterdir()) == [path]
