@@ -146,7 +146,7 @@ class Member:
         self.defect = report.defect
         self.tiers, self.work = report.tiers, report.work
         self.experts = report.experts or self.experts
-        self.measured_tokens_per_s = report.tokens_per_s or self.measured_tokens_per_s
+        self.measured_tokens_per_s = report.tokens_per_s
         self.step_s = report.step_s or self.step_s
         self.steps = report.steps
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens

@@ -91,7 +91,7 @@ class LoadReport:
     num_waiting: int
     num_running: int
     tokens_per_s: float
-    """Measured prompt-token rate of recent steps; 0 until there is a measurement."""
+    """Measured prompt-token rate of recent steps; 0: there were none."""
     step_s: float
     """Smoothed duration of recent steps."""
     cache_added: tuple[int, ...] = ()

@@ -15,6 +15,7 @@ from core.types import Request, TokenOut
 from engine.dp_scheduler import Planner
 from engine.expert_counts import ExpertCounts
 from engine.ledger import Reservation
+from engine.pace import PromptPace
 from engine.stepfit import StepFits
 from engine.tiers.restoring import Restoring
 
@@ -28,7 +29,7 @@ class EngineLoad:
     num_waiting: int
     num_running: int
     tokens_per_s: float
-    """Prompt tokens per second of recent steps that computed prompts; 0 before the first."""
+    """Prompt tokens per second of recent steps that computed prompts; 0 without any."""
     step_s: float
     num_decoding: int
     context_tokens: int
@@ -66,7 +67,7 @@ class Engine:
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
         self._reserving: deque[_Waiter] = deque()
-        self._tokens_per_s = 0.0
+        self._pace = PromptPace()
         self._step_s = 0.0
         self._num_steps = self._num_computed = 0
         self._closing = False
@@ -145,7 +146,7 @@ class Engine:
             scheduler.num_waiting_tokens,
             scheduler.num_waiting + len(self._reserving) + (self._tiers.num_waiting if self._tiers else 0),
             scheduler.num_running,
-            self._tokens_per_s,
+            self._pace.tokens_per_s(self._clock.now()),
             self._step_s,
             scheduler.num_decoding,
             scheduler.num_context_tokens,
@@ -238,7 +239,7 @@ class Engine:
         self._step_s = _smooth(self._step_s, result.duration_s)
         prompt_tokens = sum(work.count for work in plan.work if work.count > 1)
         if prompt_tokens >= 8:
-            self._tokens_per_s = _smooth(self._tokens_per_s, prompt_tokens / result.duration_s)
+            self._pace.note(self._clock.now(), prompt_tokens / result.duration_s)
 
     def _blocks_may_be_free(self) -> None:
         self._serve_reservations()

@@ -121,6 +121,16 @@ def test_a_link_slower_than_the_computation_is_worth_a_slower_prefill_instance()
     assert world.placed(ask("a", 4000)) == "near>d"
 
 
+def test_a_prefill_instance_that_was_slow_once_is_not_shunned_for_ever() -> None:
+    world = World(instance("d", max_num_seqs=64), instance("p1", "p"), instance("p2", "p"))
+    world.on(report("d", num_running=20))
+    world.on(report("p1", tokens_per_s=20.0))
+    assert world.placed(ask("a", 4000)) == "p2>d"
+    world.on(report("p2", received=("a#0",), waiting_tokens=4000))
+    world.on(report("p1", tokens_per_s=0.0))
+    assert world.placed(ask("b", 4000)) == "p1>d"
+
+
 def test_jitter_in_what_was_measured_does_not_decide() -> None:
     world = World(instance("d1"), instance("d2"))
     world.on(report("d1", step_s=0.0201))
