@@ -196,30 +196,48 @@ class Listener:
         self._sock.setblocking(False)
         self._key, self._serve, self._on_refused = key, serve, on_refused
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted: set[socket.socket] = set()
+        """Nobody's yet: a task that is cancelled before it begins closes nothing."""
+        self._closed = False
         self.address = f"{host}:{self._sock.getsockname()[1]}"
 
     def start(self, me: Identity) -> None:
-        self._spawn(self._accept(me))
+        """To be called in the event loop."""
+        self._watch(me)
 
     async def close(self) -> None:
+        """Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        asyncio.get_running_loop().remove_reader(self._sock)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._sock.close()
+        for sock in (self._sock, *self._accepted):
+            sock.close()
 
-    async def _accept(self, me: Identity) -> None:
+    def _watch(self, me: Identity) -> None:
+        if not self._closed:
+            asyncio.get_running_loop().add_reader(self._sock, self._accept, me)
+
+    def _accept(self, me: Identity) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(self._sock)
-            except OSError as error:  # out of file descriptors, or a peer that left while it waited
-                self._on_refused(f"accept failed: {error}")
-                await asyncio.sleep(0.1)
-                continue
-            self._spawn(self._welcome(sock, me))
+        try:
+            sock, _ = self._sock.accept()
+        except BlockingIOError:  # a peer that left while it waited
+            return
+        except OSError as error:  # out of file descriptors
+            self._on_refused(f"accept failed: {error}")
+            loop.remove_reader(self._sock)
+            loop.call_later(0.1, self._watch, me)
+            return
+        self._accepted.add(sock)
+        self._spawn(self._welcome(sock, me))
 
     async def _welcome(self, sock: socket.socket, me: Identity) -> None:
+        self._accepted.discard(sock)
         try:
             _tune(sock)
             async with asyncio.timeout(_HANDSHAKE_S):

@@ -117,16 +117,19 @@ async def meet(
     serving = [actor.serve.remote(listener.address, secret, n) for n, actor in enumerate(actors)]
     ends = [asyncio.wrap_future(ref.future()) for ref in serving]
     waiting = asyncio.ensure_future(all_met.wait())
+    why_not = "given up"
     try:
         await asyncio.wait([waiting, *ends], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        if len(met) < len(actors):
-            for sock in met.values():
-                sock.close()
-            raise ReplicaLost(_why_not(setups, ends, met, deadline_s))
+        why_not = "" if len(met) == len(actors) else _why_not(setups, ends, met, deadline_s)
     finally:
         for future in (waiting, *ends):  # a rank ends long after this loop
             future.cancel()
         await listener.close()
+        if why_not:  # now that nobody comes any more
+            for sock in met.values():
+                sock.close()
+    if why_not:
+        raise ReplicaLost(why_not)
     return [
         ActorRank(rank_name(setup), actor, ref, met[number])
         for number, (setup, actor, ref) in enumerate(zip(setups, actors, serving, strict=True))
