@@ -90,13 +90,19 @@ class DpScheduler:
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """A block counts as kept as long as any group keeps it."""
-        before = self._cached.copy()
+        before: dict[int, int] = {}
         for group in self._groups:
             added, removed = group.drain_cache_events()
-            self._cached.update(added)
-            self._cached.subtract(removed)
-        self._cached = +self._cached
-        return tuple(self._cached.keys() - before.keys()), tuple(before.keys() - self._cached.keys())
+            for hashes, change in ((added, 1), (removed, -1)):
+                for block in hashes:
+                    before.setdefault(block, self._cached[block])
+                    self._cached[block] += change
+        now_kept = tuple(block for block, count in before.items() if self._cached[block] and not count)
+        now_gone = tuple(block for block, count in before.items() if count and not self._cached[block])
+        for block in before:
+            if not self._cached[block]:
+                del self._cached[block]
+        return now_kept, now_gone
 
     def replay_cache_events(self) -> None:
         self._cached.clear()
