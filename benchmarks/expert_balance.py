@@ -13,11 +13,11 @@ is waited for is the cores. A rank of ep 4 or dp 4 reads 30 % of what one rank d
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from baton.bench.report import machine
 from benchmarks.parallel_ranks import loading
+from benchmarks.rank_processes import on_ranks
 from engine.ranks.build import ModelPart, load_part
 from kernels.ops import AttentionMeta
 from parallel.balance import rebalance
@@ -70,7 +71,7 @@ def forward(part: ModelPart, tokens: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def measure(rank: int, folder: Path, path: str) -> dict[str, Any]:
+def measure(folder: Path, rank: int, path: str) -> dict[str, Any]:
     part = load_part(folder, "float32", CPU, Mesh(ep=RANKS), rank, dist.FileStore(path), num_spare=SPARE)  # pyright: ignore[reportPrivateImportUsage]
     spread = part.spread
     assert spread is not None
@@ -149,27 +150,6 @@ def checkpoint(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def _in_process(rank: int, folder: Path, path: str, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    pipe.send(measure(rank, folder, path))
-
-
-def on_all_ranks(folder: Path) -> list[dict[str, Any]]:
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as store:
-        pipes = [context.Pipe() for _ in range(RANKS)]
-        processes = [
-            context.Process(target=_in_process, args=(rank, folder, f"{store}/store", pipes[rank][1]))
-            for rank in range(RANKS)
-        ]
-        for process in processes:
-            process.start()
-        answers = [ours.recv() for ours, _ in pipes]
-        for process in processes:
-            process.join()
-    return answers
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
@@ -178,7 +158,7 @@ def main() -> None:
         folder = Path(name)
         checkpoint(folder)
         results = {
-            "balancing, ep 4": summary(on_all_ranks(folder)),
+            "balancing, ep 4": summary(on_ranks(partial(measure, folder), RANKS)),
             "loading, worst rank": loading(folder, MESHES),
         }
     print(json.dumps(results, indent=1))

@@ -11,8 +11,6 @@ behind; a rank of tp 2 or pp 2 reads 50 % of what one rank does."""
 
 import argparse
 import json
-import multiprocessing
-import random
 import statistics
 import tempfile
 import time
@@ -25,6 +23,7 @@ import torch.distributed as dist
 import transformers
 
 from baton.bench.report import machine
+from benchmarks.rank_processes import on_ranks
 from cluster.memory import take_memory
 from core.config import EngineConfig, ModelConfig
 from engine.build import size_pool
@@ -124,28 +123,6 @@ def checkpoint(folder: Path) -> None:
     transformers.AutoModelForCausalLM.from_config(config).float().save_pretrained(folder)
 
 
-def _in_process(work: Callable[[int, str], Any], rank: int, path: str, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    pipe.send(work(rank, path))
-
-
-def on_two(work: Callable[[int, str], Any]) -> Any:
-    """What the second of two processes found."""
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/store-{random.random()}"
-        pipes = [context.Pipe() for _ in range(2)]
-        processes = [
-            context.Process(target=_in_process, args=(work, rank, path, pipes[rank][1])) for rank in range(2)
-        ]
-        for process in processes:
-            process.start()
-        answers = [ours.recv() for ours, _ in pipes]
-        for process in processes:
-            process.join()
-    return answers[1]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
@@ -154,8 +131,8 @@ def main() -> None:
         checkpoint(Path(folder))
         loads = loading(Path(folder), (Mesh(), Mesh(tp=2), Mesh(pp=2)))
     results = {
-        "collectives, ms": on_two(collectives),
-        "last stage waits, share": on_two(pipeline),
+        "collectives, ms": on_ranks(collectives, 2)[1],
+        "last stage waits, share": on_ranks(pipeline, 2)[1],
         "loading, worst rank": loads,
     }
     print(json.dumps(results, indent=1))

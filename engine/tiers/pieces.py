@@ -27,10 +27,6 @@ class BlockPieces:
         """Equal for contents that lie alike."""
         return "|".join(str(shard) for shard in self._holders).encode()
 
-    def gather(self, block: int) -> bytes:
-        first = (next(pool for pool in pools if pool.holds(block)) for pools in self._holders.values())
-        return b"".join(self._memory[start:end] for pool in first for start, end in _spans(pool, block))
-
     @property
     def layers(self) -> range:
         """Of the model, as far as any rank holds them."""
@@ -38,32 +34,36 @@ class BlockPieces:
             min(shard.layers[0] for shard in self._holders), max(shard.layers[1] for shard in self._holders)
         )
 
+    def gather(self, block: int) -> bytes:
+        spans: list[tuple[int, int, int]] = []
+        base = 0
+        for shard, pools in self._holders.items():
+            holder = next(pool for pool in pools if pool.holds(block))
+            for row in range(shard.num_layers):
+                spans += ((base + at, start, size) for start, at, size in _spans(holder, block, row))
+            base += shard.pool_bytes(1)
+        return b"".join(self._memory[start : start + size] for _, start, size in sorted(spans))
+
     def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
         """Put a layer of a block back wherever it belongs. `content`: the whole block's, of `num_bytes`."""
         base = 0
         for shard, pools in self._holders.items():
             if shard.layers[0] <= layer < shard.layers[1]:
                 for pool in filter(lambda pool: pool.holds(block), pools):
-                    self._put_layer(pool, layer - shard.layers[0], block - pool.first_block, content, base)
+                    for start, at, size in _spans(pool, block, layer - shard.layers[0]):
+                        self._memory[start : start + size] = content[base + at : base + at + size]
             base += shard.pool_bytes(1)
 
-    def _put_layer(self, pool: RankPool, row: int, block: int, content: memoryview, base: int) -> None:
-        shard, num_blocks = pool.shard, pool.num_blocks
-        scales_bytes = shard.block_vectors * shard.layout.scale_bytes
-        for theirs, ours, size in (
-            (0, 0, shard.block_bytes),
-            (shard.data_bytes(1), shard.data_bytes(num_blocks), scales_bytes),
-        ):
-            start = pool.base_bytes + ours + (row * num_blocks + block) * size
-            at = base + theirs + row * size
-            self._memory[start : start + size] = content[at : at + size]
 
-
-def _spans(pool: RankPool, block: int) -> Iterator[tuple[int, int]]:
-    """The memory's bytes [start, end) of a rank's block, layer by layer, and of its scales where it has some."""
+def _spans(pool: RankPool, block: int, row: int) -> Iterator[tuple[int, int, int]]:
+    """Of the row-th layer that the rank holds, its vectors and then its scales: (where in memory, where in the rank's piece of a
+    block's content, bytes)."""
     shard, num_blocks = pool.shard, pool.num_blocks
+    index = row * num_blocks + block - pool.first_block
     scales_bytes = shard.block_vectors * shard.layout.scale_bytes
-    for base, size in ((0, shard.block_bytes), (shard.data_bytes(num_blocks), scales_bytes)):
-        for row in range(block - pool.first_block, shard.num_layers * num_blocks if size else 0, num_blocks):
-            start = pool.base_bytes + base + row * size
-            yield start, start + size
+    yield pool.base_bytes + index * shard.block_bytes, row * shard.block_bytes, shard.block_bytes
+    yield (
+        pool.base_bytes + shard.data_bytes(num_blocks) + index * scales_bytes,
+        shard.data_bytes(1) + row * scales_bytes,
+        scales_bytes,
+    )

@@ -124,9 +124,8 @@ class Restoring:
         try:
             await self._store.fill(fill.blocks, contents, fill.done)
         except Exception as error:
-            fill.end(
-                error
-            )  # the steps that wait fail, and with them the instance: its blocks stay what they are
+            # The steps that wait fail, and with them the instance: its blocks stay what they are.
+            fill.end(error)
             raise
         fill.end()
         gate.end(fill)
