@@ -26,13 +26,7 @@ from typing import Any
 
 from baton.bench.report import machine
 from core.kv import KVLayout, KVShard, num_blocks_for
-from core.messages import (
-    ChunkDone,
-    Commit,
-    Grant,
-    Message,
-    RegionKey,
-)
+from core.messages import ChunkDone, Commit, Grant, Message, RegionKey
 from core.plan import Push, SeqWork, StepPlan
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun

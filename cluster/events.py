@@ -2,16 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.messages import (
-    Buddy,
-    Finished,
-    Leaving,
-    NeedPrefill,
-    Place,
-    Placed,
-    PrefillAssigned,
-    Rejected,
-)
+from core.messages import Buddy, Finished, Leaving, NeedPrefill, Place, Placed, PrefillAssigned, Rejected
 from core.reports import LoadReport, Register
 
 

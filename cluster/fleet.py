@@ -10,14 +10,7 @@ from math import inf
 from typing import TypeVar
 
 from core.kv import num_blocks_for
-from core.reports import (
-    InstanceStatus,
-    LayerExperts,
-    LoadReport,
-    Register,
-    TierCounts,
-    WorkCounts,
-)
+from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
 
 T = TypeVar("T", int, float)

@@ -9,14 +9,7 @@ from typing import Literal
 
 from core.config import ClusterConfig
 from core.kv import KVShard, RankPool
-from core.messages import (
-    Failed,
-    Leaving,
-    Message,
-    PrefillFailed,
-    StartPrefill,
-    Submit,
-)
+from core.messages import Failed, Leaving, Message, PrefillFailed, StartPrefill, Submit
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site, WorkCounts
 from core.steps import UNKNOWN_STEPS, StepModels

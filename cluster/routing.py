@@ -18,13 +18,7 @@ from cluster.placing import Placement, Placer
 from cluster.roster import SCAN_UP_TO, Roster
 from cluster.scoring import PlacementPolicy
 from core.config import ScheduleConfig
-from core.messages import (
-    Finished,
-    Leaving,
-    Place,
-    Placed,
-    PrefillAssigned,
-)
+from core.messages import Finished, Leaving, Place, Placed, PrefillAssigned
 from core.reports import LoadReport, Register, Status
 
 _SETTLE_REPORTS = 2.0

@@ -6,14 +6,7 @@ from dataclasses import replace
 
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Tick
 from cluster.routing import GlobalScheduler
-from core.messages import (
-    AskStatus,
-    Finished,
-    Leaving,
-    Message,
-    NeedPrefill,
-    Place,
-)
+from core.messages import AskStatus, Finished, Leaving, Message, NeedPrefill, Place
 from core.ports import Clock, Mail
 from core.reports import LoadReport, PoolStatus, Register, Status
 

@@ -8,13 +8,7 @@ import asyncio
 import logging
 from collections import deque
 
-from core.messages import (
-    Buddy,
-    Message,
-    Replica,
-    Replicas,
-    ReplicasKept,
-)
+from core.messages import Buddy, Message, Replica, Replicas, ReplicasKept
 from core.ports import Clock, Mail
 from engine.tiers.store import TierStore
 

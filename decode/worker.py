@@ -328,10 +328,9 @@ class DecodeWorker:
         assert job.commit is not None
         self._stop_timer(job)
         drawn, request = (job.commit.first, *job.commit.more), job.request
+        # A writer of an older release has counted its own writes in `exposed_s`.
         exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_s
-        times = replace(
-            job.commit.times, exposed_s=exposed_s
-        )  # a release of before counts its own writes itself
+        times = replace(job.commit.times, exposed_s=exposed_s)
         self._mail.send(
             request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
         )

@@ -15,14 +15,7 @@ from collections.abc import Callable, Sequence
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard, RankPool
-from core.messages import (
-    ChunkDone,
-    Commit,
-    Drained,
-    Grant,
-    PrefillFailed,
-    RegionKey,
-)
+from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
 from core.plan import SeqWork, StepPlan
 from core.ports import LayerDone, Mail
 from core.types import TokenOut

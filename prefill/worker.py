@@ -4,15 +4,7 @@ import logging
 from dataclasses import dataclass, field
 
 from core.errors import RequestError, TransferError
-from core.messages import (
-    Drained,
-    Grant,
-    Message,
-    PrefillFailed,
-    Revoke,
-    StartPrefill,
-    Tokens,
-)
+from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
 from core.ports import Mail
 from core.types import Request, TokenOut
 from engine.loop import Engine

@@ -13,12 +13,7 @@ from cluster.prefix_index import PrefixIndex
 from cluster.scoring import Ask, Choice
 from core.config import ScheduleConfig
 from core.kv import num_blocks_for
-from core.messages import (
-    Finished,
-    Place,
-    Placed,
-    Rejected,
-)
+from core.messages import Finished, Place, Placed, Rejected
 from core.reports import LoadReport, Register
 from core.types import Route, Slo
 from sim.coarse.world import Log

@@ -12,12 +12,7 @@ from typing import Protocol
 from cluster.events import Arrived, Event, Send, Tick
 from cluster.routing import GlobalScheduler
 from core.config import ScheduleConfig
-from core.messages import (
-    Finished,
-    Place,
-    Placed,
-    Rejected,
-)
+from core.messages import Finished, Place, Placed, Rejected
 from core.ports import SchedulerPolicy
 from core.reports import Register
 from decode.policy import HeadroomPolicy

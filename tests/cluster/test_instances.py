@@ -16,15 +16,7 @@ from cluster.instance import Instance
 from cluster.real_parts import local_parts
 from core.clock import WallClock
 from core.config import ClusterConfig, load
-from core.messages import (
-    Message,
-    NeedPrefill,
-    Place,
-    Placed,
-    PrefillAssigned,
-    PrefillFailed,
-    StartPrefill,
-)
+from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback import LoopbackFabric
 from net.loopback import LoopbackNetwork

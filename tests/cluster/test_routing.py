@@ -7,12 +7,7 @@ import pytest
 from cluster.admission import NO_DECODE_WAIT_S
 from cluster.events import PeerLost, PrefillNeeded, Send, Tick
 from cluster.placing import PATIENCE_S
-from core.messages import (
-    Finished,
-    NeedPrefill,
-    Placed,
-    PrefillAssigned,
-)
+from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned
 from tests.cluster.routing_world import World, ask, instance, report, route_of
 
 

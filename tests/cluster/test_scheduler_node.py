@@ -10,14 +10,7 @@ from cluster.routing import GlobalScheduler
 from cluster.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ScheduleConfig
-from core.messages import (
-    AskStatus,
-    Cancel,
-    Finished,
-    Message,
-    Placed,
-    Rejected,
-)
+from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
 from core.reports import Status
 from net.loopback import LoopbackNetwork
 from tests.cluster.routing_world import ask, instance, report

@@ -13,14 +13,7 @@ import torch
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVLayout, KVShard, lay_out, num_blocks_for
-from core.messages import (
-    ChunkDone,
-    Commit,
-    Grant,
-    Message,
-    PrefillFailed,
-    RegionKey,
-)
+from core.messages import ChunkDone, Commit, Grant, Message, PrefillFailed, RegionKey
 from core.plan import Push, SeqWork, StepPlan
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun

@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
 from cluster.routing import GlobalScheduler
 from core.config import ScheduleConfig
-from core.messages import (
-    Finished,
-    NeedPrefill,
-    Placed,
-    PrefillAssigned,
-    Rejected,
-)
+from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned, Rejected
 from tests.cluster.routing_world import ask, instance, report
 
 _NAMES = ("d0", "d1", "p0", "m0")
