@@ -104,5 +104,5 @@ class Tracing:
 
 def _to_epoch_ns() -> Callable[[float], int]:
     """Monotonic seconds of this process to nanoseconds of the epoch, as of now."""
-    now_s, now_ns = time.monotonic(), time.time_ns()
-    return lambda moment_s: now_ns + int((moment_s - now_s) * 1e9)
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    return lambda moment_s: offset_ns + round(moment_s * 1e9)
