@@ -47,7 +47,7 @@ class Admission:
         """Refused for good: no instance can hold it."""
         reason = (
             f"{place.num_tokens + place.max_new_tokens} tokens (prompt and output) do not fit: "
-            f"the largest instance holds {largest_tokens}"
+            f"the largest instance holds {largest_tokens} of one sequence"
         )
         return self._reject(key, frontend, place, reason, 0.0)
 

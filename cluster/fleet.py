@@ -61,7 +61,7 @@ class Member:
         self.steps = UNKNOWN_STEPS
         self.num_decoding = 0
         self.context_tokens = 0
-        self.capacity_tokens = info.num_blocks * info.block_size
+        self.capacity_tokens = info.capacity_tokens
         self.free_blocks = info.num_blocks
         """Blocks that nothing uses and nothing was promised."""
         self.num_seqs = 0

@@ -117,6 +117,7 @@ class Instance:
             sends=True,
             replicates=bool(config.transfer.kv_replicas) and parts.tiers is not None,
             site=parts.site,
+            num_groups=parts.num_groups,
         )
         interval_s = config.schedule.report_interval_s
         self._reporter = Reporter(

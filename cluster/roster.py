@@ -41,7 +41,7 @@ class Roster:
         self._buddies = Buddies()
         self._replicating: dict[str, Member] = {}
         self.largest_tokens = 0
-        """What the largest decode instance that was ever seen holds."""
+        """Of one sequence: what the largest decode instance that was ever seen holds."""
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -70,7 +70,7 @@ class Roster:
         if info.decodes and info.replicates:
             self._replicating[info.address] = member
         if info.decodes:
-            self.largest_tokens = max(self.largest_tokens, info.num_blocks * info.block_size)
+            self.largest_tokens = max(self.largest_tokens, info.capacity_tokens)
 
     def remove(self, address: str) -> None:
         self._last = None

@@ -38,6 +38,13 @@ class Register:
     replicates: bool = False
     """It keeps copies of its sealed blocks with a buddy, and others' with itself."""
     site: Site = Site()
+    num_groups: int = 1
+    """Of ranks, each with as many of the blocks. A sequence is served by one of them."""
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Of one sequence at the most."""
+        return self.num_blocks // self.num_groups * self.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,9 +155,12 @@ class DpScheduler:
         return max(group.num_cached_blocks(request) for group in self._groups)
 
     def begin_restore(self, request: Request, count: int) -> Restore | None:
-        """Behind the longest cached prefix."""
-        most = max(self._groups, key=lambda group: group.num_cached_blocks(request))
-        return most.begin_restore(request, count)
+        """Behind the longest cached prefix; of the groups that have as much of it, where the least is to do."""
+        most = self.num_cached_blocks(request)
+        for group in self._by_cost(request):
+            if group.num_cached_blocks(request) == most and (found := group.begin_restore(request, count)):
+                return found
+        return None
 
     def publish_restore(self, restore: Restore, count: int) -> None:
         self._groups[restore.blocks[0] // self._blocks_each].publish_restore(restore, count)

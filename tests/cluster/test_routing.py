@@ -284,6 +284,17 @@ def test_what_can_never_fit_is_refused_for_good() -> None:
     assert world.placed(ask("b", 300, 20)) == "d2"
 
 
+def test_a_sequence_must_fit_one_group_of_an_instance() -> None:
+    world = World(
+        instance("d1", num_blocks=40, num_groups=2), instance("p", "p", num_blocks=60, num_groups=2)
+    )
+    rejected = world.rejected(ask("a", 300, 21))
+    assert "321 tokens (prompt and output) do not fit: the largest instance holds 320" in rejected.reason
+    assert world.placed(ask("b", 300, 20)) == "p>d1"
+    world.on(instance("d2", num_blocks=60))
+    assert world.placed(ask("c", 480, 1)) == "d2", "the prefill instance's groups are too small for it"
+
+
 def test_without_decode_instances_requests_wait_a_little() -> None:
     world = World(instance("p", "p"))
     assert world.on(ask("a")) == []

@@ -1,6 +1,9 @@
 """Which group of ranks serves a sequence, and what is said of all of them together."""
 
+import pytest
+
 from core.config import EngineConfig
+from core.errors import RequestError
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.dp_scheduler import DpScheduler
@@ -74,3 +77,28 @@ def test_a_block_that_two_groups_keep_is_reported_once() -> None:
     scheduler.replay_cache_events()
     assert sorted(scheduler.drain_cache_events()[0]) == sorted(added)
     assert scheduler.drain_cache_events() == ((), ())
+
+
+def test_a_prefix_from_below_goes_behind_what_is_cached_or_where_the_least_is_to_do() -> None:
+    scheduler = planner()
+    scheduler.add(request("first", 0, 8))
+    home = groups(run(scheduler, scheduler.plan(0.0)))["first#0"]
+    behind = scheduler.begin_restore(request("more", 0, 24), 2)
+    fresh = [scheduler.begin_restore(request(name, 100 * ord(name), 24), 5) for name in ("a", "b")]
+    assert behind is not None
+    assert len(behind.prefix) == 2
+    found = [restore.blocks[0] // BLOCKS for restore in fresh if restore is not None]
+    assert (behind.blocks[0] // BLOCKS, found[0]) == (home, 1 - home)
+    assert len(found) == 2
+    for restore in (behind, *filter(None, fresh)):
+        scheduler.publish_restore(restore, len(restore.blocks))
+        scheduler.end_restore(restore)
+    scheduler.add(request("a", 100 * ord("a"), 24))
+    assert groups(run(scheduler, scheduler.plan(0.0))) == {"a#0": 1 - home}
+    scheduler.check_integrity()
+
+
+def test_what_fits_all_groups_together_and_none_alone_is_refused() -> None:
+    with pytest.raises(RequestError, match=f"exceed this instance's KV cache of {BLOCKS * SIZE}"):
+        planner().add(request("long", 0, BLOCKS * SIZE, 1))
+    planner().add(request("longest", 0, BLOCKS * SIZE - 1, 1))

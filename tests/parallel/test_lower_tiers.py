@@ -17,12 +17,16 @@ HOST = {"engine.host_cache_bytes": 1 << 24}
 
 @pytest.mark.parametrize(
     ("family", "keys"),
-    [("llama", {"decode.pp": 2}), ("deepseek_v3", {"decode.ep": 2})],
-    ids=["pp2", "ep2, latents"],
+    [
+        ("llama", {"decode.pp": 2, "engine.num_blocks": 16}),
+        ("deepseek_v3", {"decode.ep": 2, "engine.num_blocks": 16}),
+        ("mixtral", {"decode.dp": 2, "engine.num_blocks": 32}),
+    ],
+    ids=["pp2", "ep2, latents", "dp2"],
 )
 async def test_prefixes_come_back_from_below(family: str, keys: dict[str, int], tmp_path: Path) -> None:
     prompts, want = checkpoint(tmp_path, family)
-    keys = keys | HOST | {"prefill_instances": 0, "engine.num_blocks": 16}
+    keys = keys | HOST | {"prefill_instances": 0}
     async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
         for _ in range(2):
             for prompt, tokens in zip(prompts, want, strict=True):
@@ -50,11 +54,19 @@ async def undisturbed(folder: Path, prompts: list[tuple[int, ...]]) -> list[list
         return list(await asyncio.gather(*(stream(cluster, prompt, never) for prompt in prompts)))
 
 
-async def test_a_buddy_of_several_ranks_goes_on_with_the_kv_of_one_that_was_killed(tmp_path: Path) -> None:
-    prompts, want = checkpoint(tmp_path)
+SEVERAL = pytest.mark.parametrize(
+    ("family", "mesh"), [("llama", {"decode.tp": 2}), ("mixtral", {"decode.dp": 2})], ids=["tp2", "dp2"]
+)
+
+
+@SEVERAL
+async def test_a_buddy_of_several_ranks_goes_on_with_the_kv_of_one_that_was_killed(
+    family: str, mesh: dict[str, int], tmp_path: Path
+) -> None:
+    prompts, want = checkpoint(tmp_path, family)
     long = await undisturbed(tmp_path, prompts)
     assert [tokens[:12] for tokens in long] == want
-    keys = HOST | {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2, "transfer.kv_replicas": 1}
+    keys = HOST | mesh | {"prefill_instances": 0, "decode_instances": 2, "transfer.kv_replicas": 1}
     async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
         started = asyncio.Semaphore(0)
         running = [asyncio.create_task(stream(cluster, prompt, started)) for prompt in prompts]
@@ -69,10 +81,13 @@ async def test_a_buddy_of_several_ranks_goes_on_with_the_kv_of_one_that_was_kill
         assert heir.tiers.host_hits > 0, "its KV was computed again"
 
 
-async def test_sequences_leave_a_draining_instance_with_their_kv(tmp_path: Path) -> None:
-    prompts, _ = checkpoint(tmp_path)
+@SEVERAL
+async def test_sequences_leave_a_draining_instance_with_their_kv(
+    family: str, mesh: dict[str, int], tmp_path: Path
+) -> None:
+    prompts, _ = checkpoint(tmp_path, family)
     long = await undisturbed(tmp_path, prompts)
-    keys = {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2}
+    keys = mesh | {"prefill_instances": 0, "decode_instances": 2}
     async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
         started = asyncio.Semaphore(0)
         running = [asyncio.create_task(stream(cluster, prompt, started)) for prompt in prompts]
