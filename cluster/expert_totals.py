@@ -12,5 +12,7 @@ def total(instances: Iterable[tuple[LayerExperts, ...]]) -> tuple[LayerExperts, 
         for one in layers:
             known = found.get(one.layer, LayerExperts(one.layer, 1.0, (0,) * len(one.counts)))
             counts = tuple(a + b for a, b in zip(known.counts, one.counts, strict=True))
-            found[one.layer] = LayerExperts(one.layer, max(known.imbalance, one.imbalance), counts)
+            found[one.layer] = LayerExperts(
+                one.layer, max(known.imbalance, one.imbalance), counts, known.num_moves + one.num_moves
+            )
     return tuple(found[layer] for layer in sorted(found))

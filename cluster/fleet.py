@@ -177,6 +177,7 @@ class Member:
             tokens_per_s=self.measured_tokens_per_s,
             step_s=self.step_s,
             expert_imbalance=tuple((one.layer, one.imbalance) for one in self.experts),
+            expert_moves=sum(one.num_moves for one in self.experts),
         )
 
     def _settle(self, key: str) -> None:

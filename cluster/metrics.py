@@ -295,6 +295,9 @@ _FACTS = {
     "prompt_step_error_ratio": _Fact(
         "Mean error of predicted durations of steps with prompts", lambda i: i.steps.prompt.error
     ),
+    "expert_moves": _Fact(
+        "Experts that were put where their ranks are loaded more evenly", lambda i: i.expert_moves, grows=True
+    ),
     "leaving": _Fact("Is it draining?", lambda i: i.leaving),
     "defective": _Fact("Has its self-check found its block accounting broken?", lambda i: bool(i.defect)),
     "live_grants": _Fact("Rights to write into its pool that are open", lambda i: i.work.live_grants),

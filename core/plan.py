@@ -80,6 +80,8 @@ class ExpertLoad:
     counts: tuple[int, ...]
     imbalance: float = 1.0
     """Of late: the load of the busiest of the ranks that share these experts, by the mean."""
+    num_moves: int = 0
+    """Experts that have been put into other slots so far."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class LayerExperts:
     """Of late: the load of the busiest of the ranks that share these experts, by the mean. Of several instances the largest."""
     counts: tuple[int, ...]
     """How often each was chosen."""
+    num_moves: int = 0
+    """Experts that were put into other slots, so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ class InstanceStatus:
     step_s: float = 0.0
     expert_imbalance: tuple[tuple[int, float], ...] = ()
     """(layer, the load of the busiest of the ranks that share its experts by the mean)"""
+    expert_moves: int = 0
+    """Experts that were put into other slots, in all layers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A model's description as `parallel` sees it: what may be cut, and how much each piece weighs."""
 
 from core.config import ParallelConfig
-from core.kv import KVLayout, KVShard
+from core.kv import DTYPE_BYTES, KVLayout, KVShard
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
 from parallel.plans import Dims, part_of
@@ -25,6 +25,13 @@ def dims_of(spec: ModelSpec) -> Dims:
         head_weights,
         0 if spec.moe is None else spec.moe.num_experts,
     )
+
+
+def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
+    """Of one expert's weights of one layer, as far as a rank has them."""
+    assert spec.moe is not None
+    weights = spec.moe.intermediate_size * (3 * spec.hidden_size + 2 * spec.moe.by_turns)
+    return -(-weights // tp) * DTYPE_BYTES[dtype]
 
 
 def rules_of(spec: ModelSpec) -> tuple[Rule, ...]:

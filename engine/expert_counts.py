@@ -19,7 +19,7 @@ class ExpertCounts:
             counts = load.counts
             if known is not None:
                 counts = tuple(a + b for a, b in zip(known.counts, counts, strict=True))
-            self._layers[load.layer] = LayerExperts(load.layer, load.imbalance, counts)
+            self._layers[load.layer] = LayerExperts(load.layer, load.imbalance, counts, load.num_moves)
             self._changed = True
 
     def drain(self, again: bool = False) -> tuple[LayerExperts, ...]:

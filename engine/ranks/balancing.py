@@ -1,14 +1,16 @@
 """When the experts of an instance move between its ranks, and where to: decided from what the ranks have counted. Pure.
 
 Loads are summed over a window that forgets half of itself at each decision. A layer's experts stay where they are as long as
-little would be gained, or little is known."""
+little would be gained, or little is known. They get to where they shall be a few at a time, so that no step waits for long."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from core.plan import ExpertLoad
 from parallel.balance import Placement, imbalance, rebalance
+from parallel.moves import Move, moved, next_moves
 
 log = logging.getLogger(__name__)
 
@@ -17,11 +19,17 @@ _MIN_CHOICES = 32
 
 
 class Balancer:
-    def __init__(self, first: Placement, num_ranks: int, interval_s: float, now: float) -> None:
-        """`first`: where every layer's experts are in the beginning; `interval_s` 0: they stay there."""
-        self._first, self._num_ranks, self._interval_s = first, num_ranks, interval_s
+    def __init__(self, first: Placement, num_ranks: int, interval_s: float, now: float, most: int) -> None:
+        """`first`: where every layer's experts are in the beginning; `interval_s` 0: they stay there. `most`: experts that a rank
+        gets from others, or sends to them, before a step."""
+        self._first, self._num_ranks, self._interval_s, self._most = first, num_ranks, interval_s, most
         self._due_s = now + interval_s
         self._placements: dict[int, Placement] = {}
+        self._undecided: list[int] = []
+        """Layers that have their turn still before them, the last one first."""
+        self._target: tuple[int, Placement] | None = None
+        """The layer whose experts are on their way, and where to."""
+        self._num_moves: Counter[int] = Counter()
         self._window: dict[int, list[int]] = {}
 
     def observe(self, loads: Iterable[ExpertLoad]) -> tuple[ExpertLoad, ...]:
@@ -31,40 +39,47 @@ class Balancer:
             window = self._window.setdefault(load.layer, [0] * len(load.counts))
             for expert, count in enumerate(load.counts):
                 window[expert] += count
-            found = imbalance(self.placement(load.layer), window, self._num_ranks)
-            out.append(replace(load, imbalance=found))
+            num_moves = self._num_moves[load.layer]
+            out.append(replace(load, imbalance=self._imbalance(load.layer), num_moves=num_moves))
         return tuple(out)
 
     def placement(self, layer: int) -> Placement:
         return self._placements.get(layer, self._first)
 
-    def decide(self, now: float) -> Mapping[int, Placement]:
-        """The layers whose experts are to move before the next step, and where to. Mostly none."""
-        if not self._interval_s or now < self._due_s:
-            return {}
-        self._due_s = now + self._interval_s
-        moving: dict[int, Placement] = {}
-        for layer, window in self._window.items():
-            old = self.placement(layer)
-            if sum(window) >= _MIN_CHOICES * len(old):
-                new = rebalance(old, window, self._num_ranks)
-                if new != old:
-                    moving[layer] = new
-        if moving:
-            self._say(moving)
-        self._placements |= moving
-        self._window = {layer: [count // 2 for count in window] for layer, window in self._window.items()}
-        return moving
+    def next_moves(self, now: float) -> Mapping[int, tuple[Move, ...]]:
+        """The experts that change their slots before the next step, by layer: of one at the most, and mostly of none.
 
-    def _say(self, moving: Mapping[int, Placement]) -> None:
-        before = [imbalance(self.placement(i), self._window[i], self._num_ranks) for i in moving]
-        after = [imbalance(new, self._window[i], self._num_ranks) for i, new in moving.items()]
+        Layers are decided one by one, the most uneven first: that takes its time, too."""
+        if self._target is None and not self._undecided and self._interval_s and now >= self._due_s:
+            self._due_s = now + self._interval_s
+            self._undecided = sorted(self._window, key=self._imbalance)
+        if self._target is None and self._undecided:
+            self._target = self._decide(self._undecided.pop())
+        return {} if self._target is None else self._advance(*self._target)
+
+    def _decide(self, layer: int) -> tuple[int, Placement] | None:
+        window, old = self._window[layer], self.placement(layer)
+        self._window[layer] = [count // 2 for count in window]
+        if sum(window) < _MIN_CHOICES * len(old):
+            return None
+        new = rebalance(old, window, self._num_ranks)
+        if new == old:
+            return None
         log.info(
-            "experts of %d layers move: the busiest rank had %.2f times the mean on average (%.2f at most), "
-            "and will have %.2f (%.2f)",
-            len(moving),
-            sum(before) / len(before),
-            max(before),
-            sum(after) / len(after),
-            max(after),
+            "experts of layer %d move: the busiest rank had %.2f times the mean, and will have %.2f",
+            layer,
+            imbalance(old, window, self._num_ranks),
+            imbalance(new, window, self._num_ranks),
         )
+        return layer, new
+
+    def _advance(self, layer: int, target: Placement) -> Mapping[int, tuple[Move, ...]]:
+        moves = next_moves(self.placement(layer), target, self._num_ranks, self._most)
+        self._placements[layer] = moved(self.placement(layer), moves)
+        self._num_moves[layer] += len(moves)
+        if self._placements[layer] == target:
+            self._target = None
+        return {layer: moves}
+
+    def _imbalance(self, layer: int) -> float:
+        return imbalance(self.placement(layer), self._window[layer], self._num_ranks)

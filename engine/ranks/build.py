@@ -1,6 +1,6 @@
 """What one rank has: its communicators, its part of the model, the shard of the KV that belongs to it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from kernels.select import Kernels
 from models.families import read_spec
 from models.model import Model
 from models.registry import load_model
-from parallel.balance import Placement, first_placement
+from parallel.balance import first_placement
 from parallel.comm import Backend, Comm, connect
 from parallel.expert import Spread
 from parallel.joins import make_joins, summing
 from parallel.mesh import Mesh
+from parallel.moves import Move, moved
 from parallel.plans import Part, even_part
 from parallel.relocate import relocate
 from parallel.rules import Sharding
@@ -48,17 +49,16 @@ class ModelPart:
         return self.model.bytes_read
 
     @torch.inference_mode()
-    def relocate(self, layers: Mapping[int, Placement]) -> int:
-        """Moves experts to where `layers` says, as far as they are this stage's; returns the bytes that came from other ranks.
+    def relocate(self, layers: Mapping[int, Sequence[Move]]) -> int:
+        """Moves experts of these layers, as far as they are this stage's; returns the bytes that came from other ranks.
 
         To be called between the same two steps on all ranks. Nothing that is computed changes."""
         num_bytes = 0
-        for layer, slots in layers.items():
+        for layer, moves in layers.items():
             if self.spread is not None and (held := self.model.experts.get(layer)) is not None:
                 tensors = [t for t in (held.gate_up, held.down, held.gate_up_bias) if t is not None]
-                old = self.spread.placement(layer)
-                num_bytes += relocate(self.comms.experts, old, slots, tensors)
-                self.spread.place(layer, slots)
+                num_bytes += relocate(self.comms.experts, moves, len(held.down), tensors)
+                self.spread.place(layer, moved(self.spread.placement(layer), moves))
         return num_bytes
 
 

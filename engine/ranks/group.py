@@ -83,9 +83,9 @@ class ProcessGroup:
         self._steps[plan.step] = _Step(plan, future, len(self.ranks), layer_done)
         data = frame(plan)
         if self._balancer is not None and (
-            layers := self._balancer.decide(asyncio.get_running_loop().time())
+            moves := self._balancer.next_moves(asyncio.get_running_loop().time())
         ):
-            data = frame(Relocate(tuple(layers.items()))) + data
+            data = frame(Relocate(tuple(moves.items()))) + data
         for writer in self._writers:
             writer.write(data)
         return await future

@@ -7,7 +7,7 @@ from pathlib import Path
 from core.config import EngineConfig, ParallelConfig
 from core.ports import LayerSink
 from engine.build import PoolSize
-from engine.dims import dims_of, mesh_of
+from engine.dims import expert_bytes, mesh_of
 from engine.ranks.balancing import Balancer
 from engine.ranks.group import ProcessGroup
 from engine.ranks.rank import Spawner
@@ -30,13 +30,14 @@ def start_ranks(
 
     Blocks until all ranks are ready. Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
-    balancer, num_experts = None, dims_of(read_spec(folder)).num_experts
-    if num_experts and mesh.num_expert_ranks > 1:
+    balancer, spec = None, read_spec(folder)
+    if (moe := spec.moe) is not None and mesh.num_expert_ranks > 1:
         balancer = Balancer(
-            first_placement(num_experts, mesh.num_expert_ranks, num_spare),
+            first_placement(moe.num_experts, mesh.num_expert_ranks, num_spare),
             mesh.num_expert_ranks,
             parallel.ep_balance_interval_s,
             asyncio.get_running_loop().time(),
+            max(1, parallel.ep_move_bytes // expert_bytes(spec, size.shard.layout.dtype, mesh.tp)),
         )
     setups = setups_of(folder, engine, size, mesh, memory, spawner.devices, num_spare=num_spare)
     return ProcessGroup(setups, sink, spawner.start, balancer=balancer)

@@ -13,6 +13,7 @@ from core.kv import RankPool
 from core.plan import StepPlan, StepResult
 from net.codec import decode_one_of, encode
 from parallel.mesh import Mesh
+from parallel.moves import Move
 
 LENGTH = struct.Struct("<I")
 
@@ -40,10 +41,9 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Before the next plan the experts of these layers change their slots."""
+    """Before the next plan experts of these layers change their slots."""
 
-    layers: tuple[tuple[int, tuple[int, ...]], ...]
-    """(layer, the expert of each slot of all ranks)"""
+    layers: tuple[tuple[int, tuple[Move, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)

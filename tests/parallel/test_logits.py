@@ -14,24 +14,17 @@ from engine.dims import dims_of
 from engine.ranks.build import load_part
 from kernels.ops import AttentionMeta
 from models.families import read_spec
-from parallel.balance import Placement, place
+from parallel.balance import first_placement, place
 from parallel.mesh import Mesh
+from parallel.moves import Move, moved, next_moves
 from parallel.plans import check
 from tests.models.checkpoints import BLOCK, CPU, DENSE, FAMILIES, VOCAB, make
+from tests.parallel.families import awkward
 from tests.parallel.world import World
 
 MESHES = [Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(pp=3), Mesh(tp=2, pp=2)]
 EXPERT_MESHES = [Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(pp=2, ep=2)]
 EXPERT_MESHES += [Mesh(dp=2), Mesh(dp=2, ep=2), Mesh(tp=2, dp=2), Mesh(pp=2, dp=2)]
-HEADS = {
-    "llama": (5, 1),
-    "qwen2": (8, 2),
-    "qwen2_moe": (8, 2),
-    "qwen3": (6, 3),
-    "deepseek_v2": (5, 5),
-    "deepseek_v3": (5, 5),
-}
-"""Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 LENGTHS = (19, 9)
 Part = tuple[int, int, list[int]]
 """(sequence, first position, tokens)"""
@@ -59,9 +52,9 @@ def part_logits(
     steps: list[list[Part]],
     deterministic: bool = False,
     num_spare: int = 0,
-    placements: Sequence[dict[int, Placement]] = (),
+    moving: Sequence[dict[int, tuple[Move, ...]]] = (),
 ) -> list[Any]:
-    """The logits of each step; nothing but on the last stage. `placements`: where experts go before each step."""
+    """The logits of each step; nothing but on the last stage. `moving`: the experts that move before each step."""
     part = load_part(
         folder, "float32", CPU, mesh, rank, store, deterministic=deterministic, num_spare=num_spare
     )
@@ -71,8 +64,8 @@ def part_logits(
     found: list[Any] = []
     pp = part.comms.pp
     for number, step in enumerate(steps):
-        if placements:
-            part.relocate(placements[number])
+        if moving:
+            part.relocate(moving[number])
         step = own_parts(mesh, rank, step)
         positions, meta = meta_of(step)
         if pp.rank == 0:
@@ -99,15 +92,7 @@ def own_parts(mesh: Mesh, rank: int, step: list[Part]) -> list[Part]:
 def reference_logits(folder: Path, family: str) -> tuple[list[list[Part]], list[Any]]:
     """Makes a checkpoint; three steps of two sequences, and what transformers says to them."""
     rng = random.Random(family)
-    config = FAMILIES[family](rng, 0)
-    config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
-    config.hidden_size = 16 * config.num_attention_heads
-    config.num_hidden_layers = 3
-    if hasattr(config, "num_experts"):
-        config.num_experts = 8  # as the other families have
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
-    reference = make(folder, config, seed=1)
+    reference = make(folder, awkward(family), seed=1)
     texts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
     steps: list[list[Part]] = [
         [(0, 0, texts[0][:7]), (1, 0, texts[1][:8])],
@@ -145,19 +130,23 @@ def compare(mesh: Mesh, answers: list[list[Any]], steps: list[list[Part]], want:
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(DENSE)))
 def test_experts_may_move_between_steps(family: str, tmp_path: Path, world: World) -> None:
-    """With copies of some, other placements in each layer, and weights that come from rank to rank."""
+    """With copies of some, other placements in each layer, and weights that come from rank to rank: before the second step one
+    expert for each rank, so that layers are on their way between two placements, before the third all others."""
     rng = random.Random(family)
     steps, want = reference_logits(tmp_path, family)
     dims = dims_of(read_spec(tmp_path))
     for mesh, num_spare in ((Mesh(ep=2), 2), (Mesh(ep=4), 4), (Mesh(tp=2, ep=2), 0), (Mesh(pp=2, dp=2), 4)):
         check(dims, mesh, "test", num_spare)
-        placements: list[dict[int, Placement]] = [{}]
-        for _ in steps[1:]:
-            loads = [[rng.random() for _ in range(dims.num_experts)] for _ in range(dims.num_layers)]
-            placements.append(
-                {i: place(load, mesh.num_expert_ranks, num_spare) for i, load in enumerate(loads)}
-            )
-        found = world.run(mesh.size, part_logits, mesh, tmp_path, steps, False, num_spare, placements)
+        ranks = mesh.num_expert_ranks
+        first = first_placement(dims.num_experts, ranks, num_spare)
+        moving: list[dict[int, tuple[Move, ...]]] = [{}, {}, {}]
+        for layer in range(dims.num_layers):
+            target = place([rng.random() for _ in range(dims.num_experts)], ranks, num_spare)
+            moving[1][layer] = next_moves(first, target, ranks, 1)
+            between = moved(first, moving[1][layer])
+            moving[2][layer] = next_moves(between, target, ranks, len(first))
+            assert moved(between, moving[2][layer]) == target
+        found = world.run(mesh.size, part_logits, mesh, tmp_path, steps, False, num_spare, moving)
         compare(mesh, found, steps, want)
 
 

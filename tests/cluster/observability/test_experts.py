@@ -6,7 +6,7 @@ from cluster.metrics import InstanceMetrics
 from core.reports import LayerExperts
 from tests.cluster.routing_world import World, instance, report
 
-FIRST = (LayerExperts(1, 1.5, (3, 1)), LayerExperts(2, 1.0, (2, 2)))
+FIRST = (LayerExperts(1, 1.5, (3, 1), 5), LayerExperts(2, 1.0, (2, 2), 2))
 
 
 def test_choices_add_up_and_imbalance_is_each_instances_own() -> None:
@@ -15,7 +15,7 @@ def test_choices_add_up_and_imbalance_is_each_instances_own() -> None:
     world.on(report("p", experts=(LayerExperts(1, 2.0, (10, 0)),)))
     world.on(report("d"))
     status = world.scheduler.status()
-    assert status.experts == (LayerExperts(1, 2.0, (13, 1)), LayerExperts(2, 1.0, (2, 2)))
+    assert status.experts == (LayerExperts(1, 2.0, (13, 1), 5), LayerExperts(2, 1.0, (2, 2), 2))
     registry = CollectorRegistry()
     InstanceMetrics(registry, "m").update(status)
     lines = generate_latest(registry).decode().splitlines()
@@ -23,3 +23,4 @@ def test_choices_add_up_and_imbalance_is_each_instances_own() -> None:
     assert f'{name}{{address="d",layer="1",role="decode"}} 1.5' in lines
     assert f'{name}{{address="p",layer="1",role="prefill"}} 2.0' in lines
     assert sum(line.startswith(name) for line in lines) == 3
+    assert 'baton_instance_expert_moves_total{address="d",role="decode"} 7.0' in lines

@@ -1,0 +1,29 @@
+"""Every family in a shape that is awkward to cut."""
+
+import random
+from typing import Any
+
+from tests.models.checkpoints import FAMILIES
+
+HEADS = {
+    "llama": (5, 1),
+    "qwen2": (8, 2),
+    "qwen2_moe": (8, 2),
+    "qwen3": (6, 3),
+    "deepseek_v2": (5, 5),
+    "deepseek_v3": (5, 5),
+}
+"""Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
+
+
+def awkward(family: str) -> Any:
+    """A configuration of transformers: three layers, such heads, and experts for four ranks where there are any."""
+    config = FAMILIES[family](random.Random(family), 0)
+    config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
+    config.hidden_size = 16 * config.num_attention_heads
+    config.num_hidden_layers = 3
+    if hasattr(config, "num_experts"):
+        config.num_experts = 8  # as the other families have
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
+    return config
