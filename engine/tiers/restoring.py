@@ -101,11 +101,13 @@ class Restoring:
         contents: list[bytes] = []
         try:
             contents = await self._store.fetch(digests)
+            if self._gate is None:
+                await self._store.fill(restore.blocks[: len(contents)], contents, lambda _: None)
         except Exception:
+            contents = []
             log.exception("request %s: loading its prefix failed; it is computed", key)
         blocks = restore.blocks[: len(contents)]
         if self._gate is None:
-            await self._store.fill(blocks, contents, lambda _: None)
             self._publish(restore, len(blocks))
             self._end(restore)
         else:

@@ -227,6 +227,20 @@ async def test_a_damaged_disk_costs_hits_but_no_token(tmp_path: Path) -> None:
     await served.close()
 
 
+async def test_a_prefix_that_cannot_be_filled_in_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*_: object) -> None:
+        raise OSError("no memory")
+
+    served = Served(config(tmp_path, 500), gated=False)
+    for prompt in prompts(12):
+        await served.ask(prompt)
+    monkeypatch.setattr(served.store, "fill", fails)
+    assert await served.ask(prompts(1)[0]) > 40
+    await served.close()
+
+
 async def test_many_at_once_with_cancellations_leave_nothing(tmp_path: Path) -> None:
     served = Served(config(tmp_path, 20, 500))
     for prompt in prompts(8):
