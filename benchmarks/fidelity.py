@@ -2,11 +2,13 @@
 
     python -m benchmarks.fidelity --profile profile.json --out benchmarks/results/fidelity.json
 
-For every rate, in turn and several times over: a few lone requests (the machine's pace), then an open loop against the server,
-then the same arrivals, prompt and output lengths in the full simulation. Three figures are taken from the lone requests: the pace
-of decode steps and of prompts, by which those of the profile are stretched (a shared machine is slower now than when it was
-profiled), and what HTTP and the way to the engine add to the first token. Everything under load is predicted. The floor is how
-far two real runs of the same work are from each other, each divided by its pace: nobody can be expected to come nearer.
+For every rate, in turn and several times over: a few lone requests (the machine's pace), a few at once, then an open loop
+against the server, then the same arrivals, prompt and output lengths in the full simulation. Three figures are taken from the
+lone requests: the pace of decode steps and of prompts, by which those of the profile are stretched (a shared machine is slower
+now than when it was profiled), and what HTTP and the way to the engine add to the first token. One is taken from those at once:
+what each further stream adds to a step, since delivering its tokens needs the processor that computes them. Everything under
+load is predicted. The floor is how far two real runs of the same work are from each other, each divided by its pace: nobody can
+be expected to come nearer.
 
 Predicted before the first run: on a busy machine the floor is above the targets (mean 5 % and P99 10 % of TTFT, ITL 2 %, E2E 3 %,
 knee 5 %); the simulation is off by no more than twice the floor below the knee, and too optimistic above it, where client and
@@ -31,8 +33,8 @@ from baton.bench.measure import gaps_s, ttft_s
 from baton.bench.report import machine
 from baton.bench.workload import Job, synthetic
 from benchmarks.serving_overhead import server
+from core.config import load
 from core.step_profile import Profile, read_profile
-from core.types import Slo
 from sim.catalogued import Fleet, full_config
 from sim.cost import PacedCost
 from sim.loop import run_virtual
@@ -41,7 +43,10 @@ from sim.run import VOCAB_SIZE, Arrival, SimConfig, simulate
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 256, 48, 0.5
 LONE, LONE_INPUTS = 4, (64, 448)
 """So many lone requests of each prompt length."""
-SLO = Slo("fidelity", 0.45, 0.04)
+TOGETHER = 4
+"""So many at once, twice."""
+SLO = load(None, {}, {}).slo_classes["interactive"]
+ASKED = {"temperature": 0, "ignore_eos": True, "service_tier": SLO.name}
 FIGURES = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean", "e2e_p99")
 FLEETS = {
     "local": (("--local", "--prefill", "0"), 0, 1),
@@ -76,7 +81,7 @@ def timed(work: Sequence[Job], rate: float, seed: int) -> list[Job]:
 
 
 async def ask(url: str, run: Callable[[Client], Any]) -> list[Record]:
-    client = Client(url, "baton-embedded", "", False, 300, {"temperature": 0, "ignore_eos": True})
+    client = Client(url, "baton-embedded", "", False, 300, ASKED)
     try:
         records = await run(client)
     finally:
@@ -97,9 +102,14 @@ def lone_work(run: int) -> list[Job]:
     return [replace(job, arrival_s=10.0 * i) for i, job in enumerate(chain(*zip(*each, strict=True)))]
 
 
-def lone(url: str, run: int) -> list[Trip]:
-    work = lone_work(run)
-    records = asyncio.run(ask(url, lambda client: closed_loop(client, work, 1, lambda _: None)))
+def together_work(run: int) -> list[Job]:
+    short = LONE_INPUTS[0]
+    each = synthetic(2 * TOGETHER, short, OUTPUT_TOKENS, 0.0, 4000, short, run)
+    return [replace(job, arrival_s=10.0 * (i // TOGETHER)) for i, job in enumerate(each)]
+
+
+def calibrated(url: str, work: Sequence[Job], streams: int) -> list[Trip]:
+    records = asyncio.run(ask(url, lambda client: closed_loop(client, work, streams, lambda _: None)))
     return [real_trip(record) for record in records]
 
 
@@ -121,8 +131,11 @@ def simulated(config: SimConfig, work: Sequence[Job], front_s: float) -> list[Tr
     ]
 
 
-def fitted(fleet: Fleet, lone_trips: Sequence[Trip]) -> tuple[SimConfig, PacedCost, float]:
-    """(configuration at the pace of these trips of `lone_work`, that pace, what the front adds to a first token)."""
+def fitted(
+    fleet: Fleet, lone_trips: Sequence[Trip], together: Sequence[Trip]
+) -> tuple[SimConfig, PacedCost, float]:
+    """(configuration at the pace of these trips of `lone_work` and `together_work`, that pace, what the front adds to a first
+    token)."""
     config = full_config(fleet, SLO)
     alone = simulated(config, lone_work(0), 0.0)
     decode = median(trip.tpot_s for trip in lone_trips) / median(trip.tpot_s for trip in alone)
@@ -130,12 +143,19 @@ def fitted(fleet: Fleet, lone_trips: Sequence[Trip]) -> tuple[SimConfig, PacedCo
     pace = PacedCost(config.step, decode, max(0.1, growth))
     paced = replace(config, step=pace)
     first_s = median(trip.ttft_s for trip in simulated(paced, lone_work(0), 0.0))
+    later_s = _gap_s(together) - _gap_s(simulated(paced, together_work(0), 0.0))
+    pace = replace(pace, stream_s=max(0.0, later_s / (TOGETHER / fleet.num_decode - 1)))
+    paced = replace(config, step=pace)
     return paced, pace, max(0.0, median(trip.ttft_s for trip in lone_trips) - first_s)
 
 
 def _growth_s(trips: Sequence[Trip]) -> float:
     """By how much later the first token of a long prompt comes than that of a short one."""
     return median(trip.ttft_s for trip in trips[1::2]) - median(trip.ttft_s for trip in trips[::2])
+
+
+def _gap_s(trips: Sequence[Trip]) -> float:
+    return median(gap for trip in trips for gap in trip.gaps_s)
 
 
 def figures(trips: Sequence[Trip]) -> dict[str, float]:
@@ -151,7 +171,9 @@ def figures(trips: Sequence[Trip]) -> dict[str, float]:
 
 
 def one_run(url: str, fleet: Fleet, rate: float, count: int, number: int) -> dict[str, Any]:
-    config, pace, front_s = fitted(fleet, lone(url, 1000 + number))
+    lone = calibrated(url, lone_work(1000 + number), 1)
+    together = calibrated(url, together_work(2000 + number), TOGETHER)
+    config, pace, front_s = fitted(fleet, lone, together)
     work = timed(
         synthetic(count, INPUT_TOKENS, OUTPUT_TOKENS, SPREAD, 4000, seed=1, run=number), rate, seed=2
     )
@@ -159,7 +181,7 @@ def one_run(url: str, fleet: Fleet, rate: float, count: int, number: int) -> dic
     real = figures([real_trip(record) for record in records])
     return {
         "rate": rate,
-        "pace": {"decode": pace.decode, "prompt": pace.prompt},
+        "pace": {"decode": pace.decode, "prompt": pace.prompt, "stream_s": pace.stream_s},
         "front_s": front_s,
         "real": real,
         "simulated": figures(simulated(config, work, front_s)),
@@ -213,7 +235,7 @@ def study(
     runs: list[dict[str, Any]] = []
     with server(*arguments) as url, Progress() as bar:
         task = bar.add_task(fleet_name, total=rounds * len(rates))
-        lone(url, 999)  # warms up
+        calibrated(url, lone_work(999), 1)  # warms up
         for number in range(rounds):
             for i, rate in enumerate(rates):
                 runs.append(one_run(url, fleet, rate, count, number * len(rates) + i))

@@ -32,10 +32,13 @@ class PacedCost:
     model: StepModel
     decode: float
     prompt: float
+    stream_s: float = 0.0
+    """What each sequence but one adds to a step, where the device's processor delivers its tokens as well."""
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         factor = self.decode if num_tokens == num_seqs else self.prompt
-        return factor * self.model.step_s(num_tokens, context_tokens, num_pairs, num_seqs)
+        device_s = factor * self.model.step_s(num_tokens, context_tokens, num_pairs, num_seqs)
+        return device_s + self.stream_s * (num_seqs - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from benchmarks.fidelity import (
     lone_work,
     simulated,
     summary,
+    together_work,
 )
 from core.step_profile import Part, Profile
 from sim.catalogued import Fleet, full_config
@@ -33,15 +34,18 @@ PROFILE = Profile(
 
 
 def test_paces_and_front_are_found() -> None:
-    """Requests of a machine that decodes half as fast and computes prompts at a third of the speed, behind a front of 30 ms."""
+    """Requests of a machine that decodes half as fast and computes prompts at a third of the speed, behind a front of
+    30 ms; each further stream adds 2 ms to a step."""
     fleet = Fleet("H100", "llama-3.1-8b", 0, 1, profile=PROFILE)
     config = full_config(fleet, SLO)
-    slow = PacedCost(config.step, 2.0, 3.0)
-    assert slow.step_s(3, 100, 50.0, 3) == 2 * config.step.step_s(3, 100, 50.0, 3)
-    assert slow.step_s(10, 100, 50.0, 3) == 3 * config.step.step_s(10, 100, 50.0, 3)
+    slow = PacedCost(config.step, 2.0, 3.0, 0.002)
+    assert slow.step_s(3, 100, 50.0, 3) == 2 * config.step.step_s(3, 100, 50.0, 3) + 2 * 0.002
+    assert slow.step_s(10, 100, 50.0, 3) == 3 * config.step.step_s(10, 100, 50.0, 3) + 2 * 0.002
     seen = simulated(replace(config, step=slow), lone_work(0), 0.03)
-    paced, pace, front_s = fitted(fleet, seen)
+    together = simulated(replace(config, step=slow), together_work(0), 0.03)
+    paced, pace, front_s = fitted(fleet, seen, together)
     assert (pace.decode, pace.prompt) == (pytest.approx(2.0, rel=0.02), pytest.approx(3.0, rel=0.02))
+    assert pace.stream_s == pytest.approx(0.002, rel=0.1)
     assert front_s == pytest.approx(0.03, abs=0.003)
     again = simulated(paced, lone_work(0), front_s)
     assert figures(again)["e2e_mean"] == pytest.approx(figures(seen)["e2e_mean"], rel=0.01)
