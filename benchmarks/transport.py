@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import uvloop
 
 from baton.bench.report import machine
 from benchmarks.transport_raw import STREAMS, RawCopy, RawNixl, RawSockets, nixl_sink, shared_file, sink
@@ -102,7 +103,8 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
         segment.close()
         os.unlink(path)
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
 
 
 def media(pool: memoryview) -> list[Medium]:
@@ -228,7 +230,8 @@ def main() -> None:
         chosen = args.only.split(",")
         kept = {*chosen, *(raw for name in chosen for raw in RAW_OF.get(name, []))}
         ways.measured = {name: call for name, call in ways.calls.items() if name in kept}
-    results = asyncio.run(measure(ways, args.rounds))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(measure(ways, args.rounds))
     os.unlink(path)
     ours.send(None)
     process.join(10)

@@ -7,42 +7,47 @@ is idle, which nobody but the loop's thread can end."""
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 from core.errors import ReplicaLost, TransferError
 from kvtransfer.transport.streams import Stream
 
 Job = Callable[[Stream], None]
 
+_SHARED_BYTES = 8 << 20
+"""A write of less goes to one lane while others are busy: two frames cost more than sharing gains."""
+
 
 class Lane:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self._thread = ThreadPoolExecutor(1, "kv-send")
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._num_given = self._num_done = 0
         """Written by the loop's thread and by the lane's: neither needs a lock."""
+        self._thread = threading.Thread(target=self._run, name=f"kv to {stream.peer}", daemon=True)
+        self._thread.start()
 
     @property
-    def idle(self) -> bool:
-        return self._num_given == self._num_done
+    def num_waiting(self) -> int:
+        """Jobs given and not done, the one under way included."""
+        return self._num_given - self._num_done
 
     def give(self, job: Callable[[], None]) -> None:
         self._num_given += 1
-        self._thread.submit(self._run, job)
+        self._jobs.put(job)
 
     def end(self) -> None:
-        """Close the stream after the job that is using it."""
+        """Close the stream after the jobs that are waiting for it."""
         self.give(self.stream.close)
-        self._thread.shutdown(wait=False)
+        self._jobs.put(None)
 
     def join(self) -> None:
         """Blocks until its thread has ended."""
-        self._thread.shutdown(wait=True)
+        self._thread.join()
 
-    def _run(self, job: Callable[[], None]) -> None:
-        try:
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
             job()
-        finally:
             self._num_done += 1
 
 
@@ -54,6 +59,11 @@ class Link:
         self.owner = owner
         self.lanes = [Lane(stream) for stream in streams]
         self._closed = False
+
+    def lanes_for(self, num_bytes: int) -> list[Lane]:
+        """Among which a write is to be shared out, the emptiest first."""
+        lanes = sorted(self.lanes, key=lambda lane: lane.num_waiting)
+        return lanes[:1] if lanes[-1].num_waiting and num_bytes < _SHARED_BYTES else lanes
 
     async def run(self, jobs: Sequence[tuple[Lane, Job]]) -> None:
         """Returns or raises only when all of the jobs have ended; the last one wakes the event loop, once.
@@ -67,10 +77,10 @@ class Link:
         for lane, job in jobs:
             lane.give(batch.counted(job, lane.stream))
         try:
-            await asyncio.shield(batch.over)
+            await batch.over
         except asyncio.CancelledError:
             self._cut()
-            await batch.over
+            await batch.anew()
             raise
         for error in sorted(batch.errors, key=lambda error: isinstance(error, TransferError)):
             raise error
@@ -102,6 +112,13 @@ class _Batch:
         self.errors: list[BaseException] = []
         self._num_left, self._lock = num_jobs, threading.Lock()
 
+    def anew(self) -> "asyncio.Future[None]":
+        """What completes with the last job, after `over` has been cancelled."""
+        self.over = self._loop.create_future()
+        if not self._num_left:
+            self.over.set_result(None)
+        return self.over
+
     def counted(self, job: Job, stream: Stream) -> Callable[[], None]:
         def run() -> None:
             try:
@@ -114,6 +131,10 @@ class _Batch:
                 self._num_left -= 1
                 if self._num_left:
                     return
-            self._loop.call_soon_threadsafe(self.over.set_result, None)
+            self._loop.call_soon_threadsafe(self._complete)
 
         return run
+
+    def _complete(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)

@@ -282,14 +282,15 @@ class TcpSender:
     ) -> list[tuple[Lane, Job]]:
         """What is left to the lanes' threads. Raises ReplicaLost."""
         total = sum(run.num_bytes for run in runs)
-        lane = link.lanes[0]
-        if lane.idle and total <= _DIRECT_BYTES and not answered and len(runs) <= _MAX_FRAME_RUNS:
+        lanes = link.lanes_for(total)
+        lane = lanes[0]
+        if not lane.num_waiting and total <= _DIRECT_BYTES and not answered and len(runs) <= _MAX_FRAME_RUNS:
             rest = lane.stream.try_send(self._frame(grant_id, runs, None, 0))
             return [(lane, lambda stream: stream.send(rest))] if rest else []
-        parts = split_runs(runs, len(link.lanes), _MIN_PART_BYTES)
+        parts = split_runs(runs, len(lanes), _MIN_PART_BYTES)
         return [
             (lane, lambda stream, part=part: self._send_part(stream, grant_id, part, answered))
-            for lane, part in zip(link.lanes, parts, strict=False)
+            for lane, part in zip(lanes, parts, strict=False)
         ]
 
     def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], answered: bool) -> None:
