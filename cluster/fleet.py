@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
@@ -23,9 +23,9 @@ _ROOM_S = 1.0
 """An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Promise:
-    """What one placed request takes of one instance."""
+    """What one placed request takes of one instance. Never changed (frozen ones take three times as long to make)."""
 
     made_s: float
     num_seqs: int
@@ -37,6 +37,12 @@ class Promise:
     """Of a sequence that will decode here: its length on average."""
     tpot_s: float = inf
     """Its target for the time per output token."""
+
+
+class CachedBlocks(Protocol):
+    """How many leading blocks of a prompt are cached where; a dict is one."""
+
+    def get(self, address: str, default: int, /) -> int: ...
 
 
 class Member:
@@ -98,13 +104,21 @@ class Member:
         """Is there less prompt work than keeps the instance busy until the next decision?"""
         return self.queued_tokens < max(_ROOM_BATCHES * self.info.max_batch_tokens, _ROOM_S * tokens_per_s)
 
+    def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
+        """Is there room for `num_tokens`? What is cached is looked up only where that decides."""
+        free_blocks = self.free_blocks
+        if num_tokens <= free_blocks * self.info.block_size:
+            return True
+        num_cached = cached.get(self.info.address, 0)
+        return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= free_blocks
+
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
         """Blocks that `num_tokens` would take from `free_blocks`.
 
         Of the `num_cached` leading blocks in its cache only those that a promise already pays for are free of charge:
         the others count as available in the report and stop being so."""
         shared = 0
-        while shared < num_cached and self._held[hashes[shared]] > 0:
+        while shared < num_cached and hashes[shared] in self._held:
             shared += 1
         return num_blocks_for(num_tokens, self.info.block_size) - shared
 
@@ -113,7 +127,8 @@ class Member:
         assert key not in self._settled, key
         self._unsettled[key] = promise
         self._unsettled_sum.add(promise, 1)
-        self._held.update(promise.hashes)
+        if promise.hashes:
+            self._held.update(promise.hashes)
         if promise.num_seqs:
             self._tpots[promise.tpot_s] += 1
         self._refresh()

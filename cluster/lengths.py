@@ -50,9 +50,12 @@ class _Histogram:
         self._total = self._sum = 0.0
         self._unit = 1.0
         self.num_seen = 0
+        self._quantiles: dict[float, int] = {}
+        """Since the last observation."""
 
     def add(self, num_tokens: int) -> None:
         self.num_seen += 1
+        self._quantiles.clear()
         self._counts[_bucket(num_tokens)] += self._unit
         self._total += self._unit
         self._sum += self._unit * num_tokens
@@ -63,15 +66,20 @@ class _Histogram:
             self._total, self._sum, self._unit = self._total * scale, self._sum * scale, 1.0
 
     def quantile(self, share: float) -> int:
+        if (known := self._quantiles.get(share)) is None:
+            known = self._quantiles[share] = self._find(share)
+        return known
+
+    def mean(self) -> float:
+        return self._sum / self._total
+
+    def _find(self, share: float) -> int:
         left = share * self._total
         for index, count in enumerate(self._counts):
             left -= count
             if left <= 0 and count > 0:
                 return _upper(index)
         return _upper(max(i for i, count in enumerate(self._counts) if count > 0))
-
-    def mean(self) -> float:
-        return self._sum / self._total
 
 
 def _bucket(num_tokens: int) -> int:

@@ -72,9 +72,9 @@ class Nearest(Generic[T]):
 
 
 def bytes_per_s(model: LinkModel, one: Register, other: Register) -> float:
-    near = nearness(one, other)
-    if near is Nearness.HOST:
+    if one.host == other.host:
         return model.same_host_bytes_per_s
+    near = nearness(one, other)
     slower_nic = min(one.site.nic_bytes_per_s, other.site.nic_bytes_per_s)
     rate = slower_nic * model.nic_share or model.other_host_bytes_per_s
     if near is Nearness.FAR:

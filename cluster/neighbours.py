@@ -29,12 +29,12 @@ class Neighbours:
             if not len(self._shelves[group]):
                 del self._shelves[group]
 
-    def nearest(self, info: Register, draws: Draws) -> list[Member]:
-        """The least loaded of the smallest group in which there is one; none where nothing is near."""
+    def nearest(self, info: Register, draws: Draws) -> Member | None:
+        """The least loaded of the smallest group in which there is one; None where nothing is near."""
         for group in self._groups.get(info.address) or _groups(info):
             if (shelves := self._shelves.get(group)) is not None:
-                return shelves.lowest(1, draws)
-        return []
+                return shelves.one_low(draws)
+        return None
 
 
 def _groups(info: Register) -> tuple[Group, ...]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import inf
 
 from cluster.fairness import ServiceCounters
-from cluster.fleet import Member, Promise
+from cluster.fleet import CachedBlocks, Member, Promise
 from cluster.lengths import OutputLengths
 from cluster.roster import Look, Roster
-from cluster.scoring import Ask, CachedBlocks, Choice, PlacementPolicy
+from cluster.scoring import Ask, Choice, PlacementPolicy
 from cluster.waiting import Waiter, WaitingQueue
 from core.messages import Finished, NeedPrefill, Place
 from core.types import Route
@@ -76,18 +76,20 @@ class Placer:
         waiter.num_tries, waiter.tried_s, waiter.waits_for = waiter.num_tries + 1, now, None
         wanted = place.prefer or self._roster.heir(place.exclude)
         usable = self._roster.decodes(place, look, wanted)
-        num_tokens = place.num_tokens + self._growth(place)
+        growth_tokens = self._growth(place)
+        num_tokens = place.num_tokens + growth_tokens
         decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, look.match)]
-        decodes = [m for m in decodes if m.address == wanted] or decodes
+        if wanted:
+            decodes = [m for m in decodes if m.info.address == wanted] or decodes
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since_s = None
-        ask = self._ask(place, look.match, waiter.due_s)
+        ask = self._ask(place, look.match, growth_tokens, waiter.due_s)
         choice = self._policy.choose(ask, decodes, self._sources(place, look, decodes), now)
         if choice is None:
             return None
-        source = self._roster.get(place.source)
+        source = self._roster.get(place.source) if place.source else None
         if source is not None and source is not choice.decode:
             choice = Choice(choice.decode, source, choice.cost_s)
         elif not self._has_prompt_room(ask, choice):
@@ -118,7 +120,7 @@ class Placer:
                 old.release(key)
             place = placement.place
             look = self._roster.look(place)
-            ask = self._ask(place, look.match, inf, need.num_tokens)
+            ask = self._ask(place, look.match, self._growth(place), missing_tokens=need.num_tokens)
             able = self._roster.prefills(place, look, (holder,), ())
             prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
@@ -163,12 +165,12 @@ class Placer:
         return roster.prefills(place, look, decodes, exclude) + roster.holders(place, look, exclude)
 
     def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
-        if self._claim is not None and self._claim[1] == member.address and self._claim[0] != waiter.key:
+        claim = self._claim
+        if claim is not None and claim[1] == member.info.address and claim[0] != waiter.key:
             return False
         if member.num_seqs >= member.info.max_num_seqs:
             return False
-        num_cached = cached.get(member.info.address, 0)
-        return member.blocks_needed(num_tokens, waiter.place.block_hashes, num_cached) <= member.free_blocks
+        return member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
 
     def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
         if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
@@ -211,15 +213,20 @@ class Placer:
     def least_work_s(self, place: Place) -> float:
         """What its prompt takes at the least, by what is cached where."""
         look = self._roster.look(place)
-        members = [*look.cached[:1], *self._roster.some(_SAMPLE)]
-        return self._policy.least_work_s(self._ask(place, look.match, inf), members)
+        members = [*look.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
+        return self._policy.least_work_s(Ask(place.num_tokens, 0, look.match), members)
 
     def _ask(
-        self, place: Place, cached: CachedBlocks, due_s: float, missing_tokens: int | None = None
+        self,
+        place: Place,
+        cached: CachedBlocks,
+        growth_tokens: int,
+        due_s: float = inf,
+        missing_tokens: int | None = None,
     ) -> Ask:
         mean = self._lengths.mean(place.tenant, place.slo.name)
         expected = min(place.max_new_tokens, GROWTH_TOKENS if mean is None else mean)
-        return Ask(place.num_tokens, self._growth(place), cached, missing_tokens, place.slo, due_s, expected)
+        return Ask(place.num_tokens, growth_tokens, cached, missing_tokens, place.slo, due_s, expected)
 
     def _growth(self, place: Place) -> int:
         """Output tokens that room is kept for."""

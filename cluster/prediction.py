@@ -7,7 +7,7 @@ from engine.pacing import prompt_tokens
 
 
 class Outlook:
-    """One instance as it stands: what all predictions about it have in common, worked out once."""
+    """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
 
     __slots__ = ("_base_s", "_rate", "_token_s", "batch_tokens", "lag_s", "member", "queue_s")
 
@@ -37,16 +37,17 @@ class Outlook:
         linear_s = max(self._base_s + model.token_s * num_tokens, self._token_s * num_tokens)
         return linear_s + model.pair_s * pairs + model.context_s * context
 
-    def decode_step_s(self, more_seqs: int, more_context_tokens: float) -> float:
-        """One step of everything that decodes or will decode there, and so many more; 0 while nothing is known."""
-        member = self.member
-        model = member.steps.decode
-        if not model.num_steps:
-            return 0.0
-        num_seqs = member.batch_seqs + more_seqs
-        return model.step_s(num_seqs, member.batch_context_tokens + more_context_tokens, num_seqs)
 
-    def alone_step_s(self, context_tokens: float) -> float:
-        """One step of one such sequence by itself: no instance like this one is faster."""
-        model = self.member.steps.decode
-        return model.step_s(1, context_tokens, 1) if model.num_steps else 0.0
+def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:
+    """One step of everything that decodes or will decode there, and so many more; 0 while nothing is known."""
+    model = member.steps.decode
+    if not model.num_steps:
+        return 0.0
+    num_seqs = member.batch_seqs + more_seqs
+    return model.step_s(num_seqs, member.batch_context_tokens + more_context_tokens, num_seqs)
+
+
+def alone_step_s(member: Member, context_tokens: float) -> float:
+    """One step of one such sequence by itself: no instance like this one is faster."""
+    model = member.steps.decode
+    return model.step_s(1, context_tokens, 1) if model.num_steps else 0.0

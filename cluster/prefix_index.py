@@ -83,7 +83,7 @@ class Match:
 
     Whoever holds a block is taken to hold all before it, since a prefix cache gives up the last first."""
 
-    __slots__ = ("_deepest", "_ends", "_hashes", "_held", "_holders", "_runs")
+    __slots__ = ("_deepest", "_ends", "_found", "_hashes", "_held", "_holders", "_rest", "_runs")
 
     def __init__(
         self,
@@ -94,25 +94,35 @@ class Match:
     ) -> None:
         self._holders, self._held, self._hashes, self._ends = holders, held, hashes, ends
         self._runs: dict[str, int] = {}
-        self._deepest = _num_known(holders, hashes, len(hashes))
+        self._found: dict[str, int] = {}
+        """How many blocks these hold at the most."""
+        self._deepest = self._rest = _num_known(holders, hashes, len(hashes))
+        """The most that anybody holds, and the most that anybody may who is not in `_found`."""
 
     def get(self, address: str, default: int = 0, /) -> int:
         if (run := self._runs.get(address)) is None:
-            depth = _num_known(self._held.get(address, _NOTHING), self._hashes, self._deepest)
+            depth = self._found.get(address, self._rest)
+            if depth:
+                depth = _num_known(self._held.get(address, _NOTHING), self._hashes, depth)
             run = self._runs[address] = self._ends[depth - 1] if depth else 0
         return run or default
 
     def longest(self, count: int, draws: Draws) -> list[str]:
         """Up to `count` instances that hold most of it, most first; among equals they are drawn."""
-        found: dict[str, None] = {}
         depth = self._deepest
+        found = self._found = dict[str, int]()
         while depth and len(found) < count:
             holders = self._holders[self._hashes[depth - 1]]
-            first = draws.below(len(holders)) if len(holders) > count else 0
-            for index in range(min(len(holders), count)):
-                found.setdefault(holders[(first + index) % len(holders)])
-            depth = _last_with_more(self._holders, self._hashes, depth - 1, len(holders))
-        return [address for address in found if self.get(address)][:count]
+            size = len(holders)
+            if size > count:
+                first = draws.below(size)
+                holders = [holders[(first + index) % size] for index in range(count)]
+            for address in holders:
+                found.setdefault(address, depth)
+            if size <= count:
+                depth = _last_with_more(self._holders, self._hashes, depth - 1, size)
+        self._rest = depth
+        return [address for address in found if self._hashes[0] in self._held[address]][:count]
 
 
 def _num_known(known: Container[int], hashes: Sequence[int], length: int) -> int:

@@ -20,7 +20,7 @@ SCAN_UP_TO = 32
 """Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Look:
     """What one look for a place has in common."""
 
@@ -140,7 +140,8 @@ class Roster:
         if self.scans:
             return self._members.values()
         self._settle()
-        return self._shortlist.shortest_queues(self._draws)
+        least = self._shortlist.shortest_queue(self._draws)
+        return () if least is None else (least,)
 
     def decodes(self, place: Place, look: Look, wanted: str = "") -> list[Member]:
         """Those that could hold prompt and output to the end; of a large fleet those worth considering, and `wanted`."""
@@ -151,7 +152,7 @@ class Roster:
             listed = self._shortlist.decodes(place.slo, look.cached[:NUM_NEAR], look.draws)
             named = [self._members[wanted]] if wanted in self._members else []
             cached = [m for m in look.cached if m.info.decodes][:NUM_CACHED_DECODES]
-            pool = dict.fromkeys(named + cached + listed)
+            pool = dict.fromkeys((*named, *cached, *listed))
         able = _could_decode(pool, total)
         if not able and not self.scans:
             able = _could_decode(self._members.values(), total)
@@ -178,9 +179,9 @@ class Roster:
             and m.info.sends
             and not m.info.prefills
             and not m.leaving
-            and m.address not in exclude
+            and m.info.address not in exclude
             and m.capacity_tokens > place.num_tokens
-            and look.match.get(m.address) * m.info.block_size >= FETCH_TOKENS
+            and look.match.get(m.info.address) * m.info.block_size >= FETCH_TOKENS
         ]
 
     def _settle(self) -> None:
@@ -193,4 +194,6 @@ def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
 
 def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:
     """The members that are not excluded, or all where that leaves none."""
+    if not exclude:
+        return members
     return [m for m in members if m.address not in exclude] or members

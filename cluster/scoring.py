@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
-from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
+from cluster.fleet import DEFAULT_TOKENS_PER_S, CachedBlocks, Member
 from cluster.links import LinkModel, Nearest, bytes_per_s
 from core.kv import num_blocks_for
 from core.types import STANDARD, Slo
@@ -29,15 +29,9 @@ from core.types import STANDARD, Slo
 _SHORTLIST = 4
 
 
-class CachedBlocks(Protocol):
-    """How many leading blocks of a prompt are cached where; a dict is one."""
-
-    def get(self, address: str, default: int, /) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ask:
-    """A request as a policy sees it."""
+    """A request as a policy sees it. Never changed (frozen ones take three times as long to make)."""
 
     num_tokens: int
     growth_tokens: int
@@ -161,71 +155,105 @@ class CostPolicy:
     def choose(
         self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> Choice | None:
-        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.total_s)
-        nearest = Nearest((source.member.info, source) for source in sources)
-        best: Choice | None = None
-        for decode in sorted(decodes, key=lambda d: d.num_seqs):
-            choice = self._cheapest(ask, decode, sources, nearest)
-            cost_s = choice.cost_s + self._decode_s(ask, decode)
-            if best is None or cost_s < best.cost_s * (1 - self._model.noise) - self._model.noise_s:
-                best = Choice(choice.decode, choice.prefill, cost_s)
-        return best
+        sources, nearest = self._sources(ask, prefills)
+        chosen: tuple[Member, Member | None] | None = None
+        cost_s = limit_s = inf
+        for decode in sorted(decodes, key=_num_seqs) if len(decodes) > 1 else decodes:
+            to_move = ask.to_move(decode)
+            decode_s = self._decode_s(ask, decode, to_move)
+            if decode_s >= limit_s:
+                continue
+            way_s, source = self._cheapest(decode, to_move, sources, nearest, limit_s - decode_s)
+            if way_s + decode_s < limit_s:
+                chosen, cost_s = (decode, source), way_s + decode_s
+                limit_s = cost_s * (1 - self._model.noise) - self._model.noise_s
+        return None if chosen is None else Choice(*chosen, cost_s)
 
     def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
-        sources = sorted((self._source(ask, p) for p in prefills), key=lambda s: s.total_s)
-        nearest = Nearest((source.member.info, source) for source in sources)
-        return self._cheapest(ask, decode, sources, nearest)
+        sources, nearest = self._sources(ask, prefills)
+        way_s, source = self._cheapest(decode, ask.to_move(decode), sources, nearest)
+        return Choice(decode, source, way_s)
+
+    def _sources(
+        self, ask: Ask, prefills: Sequence[Member]
+    ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
+        """(the quickest few; all, by where they stand)"""
+        sources = sorted([self._source(ask, p) for p in prefills], key=_total_s)
+        nearest = Nearest((source.member.info, source) for source in sources) if sources else None
+        return sources[:_SHORTLIST], nearest
 
     def _cheapest(
-        self, ask: Ask, decode: Member, sources: Sequence["_Source"], nearest: Nearest["_Source"]
-    ) -> Choice:
-        """Of running on `decode` alone and of the likeliest sources: the quickest few, and the quickest of the nearest."""
-        best = Choice(decode, None, self._local_s(ask, decode))
-        if not sources or ask.to_move(decode) <= self._threshold:
-            return best
-        for source in (*sources[:_SHORTLIST], nearest.to(decode.info)):
-            cost_s = self._disaggregated_s(ask, source, decode)
-            if cost_s < best.cost_s and source.member is not decode:
-                best = Choice(decode, source.member, cost_s)
-        return best
+        self,
+        decode: Member,
+        to_move: int,
+        sources: Sequence["_Source"],
+        nearest: "Nearest[_Source] | None",
+        limit_s: float = inf,
+    ) -> tuple[float, Member | None]:
+        """Seconds of the cheapest, and who it is: `decode` alone (None), the quickest few, the quickest of the nearest.
+
+        What takes `limit_s` or more is not wanted: it need not be told how much more."""
+        best_s, best = self._local_s(decode, to_move), None
+        if nearest is None or to_move <= self._threshold:
+            return best_s, best
+        handover_s = self._model.handover_s
+        for source in sources:
+            if source.total_s + handover_s >= min(best_s, limit_s):
+                break
+            if source.member is not decode:
+                cost_s = self._disaggregated_s(source, decode, to_move)
+                if cost_s < best_s:
+                    best_s, best = cost_s, source.member
+        source = nearest.to(decode.info)
+        if source.total_s + handover_s < min(best_s, limit_s) and source.member is not decode:
+            cost_s = self._disaggregated_s(source, decode, to_move)
+            if cost_s < best_s:
+                best_s, best = cost_s, source.member
+        return best_s, best
 
     def _source(self, ask: Ask, member: Member) -> "_Source":
         rate = self.tokens_per_s(member)
-        return _Source(member, member.queued_tokens / rate, ask.uncached(member) / rate)
+        queue_s, compute_s = member.queued_tokens / rate, ask.uncached(member) / rate
+        return _Source(member, queue_s, compute_s, queue_s + compute_s)
 
-    def _disaggregated_s(self, ask: Ask, source: "_Source", decode: Member) -> float:
-        model = self._model
-        rate = bytes_per_s(model.links, source.member.info, decode.info)
-        link_s = ask.to_move(decode) * decode.info.kv_token_bytes / rate
+    def _disaggregated_s(self, source: "_Source", decode: Member, to_move: int) -> float:
+        model, member = self._model, source.member
+        link_s = to_move * decode.info.kv_token_bytes / bytes_per_s(model.links, member.info, decode.info)
         harm_s = 0.0
-        if source.member.info.decodes:
-            harm_s = source.compute_s * (source.member.num_seqs + 1) * model.itl_harm
+        if member.info.decodes:
+            harm_s = source.compute_s * (member.num_seqs + 1) * model.itl_harm
         compute_s = max(source.compute_s, link_s)
         return source.queue_s + compute_s + harm_s + model.handover_s + model.link_share * link_s
 
-    def _local_s(self, ask: Ask, decode: Member) -> float:
+    def _local_s(self, decode: Member, to_move: int) -> float:
         rate = self.tokens_per_s(decode)
-        compute_s = ask.to_move(decode) / rate
+        compute_s = to_move / rate
         harm_s = compute_s * (decode.num_seqs + 1) * self._model.itl_harm
         return decode.queued_tokens / rate + compute_s + harm_s
 
-    def _decode_s(self, ask: Ask, decode: Member) -> float:
+    def _decode_s(self, ask: Ask, decode: Member, to_move: int) -> float:
         """pressure + preemption."""
         info = decode.info
         pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / info.max_num_seqs
-        taken_blocks = num_blocks_for(ask.to_move(decode) + ask.growth_tokens, info.block_size)
+        taken_blocks = num_blocks_for(to_move + ask.growth_tokens, info.block_size)
         fill = 1.0 - max(0, decode.free_blocks - taken_blocks) / info.num_blocks
         return pressure_s + fill**4 * ask.num_tokens / self.tokens_per_s(decode)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Source:
     """A prefill instance, and what it would take until this prompt is computed there."""
 
     member: Member
     queue_s: float
     compute_s: float
+    total_s: float
+    """Both."""
 
-    @property
-    def total_s(self) -> float:
-        return self.queue_s + self.compute_s
+
+def _num_seqs(member: Member) -> int:
+    return member.num_seqs
+
+
+def _total_s(source: _Source) -> float:
+    return source.total_s

@@ -56,24 +56,28 @@ class Shelves:
         if not members:
             self._filled &= ~(1 << shelf)
 
-    def lowest(self, count: int, draws: Draws, at_least: int = 0) -> list[Member]:
-        """Up to `count`, from the lowest shelf (not below `at_least`) upwards."""
+    def one_low(self, draws: Draws) -> Member | None:
+        """One of the lowest shelf; None: there is nobody."""
+        if not self._filled:
+            return None
+        members = self._shelves[(self._filled & -self._filled).bit_length() - 1]
+        return members[draws.below(len(members))] if len(members) > 1 else members[0]
+
+    def one_high(self, draws: Draws, at_most: int = HIGHEST) -> Member | None:
+        """One of the highest shelf that is not above `at_most`."""
+        if not (filled := self._filled & ((2 << at_most) - 1)):
+            return None
+        members = self._shelves[filled.bit_length() - 1]
+        return members[draws.below(len(members))] if len(members) > 1 else members[0]
+
+    def lowest(self, count: int, draws: Draws) -> list[Member]:
+        """Up to `count`, from the lowest shelf upwards."""
         found: list[Member] = []
-        filled = self._filled >> at_least << at_least
+        filled = self._filled
         while filled and len(found) < count:
             shelf = (filled & -filled).bit_length() - 1
             self._some(shelf, count - len(found), draws, found)
             filled &= filled - 1
-        return found
-
-    def highest(self, count: int, draws: Draws, at_most: int = HIGHEST) -> list[Member]:
-        """Up to `count`, from the highest shelf (not above `at_most`) downwards."""
-        found: list[Member] = []
-        filled = self._filled & ((2 << at_most) - 1)
-        while filled and len(found) < count:
-            shelf = filled.bit_length() - 1
-            self._some(shelf, count - len(found), draws, found)
-            filled ^= 1 << shelf
         return found
 
     def _some(self, shelf: int, count: int, draws: Draws, found: list[Member]) -> None:

@@ -20,11 +20,11 @@ from core.types import Slo
 
 NUM_CACHED = 16
 """Instances with the longest cached prefix that are looked up, whatever their role; of these so many are predicted:"""
-NUM_CACHED_DECODES = 3
+NUM_CACHED_DECODES = 2
 NUM_CACHED_SOURCES = 3
-_NUM_BATCHES = 4
+_NUM_BATCHES = 3
 _NUM_QUEUES = 2
-NUM_NEAR = 2
+NUM_NEAR = 1
 """Instances whose neighbours are looked at, too."""
 _BACKLOG_UNIT_S = 0.01
 _STEP_UNIT_S = 0.002
@@ -78,31 +78,30 @@ class Shortlist:
         """Has any decode instance room for another sequence?"""
         return len(self._room) > 0
 
-    def shortest_queues(self, draws: Draws) -> list[Member]:
-        return self._prompts.lowest(1, draws)
+    def shortest_queue(self, draws: Draws) -> Member | None:
+        return self._prompts.one_low(draws)
 
     def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
         """Where to decode; `near`: likely sources of the prompt's KV."""
-        found = self._room.highest(1, draws)
-        for member in near:
-            found += self._near_batches.nearest(member.info, draws)
+        found = [self._room.one_high(draws)]
+        found += [self._near_batches.nearest(member.info, draws) for member in near]
         groups = list(self._batches)
-        share = max(2, _NUM_BATCHES // max(1, len(groups)))
         first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
         for index in range(min(len(groups), _NUM_BATCHES)):
             tightness, _ = group = groups[(first + index) % len(groups)]
             shelves = self._batches[group]
-            found += shelves.lowest(share - 1, draws)
+            found.append(shelves.one_low(draws))
             if group != _IDLE:
                 limit_s = min(slo.tpot_s, _target_s(tightness))
-                found += shelves.highest(1, draws, max(0, shelf_of(limit_s, _STEP_UNIT_S) - 1))
-        return found
+                found.append(shelves.one_high(draws, max(0, shelf_of(limit_s, _STEP_UNIT_S) - 1)))
+        return [member for member in found if member is not None]
 
     def sources(self, decodes: Iterable[Member], draws: Draws) -> list[Member]:
         """Who might compute the prompt for one of `decodes`."""
         found = self._prompts.lowest(_NUM_QUEUES, draws)
         for member in decodes:
-            found += self._near_prompts.nearest(member.info, draws)
+            if (near := self._near_prompts.nearest(member.info, draws)) is not None:
+                found.append(near)
         return found
 
     # Shelves --------------------------------------------------------------------------------------------------------

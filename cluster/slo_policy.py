@@ -18,7 +18,7 @@ from math import inf
 
 from cluster.fleet import Member
 from cluster.links import Nearest, bytes_per_s
-from cluster.prediction import Outlook
+from cluster.prediction import Outlook, alone_step_s, decode_step_s
 from cluster.scoring import Ask, Choice, CostModel, Rates
 
 _SHORTLIST = 4
@@ -79,16 +79,15 @@ class SloPolicy:
         self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> Choice | None:
         sources, nearest = self._sources(ask, prefills)
+        delay_weight = self._model.delay_weight
         best: tuple[bool, float] = True, inf
         chosen: tuple[Member, Member] | None = None
-        for decode in decodes:
-            use_s, tpot_share = self._decoding(ask, self.outlook(decode))
-            if tpot_share == inf or best < (False, use_s):
-                continue
+        for use_s, tpot_share, decode in self._able(ask, decodes):
+            if best < (False, use_s):
+                break
             to_move = ask.to_move(decode)
             for source in self._ways(ask, decode, to_move, sources, nearest):
-                at_least = use_s + source.work_s + self._model.delay_weight * source.ttft_s
-                if best < (False, at_least):
+                if best < (False, use_s + source.work_s + delay_weight * source.ttft_s):
                     continue
                 cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
                 if chosen is None or cost < best:
@@ -143,16 +142,23 @@ class SloPolicy:
     def _work_s(self, ask: Ask, outlook: Outlook, num_tokens: int) -> float:
         return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
 
-    def _decoding(self, ask: Ask, decode: Outlook) -> tuple[float, float]:
-        """(GPU time that decoding there takes from the fleet, share of the target that a step then takes); inf: harmful."""
-        length, num_seqs = ask.expected_tokens, decode.member.batch_seqs
+    def _able(self, ask: Ask, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
+        """Those whose batch keeps its targets: (GPU time that decoding there takes from the fleet, share of the target that a
+        step then takes, who), the least time first: what takes much need not be looked at further."""
+        length, reach = ask.expected_tokens, self._model.reach
         context = ask.num_tokens + length / 2
-        step_s = decode.decode_step_s(1, context)
-        floor_s = self._model.reach * decode.alone_step_s(context)
-        if num_seqs and step_s > self._model.tpot_margin * max(decode.member.tightest_tpot_s, floor_s):
-            return 0.0, inf
-        before_s = decode.decode_step_s(0, 0.0) if num_seqs else 0.0
-        return length * max(0.0, step_s - before_s), step_s / max(ask.slo.tpot_s, floor_s)
+        able: list[tuple[float, float, Member]] = []
+        for decode in decodes:
+            step_s = decode_step_s(decode, 1, context)
+            floor_s = reach * alone_step_s(decode, context)
+            before_s = 0.0
+            if decode.batch_seqs:
+                if step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
+                    continue
+                before_s = decode_step_s(decode, 0, 0.0)
+            able.append((length * max(0.0, step_s - before_s), step_s / max(ask.slo.tpot_s, floor_s), decode))
+        able.sort(key=_use_s)
+        return able
 
     def _cost(
         self,
@@ -195,6 +201,10 @@ class _Source:
     member: Member
     ttft_s: float
     work_s: float
+
+
+def _use_s(able: tuple[float, float, Member]) -> float:
+    return able[0]
 
 
 def _ttft_s(source: _Source) -> float:

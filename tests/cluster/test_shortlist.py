@@ -51,11 +51,13 @@ def test_shelves_give_the_lowest_and_the_highest(moves: list[tuple[int, int]], c
     assert len(shelves) == len(truth)
     ordered = sorted(truth.values())
     lowest = [truth[m.address] for m in shelves.lowest(count, Draws("a"))]
-    highest = [truth[m.address] for m in shelves.highest(count, Draws("a"))]
     assert lowest == ordered[:count]
-    assert highest == ordered[::-1][:count]
-    below = [truth[m.address] for m in shelves.highest(count, Draws("a"), at_most=4)]
-    assert below == [shelf for shelf in reversed(ordered) if shelf <= 4][:count]
+    for found, wanted in (
+        (shelves.one_low(Draws("a")), ordered[:1]),
+        (shelves.one_high(Draws("a")), ordered[-1:]),
+        (shelves.one_high(Draws("a"), at_most=4), [shelf for shelf in ordered if shelf <= 4][-1:]),
+    ):
+        assert ([] if found is None else [truth[found.address]]) == wanted
 
 
 def test_shelves_are_finer_than_a_tenth_and_keep_the_order() -> None:
@@ -70,9 +72,10 @@ def test_equals_are_drawn_from_evenly() -> None:
     shelves = Shelves()
     for number in range(10):
         shelves.put(Member(instance(f"i{number}")), 3)
-    drawn = Counter(shelves.lowest(1, Draws(f"r{n}"))[0].address for n in range(1000))
-    assert len(drawn) == 10
-    assert max(drawn.values()) < 200
+    for draw in (Shelves.one_low, Shelves.one_high):
+        drawn = Counter(draw(shelves, Draws(f"r{n}")) for n in range(1000))
+        assert len(drawn) == 10
+        assert max(drawn.values()) < 200
 
 
 # --- decisions -----------------------------------------------------------------------------------------------------
