@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from engine.build import size_pool
 from engine.ranks.rank import start_all
 from engine.ranks.spawn import start_children
 from engine.ranks.start import setups_of
+from engine.ranks.wire import Meeting
 from parallel.comm import Comm, connect
 from parallel.mesh import Mesh
 
@@ -98,8 +100,9 @@ def loading(folder: Path, meshes: Sequence[Mesh]) -> dict[str, dict[str, float]]
         memory, path = take_memory(size.num_bytes)
         with tempfile.TemporaryDirectory() as store:
             devices = ["cpu"] * mesh.size
-            setups = setups_of(folder, engine, size, mesh, (path, size.num_bytes), devices, f"{store}/store")
-            ranks, ready = start_all(start_children, setups, 300)
+            setups = setups_of(folder, engine, size, mesh, [(path, size.num_bytes)], devices)
+            met = [replace(setup, meeting=Meeting(f"{store}/store")) for setup in setups]
+            ranks, ready = start_all(start_children, met, 300)
             for rank in ranks:
                 rank.end()
         del memory

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cluster.keepers.far import FarHost
 from core.config import ClusterConfig
+from core.errors import Bug
 from core.kv import KVShard, RankPool
 from core.messages import Failed, Leaving, Message, PrefillFailed, StartPrefill, Submit
 from core.ports import Clock, LayerSink, Mail, Resolve, SchedulerPolicy, WorkerGroup
@@ -63,6 +65,8 @@ class Parts:
     """How long steps take, as far as it is known before the first."""
     num_groups: int = 1
     """Of ranks that serve sequences of their own, each with as many of the blocks."""
+    far: tuple[FarHost, ...] = ()
+    """Beside this one the hosts that its ranks are on."""
 
 
 class Instance:
@@ -89,7 +93,9 @@ class Instance:
             parts.model,
             parts.pools,
             now=clock.now,
+            far_senders=[host.senders for host in parts.far],
         )
+        self._far = parts.far
         tiers, gate, size = parts.tiers, parts.gate, config.engine.block_size
         group = parts.make_group(GatedSink(gate, self._pusher) if tiers and gate else self._pusher)
         self._engine = Engine(
@@ -129,7 +135,10 @@ class Instance:
         self._decode: DecodeWorker | None = None
         self._inbox: Inbox | None = None
         self._replicator: Replicator | None = None
-        if role != "prefill":
+        if role == "prefill":
+            for host in parts.far:
+                host.run(_nobody_writes, _nobody_writes)
+        else:
             self._make_decode(parts)
             if config.transfer.kv_replicas and parts.tiers is not None:
                 self._replicator = Replicator(mail, clock, parts.tiers)
@@ -145,8 +154,11 @@ class Instance:
             lambda grant_id: worker.on_corrupted(grant_id),
             parts.model,
             parts.pools,
+            parts.far,
         )
         inbox.attach(parts.make_receivers(inbox))
+        for host in parts.far:
+            host.run(inbox.arrived, inbox.corrupted)
         worker = self._decode = DecodeWorker(
             self._mail, self._clock, inbox, self._config.transfer, self._reporter
         )
@@ -207,6 +219,8 @@ class Instance:
         await self._pusher.close()
         if self._inbox is not None:
             await self._inbox.shut()
+        for host in self._far:
+            await host.close()
 
     def _on_message(self, sender: str, message: Message) -> None:
         if self._draining or self.failure is not None:
@@ -247,3 +261,7 @@ class Instance:
         self._prefill.fail_all(reason)
         if self._decode is not None:
             self._decode.fail_all(reason)
+
+
+def _nobody_writes(grant_id: str, num_bytes: int = 0) -> None:
+    raise Bug(f"bytes have arrived at a prefill instance, under grant {grant_id}")

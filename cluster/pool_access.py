@@ -4,20 +4,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.instance import Role
 from cluster.memory import take_memory
 from core.config import TransferConfig
 from core.errors import ConfigError
-from kvtransfer.inbox import Inbox
 from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.admission import Admission
-from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import Memory, NixlMedium, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.streams import TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
-from net.mail import TcpMail
+from net.channel import Identity
 
 _RDMA = Path("/sys/class/infiniband")
 
@@ -27,7 +25,7 @@ class PoolAccess:
     """`buffer` is the pool's memory; it lives as long as its receivers, or the buffer itself, do."""
 
     buffer: memoryview
-    make_receivers: Callable[[Inbox], list[Receiver]]
+    make_receivers: Callable[[Holder], list[Receiver]]
     make_senders: Callable[[], list[Sender]]
     path: str
     """By which the instance's ranks can map the memory."""
@@ -37,14 +35,17 @@ class PoolAccess:
 
 def remote_access(
     config: TransferConfig,
-    role: Role,
-    mail: TcpMail,
+    receives: bool,
+    me: Identity,
+    host: str,
     key: bytes,
     num_bytes: int,
     media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
 ) -> PoolAccess:
-    """For an instance in a process of its own, by `config.transport`; `auto`: shared memory on this host, TCP from others, and
-    NIXL where it is installed and there are RDMA devices. `media` makes those that need torch. Raises ConfigError."""
+    """For a pool in a process of its own, of the instance that `me` names, listening at `host`, by `config.transport`; `auto`:
+    shared memory on this host, TCP from others, and NIXL where it is installed and there are RDMA devices.
+
+    `receives`: others write into it. `media` makes those that need torch. Raises ConfigError."""
     ways = _ways(config)
     tls = _tls(config)
     known = {"nixl": lambda pool, _: NixlMedium(Memory.of(pool)), **(media or {})}
@@ -52,24 +53,23 @@ def remote_access(
         raise ConfigError(
             f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
         )
-    segment = SharedSegment(num_bytes) if role != "prefill" and "shm" in ways else None
+    segment = SharedSegment(num_bytes) if receives and "shm" in ways else None
     memory, path = (segment.buffer, str(segment.path)) if segment else take_memory(num_bytes + STAGING_BYTES)
-    host = mail.address.rpartition(":")[0]
     mediums = [known[way](memory, host) for way in ways if way in known]
 
-    def receivers(inbox: Inbox) -> list[Receiver]:
-        admission = Admission(inbox.may_write, inbox.arrived, inbox.corrupted)
+    def receivers(holder: Holder) -> list[Receiver]:
+        admission = Admission(holder.may_write, holder.arrived, holder.corrupted)
         made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
-        made += [PullReceiver(key, mail.me, host, medium, admission) for medium in mediums]
+        made += [PullReceiver(key, me, host, medium, admission) for medium in mediums]
         if "tcp" in ways:
-            made.append(TcpReceiver(key, mail.me, host, memory, admission, tls))
+            made.append(TcpReceiver(key, me, host, memory, admission, tls))
         return made
 
     def senders() -> list[Sender]:
         made: list[Sender] = [ShmSender(memory, config.checksum)] if "shm" in ways else []
-        made += [PullSender(key, mail.me, medium, config.checksum) for medium in mediums]
+        made += [PullSender(key, me, medium, config.checksum) for medium in mediums]
         if "tcp" in ways:
-            made.append(TcpSender(key, mail.me, memory, config.checksum, tls, config.tcp_streams))
+            made.append(TcpSender(key, me, memory, config.checksum, tls, config.tcp_streams))
         return made
 
     staging = None if segment else Staging(memory, num_bytes)

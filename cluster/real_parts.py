@@ -1,11 +1,14 @@
 """The parts of a real instance on this host: a model's ranks, a pool in memory that the chosen transports can reach."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from cluster.instance import Parts, Role
+from cluster.keepers.far import FarHost, Keep, start_keepers
+from cluster.keepers.wire import KeeperSetup
 from cluster.media import MEDIA
 from cluster.memory import take_memory
 from cluster.pool_access import PoolAccess, remote_access
@@ -20,14 +23,22 @@ from engine.ranks.spawn import children
 from engine.ranks.start import start_ranks
 from engine.tiers.build import build_tiers
 from engine.tiers.gate import LayerGate
-from kvtransfer.inbox import Inbox
 from kvtransfer.staging import STAGING_BYTES, Staging
-from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
 from models.revision import weights_revision
 from net.mail import TcpMail
 from parallel.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who starts an instance's ranks, and the keepers of its other hosts."""
+
+    ranks: Spawner
+    keep: Keep | None = None
+    """None: there are no other hosts."""
 
 
 def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric) -> Parts:
@@ -38,8 +49,8 @@ def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fab
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
-    def receivers(inbox: Inbox) -> list[Receiver]:
-        return [LoopbackReceiver(fabric, mail.address, buffer, inbox.may_write, inbox.arrived)]
+    def receivers(holder: Holder) -> list[Receiver]:
+        return [LoopbackReceiver(fabric, mail.address, buffer, holder.may_write, holder.arrived)]
 
     def senders() -> list[Sender]:
         return [LoopbackSender(fabric, memory)]
@@ -61,16 +72,47 @@ def remote_parts(
     role: Role,
     mail: TcpMail,
     key: bytes,
-    spawn: Callable[[Mesh], Spawner],
+    place: Callable[[Mesh], Placement],
 ) -> Parts:
     """An instance in a process of its own, reached by shared memory on this host and by TCP from others.
 
-    `spawn`: for one of several ranks, who starts them."""
+    `place`: for one of several ranks, who starts them and where."""
     parallel = config.prefill if role == "prefill" else config.decode
-    spawner = spawn(mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    spawner = placement.ranks if placement else None
     size = _size(config, folder, role, parallel, spawner)
-    access = remote_access(config.transfer, role, mail, key, size.num_bytes, MEDIA)
-    return _parts(config, folder, size, parallel, access, host_id(), spawner)
+    host = mail.address.rpartition(":")[0]
+    access = remote_access(config.transfer, role != "prefill", mail.me, host, key, size.num_bytes, MEDIA)
+    far = _keepers(config, role, mail, size, placement) if placement and placement.keep else ()
+    try:
+        return _parts(config, folder, size, parallel, access, host_id(), spawner, far)
+    except BaseException:
+        _end(far)
+        raise
+
+
+def _keepers(
+    config: ClusterConfig, role: Role, mail: TcpMail, size: PoolSize, placement: Placement
+) -> tuple[FarHost, ...]:
+    addresses = placement.ranks.addresses
+    setups = [
+        KeeperSetup(
+            memory,
+            mail.address,
+            mail.me.incarnation,
+            role != "prefill",
+            addresses[memory],
+            tuple(pool for pool in size.pools if pool.memory == memory),
+        )
+        for memory in range(1, len(addresses))
+    ]
+    assert placement.keep is not None
+    return start_keepers(placement.keep, setups, config.mail)
+
+
+def _end(far: Sequence[FarHost]) -> None:
+    for host in far:
+        host.end()
 
 
 def _size(
@@ -78,7 +120,8 @@ def _size(
 ) -> PoolSize:
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     device = torch.device(spawner.devices[0]) if spawner else None
-    return size_pool(folder, config.model, config.engine, mesh, role, num_spare, device)
+    memories = spawner.memories if spawner else ()
+    return size_pool(folder, config.model, config.engine, mesh, role, num_spare, device, memories)
 
 
 def _parts(
@@ -89,11 +132,16 @@ def _parts(
     access: PoolAccess,
     host: str,
     spawner: Spawner | None,
+    far: tuple[FarHost, ...] = (),
 ) -> Parts:
     def group(sink: LayerSink | None) -> WorkerGroup:
         if spawner is not None:
-            memory = access.path, size.num_bytes
-            return start_ranks(folder, config.engine, size, parallel, memory, sink, spawner)
+            memories = [(access.path, size.num_bytes), *(host.memory for host in far)]
+            try:
+                return start_ranks(folder, config.engine, size, parallel, memories, sink, spawner, far)
+            except BaseException:
+                _end(far)
+                raise
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)
@@ -116,4 +164,5 @@ def _parts(
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
         num_groups=parallel.dp,
+        far=far,
     )

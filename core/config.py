@@ -87,6 +87,8 @@ class ParallelConfig(_Frozen):
     ep_move_bytes: int = Field(default=32 << 20, ge=1)
     """Of experts' weights that a rank gets from others before one step, and that it sends to them; one expert at least. The
     others follow before the next steps."""
+    hosts: int = Field(default=1, ge=1, le=1024)
+    """Over how many hosts at most an instance's ranks may be, where fewer have no room; those of one `tp` group stay together."""
 
     @property
     def num_ranks(self) -> int:
@@ -335,6 +337,8 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
             "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
         )
     for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if pool.hosts > 1:
+            _check_hosts(config, role, pool)
         if engine.deterministic and (pool.ep_redundant_experts or pool.ep_balance_interval_s):
             raise ConfigError(
                 f"engine.deterministic adds an expert's part up where it lies: it needs {role}.ep_redundant_experts and "
@@ -350,6 +354,16 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         if not tenant.keys and not tenant.keys_file:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
     return config
+
+
+def _check_hosts(config: ClusterConfig, role: str, pool: ParallelConfig) -> None:
+    here, groups, engine = f"{role}.hosts is {pool.hosts}", pool.num_ranks // pool.tp, config.engine
+    if pool.hosts > groups:
+        raise ConfigError(f"{here}: its tensor parallel groups stay together, and an instance has {groups}")
+    if config.transfer.transport in ("shm", "cuda_ipc", "loopback"):
+        raise ConfigError(f"{here}, and transfer.transport {config.transfer.transport} leaves no host")
+    if engine.host_cache_bytes or engine.disk_cache_bytes:
+        raise ConfigError(f"{here}: host_cache_bytes and disk_cache_bytes need ranks on one host")
 
 
 def _check_scaling(config: ClusterConfig) -> None:

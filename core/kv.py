@@ -110,20 +110,22 @@ class KVShard:
 
 @dataclass(frozen=True, slots=True)
 class RankPool:
-    """The pool of one rank, in the memory of its instance: `base_bytes` into it."""
+    """The pool of one rank, in its instance's memory on the rank's host: `base_bytes` into it."""
 
     shard: KVShard
     num_blocks: int
     base_bytes: int = 0
     first_block: int = 0
     """The instance's number of the pool's first block: ranks that serve other sequences hold other blocks."""
+    memory: int = 0
+    """On which of the instance's hosts it lies; 0 is the instance's own."""
 
     @property
     def num_bytes(self) -> int:
         return self.shard.pool_bytes(self.num_blocks)
 
     def blocks_at(self, start: int, end: int) -> range:
-        """As `KVShard.blocks_at`, of bytes of the instance's memory, in the instance's numbers."""
+        """As `KVShard.blocks_at`, of bytes of the memory that the pool lies in, in the instance's numbers."""
         found = self.shard.blocks_at(self.num_blocks, start - self.base_bytes, end - self.base_bytes)
         return range(found.start + self.first_block, found.stop + self.first_block)
 
@@ -136,17 +138,25 @@ class RankPool:
         return tuple(block - self.first_block for block in blocks) if self.first_block else tuple(blocks)
 
 
-def lay_out(shards: Sequence[KVShard], num_blocks: int, groups: Sequence[int] = ()) -> tuple[RankPool, ...]:
-    """The pools of an instance's ranks, one behind the other, each from a page's beginning.
+def lay_out(
+    shards: Sequence[KVShard], num_blocks: int, groups: Sequence[int] = (), memories: Sequence[int] = ()
+) -> tuple[RankPool, ...]:
+    """The pools of an instance's ranks, in each memory one behind the other, each from a page's beginning.
 
-    Each has `num_blocks`: those of its group, which are numbered behind one another; without `groups` there is one."""
+    Each has `num_blocks`: those of its group, which are numbered behind one another; without `groups` there is one. `memories`
+    says in which each lies; none: all in one."""
     pools: list[RankPool] = []
-    base = 0
     for rank, shard in enumerate(shards):
         first_block = groups[rank] * num_blocks if groups else 0
-        pools.append(RankPool(shard, num_blocks, base, first_block))
-        base += -(-pools[-1].num_bytes // PAGE_BYTES) * PAGE_BYTES
+        memory = memories[rank] if memories else 0
+        pools.append(RankPool(shard, num_blocks, memory_bytes(pools, memory), first_block, memory))
     return tuple(pools)
+
+
+def memory_bytes(pools: Sequence[RankPool], memory: int = 0) -> int:
+    """What the pools that lie in this memory take of it, in whole pages."""
+    ends = [pool.base_bytes + pool.num_bytes for pool in pools if pool.memory == memory]
+    return -(-max(ends, default=0) // PAGE_BYTES) * PAGE_BYTES
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:

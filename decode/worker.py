@@ -14,6 +14,7 @@ from core.messages import (
     Commit,
     Drained,
     Failed,
+    Grant,
     HandedOver,
     Message,
     NeedPrefill,
@@ -29,7 +30,7 @@ from core.types import Request, Route, TokenOut
 from engine.ledger import Reservation
 from engine.loop import Engine
 from engine.reporting import Reporter
-from kvtransfer.handoff import DECODE_OVER, Action, DecodeHandoff, Fact
+from kvtransfer.handoff import DECODE_OVER, Action, DecodeHandoff, DecodeState, Fact
 from kvtransfer.inbox import Inbox
 
 log = logging.getLogger(__name__)
@@ -292,8 +293,14 @@ class DecodeWorker:
         self._grants.pop(job.grant_id, None)
         job.grant_id = grant.id
         self._grants[grant.id] = job
-        self._mail.send(job.prefill, StartPrefill(job.request, grant))
+        self._inbox.when_open(lambda: self._start_prefill(job, grant))
         self._set_timer(job, ttl_s)
+
+    def _start_prefill(self, job: _Job, grant: Grant) -> None:
+        """Unless it has been taken back meanwhile."""
+        granted = job.handoff is not None and job.handoff.state is DecodeState.GRANTED
+        if granted and job.grant_id == grant.id:
+            self._mail.send(job.prefill, StartPrefill(job.request, grant))
 
     def _ask(self, job: _Job) -> None:
         """Another prefill instance, from the scheduler; without an answer we compute the prompt ourselves."""

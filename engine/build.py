@@ -1,5 +1,6 @@
 """From a model's folder and a configuration to the ranks of an instance: loads weights, sizes the pool, binds the runner."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
-from core.kv import KVShard, RankPool, lay_out
+from core.kv import KVShard, RankPool, lay_out, memory_bytes
 from core.ports import LayerSink
 from engine.devices import choose_device
 from engine.dims import dims_of, shards_of
@@ -32,7 +33,8 @@ class PoolSize:
 
     @property
     def num_bytes(self) -> int:
-        return self.pools[-1].base_bytes + self.pools[-1].num_bytes
+        """Of the instance's own memory."""
+        return memory_bytes(self.pools)
 
 
 def size_pool(
@@ -43,10 +45,11 @@ def size_pool(
     role: str = "instance",
     num_spare: int = 0,
     device: torch.device | None = None,
+    memories: Sequence[int] = (),
 ) -> PoolSize:
     """How many blocks an instance has, from the model's description alone. Raises ConfigError.
 
-    `device`: what its ranks compute on, where this process has another one."""
+    `device`: what its ranks compute on, where this process has another one. `memories`: on which of its hosts each rank is."""
     spec = read_spec(folder)
     dtype = choose_dtype(spec, model.dtype, device or choose_device(engine.device))
     check(dims_of(spec), mesh, role, num_spare)
@@ -61,7 +64,7 @@ def size_pool(
             + (f" for each of {mesh.dp} groups of ranks" if mesh.dp > 1 else "")
         )
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
-    pools = lay_out(shards, num_blocks, groups)
+    pools = lay_out(shards, num_blocks, groups, memories)
     return PoolSize(KVShard.whole(layout), num_blocks * mesh.dp, max_context_tokens, pools)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from core.kv import KVShard, RankPool
 from core.messages import Commit, Grant, RegionKey
 from kvtransfer.grants import GrantLedger
+from kvtransfer.memory import Memory, OwnMemory, when_all
 from kvtransfer.transport.base import Receiver
 from kvtransfer.wire import content_of, pack
 
@@ -18,7 +19,8 @@ class Inbox:
     """`on_complete(commit)` is called once for a grant whose every byte is in the pool, and which has ended thereby;
     `on_corrupted(grant_id)` for one with damaged bytes.
 
-    Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them."""
+    Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them. A pool's number of
+    its memory is that of `far`, counted from 1; 0 is the memory of this process."""
 
     def __init__(
         self,
@@ -30,8 +32,10 @@ class Inbox:
         on_corrupted: Callable[[str], None],
         model: str = "",
         pools: Sequence[RankPool] = (),
+        far: Sequence[Memory] = (),
     ) -> None:
-        """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`."""
+        """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`. `far`: the
+        memories of other hosts that some of them lie in."""
         self._shard = shard
         self._pools = tuple(pools) or (RankPool(shard, num_blocks),)
         self._contents = [pack(content_of(pool.shard, model, pool.base_bytes)) for pool in self._pools]
@@ -39,8 +43,8 @@ class Inbox:
         self._on_complete, self.corrupted = on_complete, on_corrupted
         self._ledger = GrantLedger()
         self._commits: dict[str, Commit] = {}
-        self._blocks: dict[str, frozenset[int]] = {}
-        self._receivers: list[Receiver] = []
+        self._own = OwnMemory([pool for pool in self._pools if not pool.memory])
+        self._memories: list[Memory] = [self._own, *far]
         self.num_granted = self.num_fenced = 0
         """Since it was made."""
 
@@ -53,7 +57,8 @@ class Inbox:
         return len(self._ledger)
 
     def attach(self, receivers: Sequence[Receiver]) -> None:
-        self._receivers = list(receivers)
+        """Of this process's memory."""
+        self._own.attach(receivers)
 
     def open(
         self,
@@ -86,31 +91,28 @@ class Inbox:
         )
         self._ledger.open(grant, writer, granted)
         self.num_granted += 1
-        self._blocks[grant.id] = frozenset(granted)
+        for memory in self._memories:
+            memory.open(grant.id, granted)
         return grant
+
+    def when_open(self, then: Callable[[], None]) -> None:
+        """Calls `then` once writes are admitted under every grant that has been opened: not before that may it be given away."""
+        each = when_all(len(self._memories), then)
+        for memory in self._memories:
+            memory.when_open(each)
 
     def regions(self, ranks: Sequence[int] | None = None) -> tuple[RegionKey, ...]:
         """How each transport reaches the pools of these ranks, or of all."""
         ranks = range(len(self._pools)) if ranks is None else ranks
-        pools = [(rank, self._pools[rank], self._contents[rank]) for rank in ranks]
         return tuple(
-            replace(
-                receiver.region(pool.shard, pool.num_blocks),
-                content=content,
-                rank=rank,
-                base_bytes=pool.base_bytes,
-            )
-            for receiver in self._receivers
-            for rank, pool, content in pools
+            replace(region, content=self._contents[rank], rank=rank)
+            for rank in ranks
+            for region in self._memories[self._pools[rank].memory].regions(self._pools[rank])
         )
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
-        """Do the memory's bytes [start, end) lie in blocks of this live grant, in one rank's pool?"""
-        granted = self._blocks.get(grant_id)
-        if granted is None:
-            return False
-        blocks = next((found for pool in self._pools if (found := pool.blocks_at(start, end))), range(0))
-        return bool(blocks) and all(block in granted for block in blocks)
+        """Do the bytes [start, end) of this process's memory lie in blocks of this live grant, in one rank's pool?"""
+        return self._own.may_write(grant_id, start, end)
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
         """So many more bytes are in the pool. Unknown grants are none of ours any more."""
@@ -129,37 +131,35 @@ class Inbox:
 
     def refuse(self, grant_id: str) -> None:
         """Begin no more writes under this grant. Its blocks stay in the ledger."""
-        self._blocks.pop(grant_id, None)
+        for memory in self._memories:
+            memory.refuse(grant_id)
 
     def end(self, grant_id: str, then: Callable[[], None]) -> None:
         """The writer has said its last word. `then` is called once nothing of what it sent before is still being received.
 
         That is at once, unless a frame is half-way into the pool: the word travels on another connection."""
         self.refuse(grant_id)
-        num_busy = len(self._receivers)
 
         def idle() -> None:
-            nonlocal num_busy
-            num_busy -= 1
-            if not num_busy:
-                self._close(grant_id)
-                self._forget(grant_id)
-                then()
+            self._close(grant_id)
+            self._forget(grant_id)
+            then()
 
-        for receiver in self._receivers:
-            receiver.when_idle(grant_id, idle)
+        each = when_all(len(self._memories), idle)
+        for memory in self._memories:
+            memory.when_idle(grant_id, each)
 
     async def fence(self, grant_id: str, writer: str) -> None:
         """Returns once `writer` cannot change the pool under this grant any more, by any transport."""
         self.refuse(grant_id)
         self.num_fenced += 1
-        await asyncio.gather(*(receiver.fence(writer, grant_id) for receiver in self._receivers))
+        await asyncio.gather(*(memory.fence(writer, grant_id) for memory in self._memories))
         self._ledger.close(grant_id)
         self._commits.pop(grant_id, None)
 
     async def shut(self) -> None:
-        for receiver in self._receivers:
-            await receiver.close()
+        for memory in self._memories:
+            await memory.close()
 
     def check_integrity(self) -> None:
         self._ledger.check_integrity()
@@ -177,5 +177,5 @@ class Inbox:
         self._commits.pop(grant_id, None)
 
     def _forget(self, grant_id: str) -> None:
-        for receiver in self._receivers:
-            receiver.ended(grant_id)
+        for memory in self._memories:
+            memory.ended(grant_id)

@@ -63,16 +63,19 @@ class Pusher:
         model: str = "",
         pools: Sequence[RankPool] = (),
         now: Callable[[], float] | None = None,
+        far_senders: Sequence[Sequence[Sender]] = (),
     ) -> None:
-        """`staging` is where KV is converted for holders that store it otherwise; without it they are refused.
+        """`staging` is where KV is converted for holders that store it otherwise; without it they are refused, as they are where
+        pools lie on several hosts.
 
-        `pools`: those of the instance's ranks, in the memory that the senders read; none: one rank with all of `shard`.
-        Ranks that hold the same share the work.
+        `pools`: those of the instance's ranks; none: one rank with all of `shard`. `senders` read this process's memory, number
+        0, and each of `far_senders` one of another host, from 1 on. Ranks that hold the same share the work.
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._pools = tuple(pools) or (RankPool(shard, num_blocks),)
         self._shard, self._model = shard, model
-        self._mail, self._senders, self._staging = mail, senders, staging
-        self._routes = Routes(senders)
+        self._mail, self._staging = mail, None if far_senders else staging
+        self._senders = [sender for memory in (senders, *far_senders) for sender in memory]
+        self._routes = [Routes(memory) for memory in (senders, *far_senders)]
         self._agreed: dict[str, set[RegionKey]] = {}
         self._loop = asyncio.get_running_loop()
         self._now = now or self._loop.time
@@ -104,8 +107,8 @@ class Pusher:
         `on_failed(grant_id, reason)` may be called once before, and expects `stop`."""
         check_grant(grant)
         self._agree(grant)
-        ways = self._routes.choose(grant.holder, grant.regions)
-        duty = self._duties([region.shard for _, region in ways])
+        ways = [routes.choose(grant.holder, grant.regions) for routes in self._routes]
+        duty = self._duties([region.shard for _, region in ways[0]])
         self._pushes[grant.id] = Push(
             grant, ways, urgency, on_delivered, on_quiet, on_failed, self._now(), duty
         )
@@ -141,14 +144,16 @@ class Pusher:
             self._close(push)
 
     def holder_lost(self, holder: str) -> None:
-        self._routes.forget(holder)
+        for routes in self._routes:
+            routes.forget(holder)
         self._agreed.pop(holder, None)
         self._paces.pop(holder, None)
         for sender in self._senders:
             sender.forget(holder)
 
     async def close(self) -> None:
-        await self._routes.close()
+        for routes in self._routes:
+            await routes.close()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -193,7 +198,7 @@ class Pusher:
                 push.started_s = self._now()
             start, count = work.push.start, work.push.count
             plans = {
-                rank: [self._plan(pool, push, push.targets[number], work, start, count) for number in duty]
+                rank: [self._plan(pool, push, number, work, start, count) for number in duty]
                 for rank, (pool, duty) in enumerate(zip(self._pools, push.duties, strict=True))
                 if pool.holds(work.block_ids[0])
             }
@@ -208,12 +213,12 @@ class Pusher:
         self,
         pool: RankPool,
         push: Push,
-        target: tuple[Sender, RegionKey],
+        target: int,
         work: SeqWork,
         start: int,
         count: int,
     ) -> TargetPlan:
-        sender, region = target
+        sender, region = push.ways[pool.memory][target]
         grant = push.grant
         blocks = pool.local(work.block_ids)
         source = Side(pool.shard, pool.num_blocks, blocks, base_bytes=pool.base_bytes)
@@ -305,12 +310,12 @@ class Pusher:
             self._room.notify_all()
 
     async def _write_layers(self, push: Push, items: list[Write]) -> None:
-        """What goes to the same rank of the holder leaves as one write."""
-        for sender, region in push.targets:
+        """What goes from one memory to the same rank of the holder leaves as one write."""
+        for sender, region in (way for ways in push.ways for way in ways):
             copies: list[CopyRun] = []
             for item in items:
                 for plan in item.chunk.plans[item.rank]:
-                    if plan.region is region:
+                    if plan.sender is sender and plan.region is region:
                         copies += await self._layer_copies(push, item, plan)
             if copies:
                 await sender.write(push.grant.id, region, copies)
@@ -358,7 +363,7 @@ class Pusher:
         if not push.closing or push.num_writes or self._pushes.get(grant_id) is not push:
             return
         del self._pushes[grant_id]
-        for sender in {id(sender): sender for sender, _ in push.targets}.values():
+        for sender in {id(sender): sender for ways in push.ways for sender, _ in ways}.values():
             sender.ended(grant_id)
         if push.stopped:
             last = PrefillFailed(grant_id, push.reason) if push.reason else Drained(grant_id)

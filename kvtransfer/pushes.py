@@ -29,10 +29,11 @@ class Pace:
 
 @dataclass(slots=True, eq=False)
 class Push:
-    """One grant that is being filled. `targets` are the holder's ranks and how each is reached."""
+    """One grant that is being filled."""
 
     grant: Grant
-    targets: list[tuple[Sender, RegionKey]]
+    ways: list[list[tuple[Sender, RegionKey]]]
+    """From each memory of the writer to each of the holder's ranks."""
     urgency: Urgency
     on_delivered: Callable[[str], None]
     on_quiet: Callable[[str], None]
@@ -61,7 +62,7 @@ class Push:
     def times(self) -> HandoverTimes:
         opened_s = self.opened_s
         return HandoverTimes(
-            self.targets[0][0].name if self.targets else "",
+            self.ways[0][0][0].name,
             (self.started_s or opened_s) - opened_s,
             (self.written_s or opened_s) - opened_s,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
-from cluster.deploy.bundles import STRATEGY, bundles_of
+from cluster.deploy.bundles import bundles_of, strategy_of
 from cluster.deploy.ingress import Ingress
 from cluster.deploy.keys import cluster_key
 from cluster.deploy.pools import DecodePool, PrefillPool
@@ -49,7 +49,9 @@ def _pool(deployment: Any, config: ClusterConfig, num_replicas: int, mesh: Paral
         num_gpus = int(config.engine.device == "cuda")
         return _options(deployment, config, num_replicas, config.cpus_per_instance, num_gpus)
     placed = _options(deployment, config, num_replicas, 0)
-    return placed.options(placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=STRATEGY)
+    return placed.options(
+        placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=strategy_of(mesh)
+    )
 
 
 def _options(

@@ -10,8 +10,6 @@ from typing import Any
 from core.config import ClusterConfig, ParallelConfig
 from core.errors import ConfigError
 
-STRATEGY = "STRICT_PACK"
-"""All bundles on one node."""
 _GRAIN = 10_000
 """Ray counts in ten thousandths."""
 
@@ -33,38 +31,51 @@ def bundles_of(config: ClusterConfig, pool: ParallelConfig) -> list[dict[str, fl
     return [dict(bundle) for _ in range(pool.num_ranks // pool.tp)]
 
 
+def strategy_of(pool: ParallelConfig) -> str:
+    """All bundles on one node; or on as few as have room."""
+    return "STRICT_PACK" if pool.hosts == 1 else "PACK"
+
+
 def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Which instance no node could ever hold, of nodes by their resources in all; empty: there is none."""
+    """Which instance nodes could never hold, of nodes by their resources in all; empty: there is none."""
     pools = (
         ("prefill", config.prefill_instances, config.prefill),
         ("decode", config.decode_instances, config.decode),
     )
     for role, num_instances, pool in pools:
         bundles = bundles_of(config, pool)
-        needs = {name: amount * len(bundles) for name, amount in bundles[0].items()}
-        if num_instances and not any(
-            all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes
-        ):
-            asked = ", ".join(f"{amount:g} {name}" for name, amount in needs.items())
-            return (
-                f"{role}: an instance of {pool.num_ranks} ranks must be on one host, and no node has {asked}"
+        room = sorted((_num_bundles(node, bundles[0]) for node in nodes), reverse=True)
+        if num_instances and sum(room[: pool.hosts]) < len(bundles):
+            asked = ", ".join(f"{amount * len(bundles):g} {name}" for name, amount in bundles[0].items())
+            where = (
+                "one host, and no node has"
+                if pool.hosts == 1
+                else f"{pool.hosts} hosts, and so many nodes have no"
             )
+            return f"{role}: an instance of {pool.num_ranks} ranks must be on {where} {asked}"
     return ""
 
 
-def check_overrides(deployment: str, given: Mapping[str, Any], num_ranks: int) -> None:
+def _num_bundles(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
+    """How many of them a node could hold."""
+    return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in bundle.items())
+
+
+def check_overrides(deployment: str, given: Mapping[str, Any], pool: ParallelConfig) -> None:
     """What a Serve file says of a pool whose instances have several ranks. Raises ConfigError."""
     options = given.get("ray_actor_options")
     if options is not None and (options.get("num_cpus", 1) or options.get("num_gpus")):
         raise ConfigError(
-            f"{deployment}: its {num_ranks} ranks ask for CPUs and GPUs by placement_group_bundles: "
+            f"{deployment}: its {pool.num_ranks} ranks ask for CPUs and GPUs by placement_group_bundles: "
             "set num_cpus: 0 in ray_actor_options, and no num_gpus"
         )
     if bundles := given.get("placement_group_bundles"):
-        shares(bundles, num_ranks)
-        if len(bundles) > 1 and given.get("placement_group_strategy") != STRATEGY:
+        shares(bundles, pool.num_ranks)
+        strategy = strategy_of(pool)
+        if len(bundles) > 1 and given.get("placement_group_strategy") != strategy:
             raise ConfigError(
-                f"{deployment}: all ranks of an instance must be on one host: set placement_group_strategy: {STRATEGY}"
+                f"{deployment}: an instance's ranks may be on {pool.hosts} host{'s'[: pool.hosts - 1]}: "
+                f"set placement_group_strategy: {strategy}"
             )
 
 

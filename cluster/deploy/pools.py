@@ -51,8 +51,11 @@ class _Pool:
         self._drain_timeout_s = config.serve.drain_timeout_s
         mail = TcpMail(key, mail_host(one_host), config=config.mail)
         role = self._role = "both" if config.any_role else self.role
-        folder, spawn = resolve(config.model.path), partial(rank_actors, mail_host(one_host))
-        parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, spawn)
+        folder, place = (
+            resolve(config.model.path),
+            partial(rank_actors, config, role, key, mail_host(one_host)),
+        )
+        parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place)
         parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
         self._instance = Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
         self._instance.run()

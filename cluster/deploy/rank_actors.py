@@ -1,4 +1,5 @@
-"""An instance's ranks as Ray actors in its replica's placement group: Ray places them, gives them GPUs and ends them with it.
+"""An instance's ranks as Ray actors in its replica's placement group: Ray places them, gives them GPUs and ends them with it;
+and so the keepers of their memory on other hosts than the replica's.
 
 No plan goes through Ray: each actor dials its instance, both prove that they know a secret of this start alone, and from then on
 a rank is what it is everywhere, a process that reads plans from its socket."""
@@ -18,7 +19,12 @@ import ray.util
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.deploy.bundles import STRATEGY, Share, shares
+from cluster.deploy.bundles import Share, shares
+from cluster.instance import Role
+from cluster.keepers.keeper import serve_keeper
+from cluster.keepers.wire import KeeperSetup
+from cluster.real_parts import Placement
+from core.config import ClusterConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost
 from engine.ranks.process import serve_instance
 from engine.ranks.rank import Rank, Spawner, rank_name
@@ -31,7 +37,7 @@ log = logging.getLogger(__name__)
 _OBITUARY_S = 3.0
 
 
-def rank_actors(host: str, mesh: Mesh) -> Spawner:
+def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: Mesh) -> Placement:
     """For a replica in a placement group of its own; it listens for its ranks at `host`. Raises ConfigError."""
     group = ray.util.get_current_placement_group()
     if group is None:
@@ -39,24 +45,49 @@ def rank_actors(host: str, mesh: Mesh) -> Spawner:
             f"an instance of {mesh.size} ranks needs a placement group: placement_group_bundles"
         )
     granted = shares(group.bundle_specs, mesh.size)
-    hosts: set[str] = set(ray.util.placement_group_table(group)["bundles_to_node_id"].values())
-    if len(hosts) > 1:
+    nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
+    own = ray.get_runtime_context().get_node_id()
+    hosts = list(dict.fromkeys([own, *(nodes[share.bundle] for share in granted)]))
+    pool = "prefill" if role == "prefill" else "decode"
+    allowed = (config.prefill if role == "prefill" else config.decode).hosts
+    if len(hosts) > allowed:
         raise ConfigError(
-            f"the {mesh.size} ranks of this instance were placed on {len(hosts)} hosts, and their KV lies in the memory of one: "
-            f"set placement_group_strategy: {STRATEGY}"
+            f"the {mesh.size} ranks of this instance were placed on {len(hosts)} hosts, and {pool}.hosts is {allowed}"
         )
 
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
-        actors = [_actor(group, share) for share in granted]
-        try:
-            with ThreadPoolExecutor(1, "baton-rank-start") as thread:
-                return thread.submit(asyncio.run, meet(actors, setups, host, deadline_s)).result()
-        except BaseException:
-            for actor in actors:
-                ray.kill(actor)
-            raise
+        actors = [_in_bundle(BatonRank, group, share).remote() for share in granted]
+        return _met(actors, [rank_name(setup) for setup in setups], host, deadline_s)
 
-    return Spawner(start, tuple("cuda:0" if share.num_gpus else "cpu" for share in granted))
+    def keep(setups: Sequence[KeeperSetup], deadline_s: float) -> list[Rank]:
+        firsts = [next(s for s in granted if nodes[s.bundle] == hosts[setup.memory]) for setup in setups]
+        actors = [
+            _in_bundle(BatonKeeper, group, Share(first.bundle, 0.0, 0)).remote(config.transfer, key)
+            for first in firsts
+        ]
+        return _met(actors, [f"the keeper of host {setup.host}" for setup in setups], host, deadline_s)
+
+    devices = tuple("cuda:0" if share.num_gpus else "cpu" for share in granted)
+    memories = tuple(hosts.index(nodes[share.bundle]) for share in granted)
+    return Placement(
+        Spawner(start, devices, memories, _addresses(hosts, host)), keep if len(hosts) > 1 else None
+    )
+
+
+def _addresses(hosts: Sequence[str], own: str) -> tuple[str, ...]:
+    """Of nodes by their ids; the first is this one."""
+    found: dict[str, str] = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    return own, *(found[node] for node in hosts[1:])
+
+
+def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float) -> list[Rank]:
+    try:
+        with ThreadPoolExecutor(1, "baton-rank-start") as thread:
+            return thread.submit(asyncio.run, meet(actors, names, host, deadline_s)).result()
+    except BaseException:
+        for actor in actors:
+            ray.kill(actor)
+        raise
 
 
 @ray.remote(max_restarts=0)
@@ -68,8 +99,20 @@ class BatonRank:
         serve_instance(asyncio.run(dial(address, secret, number)))
 
 
+@ray.remote(max_restarts=0)
+class BatonKeeper:
+    """The process that keeps an instance's memory on another host than its own."""
+
+    def __init__(self, transfer: TransferConfig, key: bytes) -> None:
+        self._transfer, self._key = transfer, key
+
+    def serve(self, address: str, secret: bytes, number: int) -> None:
+        """Returns when the instance has ended the conversation."""
+        serve_keeper(asyncio.run(dial(address, secret, number)), self._transfer, self._key)
+
+
 class ActorRank:
-    """engine.ranks.rank.Rank."""
+    """engine.ranks.rank.Rank, also of a keeper."""
 
     def __init__(self, name: str, actor: Any, serving: Any, sock: socket.socket) -> None:
         self.name, self.sock = name, sock
@@ -92,16 +135,12 @@ class ActorRank:
         self.sock.close()
 
 
-def _actor(group: Any, share: Share) -> Any:
+def _in_bundle(kind: Any, group: Any, share: Share) -> Any:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=share.bundle)
-    return BatonRank.options(
-        num_cpus=share.num_cpus, num_gpus=share.num_gpus, scheduling_strategy=strategy
-    ).remote()
+    return kind.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus, scheduling_strategy=strategy)
 
 
-async def meet(
-    actors: Sequence[Any], setups: Sequence[RankSetup], host: str, deadline_s: float
-) -> list[Rank]:
+async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float) -> list[Rank]:
     """All of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
     secret = secrets.token_bytes(32)
     met: dict[int, socket.socket] = {}
@@ -120,7 +159,7 @@ async def meet(
     why_not = "given up"
     try:
         await asyncio.wait([waiting, *ends], timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
-        why_not = "" if len(met) == len(actors) else _why_not(setups, ends, met, deadline_s)
+        why_not = "" if len(met) == len(actors) else _why_not(names, ends, met, deadline_s)
     finally:
         for future in (waiting, *ends):  # a rank ends long after this loop
             future.cancel()
@@ -131,18 +170,18 @@ async def meet(
     if why_not:
         raise ReplicaLost(why_not)
     return [
-        ActorRank(rank_name(setup), actor, ref, met[number])
-        for number, (setup, actor, ref) in enumerate(zip(setups, actors, serving, strict=True))
+        ActorRank(name, actor, ref, met[number])
+        for number, (name, actor, ref) in enumerate(zip(names, actors, serving, strict=True))
     ]
 
 
 def _why_not(
-    setups: Sequence[RankSetup], ends: Sequence[asyncio.Future[Any]], met: Collection[int], deadline_s: float
+    names: Sequence[str], ends: Sequence[asyncio.Future[Any]], met: Collection[int], deadline_s: float
 ) -> str:
-    for setup, end in zip(setups, ends, strict=True):
+    for name, end in zip(names, ends, strict=True):
         if end.done() and (error := end.exception()):
-            return f"{rank_name(setup)} did not start: {_first_line(error)}"
-    late = ", ".join(rank_name(setup) for number, setup in enumerate(setups) if number not in met)
+            return f"{name} did not start: {_first_line(error)}"
+    late = ", ".join(name for number, name in enumerate(names) if number not in met)
     return f"{late}: not there after {deadline_s:.0f} s"
 
 

@@ -67,7 +67,7 @@ def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> 
         pool = pools.get(deployment.name)
         if pool is not None and pool.num_ranks > 1:
             given = deployment.model_dump(exclude_unset=True)
-            check_overrides(f"{application.name}: {deployment.name}", given, pool.num_ranks)
+            check_overrides(f"{application.name}: {deployment.name}", given, pool)
 
 
 def _check_keys(given: Any, model: type[BaseModel], where: str) -> None:

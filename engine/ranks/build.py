@@ -73,10 +73,11 @@ def load_part(
     deterministic: bool = False,
     num_spare: int = 0,
     block_size: int = 16,
+    address: str = "127.0.0.1",
 ) -> ModelPart:
-    """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other; `num_spare`: slots for more copies of
-    experts. Raises ConfigError and ReplicaLost."""
-    comms = _connect(device, mesh, rank, store)
+    """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other, `address` where they reach this one's host;
+    `num_spare`: slots for more copies of experts. Raises ConfigError and ReplicaLost."""
+    comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)
     sum_parts = summing(comms.tp, deterministic)
@@ -93,11 +94,11 @@ def load_part(
     return ModelPart(model, sharding.part, comms, spread)
 
 
-def _connect(device: torch.device, mesh: Mesh, rank: int, store: Any) -> Comms:
+def _connect(device: torch.device, mesh: Mesh, rank: int, store: Any, address: str) -> Comms:
     backend: Backend = "nccl" if device.type == "cuda" else "gloo"
 
     def over(name: str, ranks: tuple[int, ...]) -> Comm:
-        return connect(store, name, ranks, rank, backend, device)
+        return connect(store, name, ranks, rank, backend, device, address)
 
     tp, pp = over("tp", mesh.group(rank, "tp")), over("pp", mesh.group(rank, "pp"))
     ep = over("ep", mesh.group(rank, "ep"))

@@ -17,8 +17,19 @@ from core.errors import ProtocolError, ReplicaLost
 from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.ranks.balancing import Balancer
-from engine.ranks.rank import Rank, Start, start_all
-from engine.ranks.wire import FROM_RANK, LENGTH, LayerReady, RankFailed, RankSetup, Ready, Relocate, frame
+from engine.ranks.rank import Companion, Rank, Start, start_all
+from engine.ranks.store import StoreServer
+from engine.ranks.wire import (
+    FROM_RANK,
+    LENGTH,
+    LayerReady,
+    Meeting,
+    RankFailed,
+    RankSetup,
+    Ready,
+    Relocate,
+    frame,
+)
 from net.codec import decode_one_of
 
 log = logging.getLogger(__name__)
@@ -50,28 +61,33 @@ class ProcessGroup:
         start: Start,
         start_s: float = START_S,
         balancer: Balancer | None = None,
+        companions: Sequence[Companion] = (),
+        store_host: str = "",
     ) -> None:
-        """`balancer`: says where experts go; None: the model has none, or they are all on one rank."""
+        """`balancer`: says where experts go; None: the model has none, or they are all on one rank. A lost companion is as a lost
+        rank. `store_host`: where ranks on other hosts reach this one; empty: there are none."""
         self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
-        store = str(self._folder / "store")
+        self._store = StoreServer(store_host) if store_host else None
+        meeting = self._store.meeting if self._store else Meeting(str(self._folder / "store"))
         self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
         try:
-            self.ranks, self.ready = start_all(start, [replace(s, store_path=store) for s in setups], start_s)
+            self.ranks, self.ready = start_all(start, [replace(s, meeting=meeting) for s in setups], start_s)
         except BaseException:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._forget_meeting()
             raise
         loop = asyncio.get_running_loop()
         self._sink, self._balancer = sink, balancer
         self._steps: dict[int, _Step] = {}
         self._writers: list[StreamWriter] = []
-        self._lost: asyncio.Future[ReplicaLost] = loop.create_future()
+        self._lost: asyncio.Future[Exception] = loop.create_future()
         self._reasons: dict[int, str] = {}
         self._ended: list[int] = []
         """Whose connections have ended, in this order."""
         self._closing = False
         self._connecting = loop.create_task(self._connect())
         self._tasks: list[asyncio.Task[None]] = []
+        self._watching = [loop.create_task(self._watch(companion)) for companion in companions]
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """Raises ReplicaLost once a rank has failed."""
@@ -90,18 +106,20 @@ class ProcessGroup:
             writer.write(data)
         return await future
 
-    async def lost(self) -> ReplicaLost:
+    async def lost(self) -> Exception:
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
         """Ranks finish what they have been given, for a moment, and end."""
         self._closing = True
+        for task in self._watching:
+            task.cancel()
         await asyncio.shield(self._connecting)
         for writer in self._writers:
             with suppress(OSError):
                 writer.write_eof()
         await self._end(_END_S)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._watching, return_exceptions=True)
 
     async def _connect(self) -> None:
         for number, rank in enumerate(self.ranks):
@@ -149,6 +167,13 @@ class ProcessGroup:
                 drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
                 step.future.set_result(StepResult(result.step, drawn, step.duration_s, step.loads))
 
+    async def _watch(self, companion: Companion) -> None:
+        error = await companion.lost()
+        await asyncio.shield(self._connecting)
+        if not self._closing:
+            self._closing = True
+            await self._give_up(error)
+
     async def _fail(self) -> None:
         """The first rank whose connection ends gets here; the others' ends are its consequence, or the other way round."""
         self._closing = True
@@ -156,7 +181,9 @@ class ProcessGroup:
         culprit = self._culprit()
         reason = self._reasons.get(culprit)
         words = await asyncio.to_thread(self.ranks[culprit].obituary)
-        error = ReplicaLost(f"{words}: {reason}" if reason else words)
+        await self._give_up(ReplicaLost(f"{words}: {reason}" if reason else words))
+
+    async def _give_up(self, error: Exception) -> None:
         await self._end(0.0)
         self._lost.set_result(error)
         for step in self._steps.values():
@@ -174,4 +201,9 @@ class ProcessGroup:
         await asyncio.gather(*(asyncio.to_thread(rank.end, patience_s) for rank in self.ranks))
         for writer in self._writers:
             writer.close()
+        self._forget_meeting()
+
+    def _forget_meeting(self) -> None:
+        if self._store is not None:
+            self._store.close()
         shutil.rmtree(self._folder, ignore_errors=True)

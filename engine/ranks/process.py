@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import cast
 
 import torch
-import torch.distributed as dist
 
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
@@ -25,6 +24,7 @@ from engine.kvpool import Pool
 from engine.ranks.build import ModelPart, load_part
 from engine.ranks.share import Share, share_of
 from engine.ranks.stage import StageRunner
+from engine.ranks.store import join
 from engine.ranks.wire import (
     TO_RANK,
     LayerReady,
@@ -86,17 +86,19 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         torch.cuda.set_device(device)
     own = setup.pools[setup.rank]
     layout = own.shard.layout
+    store = join(setup.meeting)  # kept: communicators may ask it again when they first speak to a peer
     part = load_part(
         Path(setup.folder),
         setup.dtype,
         device,
         setup.mesh,
         setup.rank,
-        dist.FileStore(setup.store_path),  # pyright: ignore[reportPrivateImportUsage]
+        store,
         cast(Kernels, setup.kernels),
         setup.deterministic,
         setup.num_spare,
         layout.block_size,
+        setup.address,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

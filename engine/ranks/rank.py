@@ -28,6 +28,14 @@ class Rank(Protocol):
         ...
 
 
+class Companion(Protocol):
+    """A process beside the ranks without which they are of no use."""
+
+    async def lost(self) -> Exception:
+        """Returns when it has ended, or does not do its part any more."""
+        ...
+
+
 Start = Callable[[Sequence[RankSetup], float], list[Rank]]
 """(setups, deadline in seconds) -> all ranks, each waiting for its setup, or none. Blocks. Raises ConfigError and ReplicaLost."""
 
@@ -39,6 +47,15 @@ class Spawner:
     start: Start
     devices: tuple[str, ...]
     """Of each rank, as it will call it itself."""
+    memories: tuple[int, ...] = ()
+    """On which of the instance's hosts each rank is, 0 its own; none: all there."""
+    addresses: tuple[str, ...] = ("127.0.0.1",)
+    """Where ranks on each of the hosts are reached by the others."""
+
+    @property
+    def num_far(self) -> int:
+        """Hosts beside the instance's own."""
+        return max(self.memories, default=0)
 
 
 def rank_name(setup: RankSetup) -> str:

@@ -10,7 +10,7 @@ from engine.build import PoolSize
 from engine.dims import expert_bytes, mesh_of
 from engine.ranks.balancing import Balancer
 from engine.ranks.group import ProcessGroup
-from engine.ranks.rank import Spawner
+from engine.ranks.rank import Companion, Spawner
 from engine.ranks.wire import RankSetup
 from models.families import read_spec
 from parallel.balance import first_placement
@@ -22,11 +22,13 @@ def start_ranks(
     engine: EngineConfig,
     size: PoolSize,
     parallel: ParallelConfig,
-    memory: tuple[str, int],
+    memories: Sequence[tuple[str, int]],
     sink: LayerSink | None,
     spawner: Spawner,
+    companions: Sequence[Companion] = (),
 ) -> ProcessGroup:
-    """`memory`: the path by which ranks can map the memory that their pools lie in, and its bytes.
+    """`memories`: of each of the instance's hosts the path by which ranks there can map what their pools lie in, and its bytes.
+    `companions`: other processes without which the ranks are of no use.
 
     Blocks until all ranks are ready. Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
@@ -39,8 +41,11 @@ def start_ranks(
             asyncio.get_running_loop().time(),
             max(1, parallel.ep_move_bytes // expert_bytes(spec, size.shard.layout.dtype, mesh.tp)),
         )
-    setups = setups_of(folder, engine, size, mesh, memory, spawner.devices, num_spare=num_spare)
-    return ProcessGroup(setups, sink, spawner.start, balancer=balancer)
+    setups = setups_of(folder, engine, size, mesh, memories, spawner.devices, num_spare, spawner.addresses)
+    store_host = spawner.addresses[0] if spawner.num_far else ""
+    return ProcessGroup(
+        setups, sink, spawner.start, balancer=balancer, companions=companions, store_host=store_host
+    )
 
 
 def setups_of(
@@ -48,29 +53,26 @@ def setups_of(
     engine: EngineConfig,
     size: PoolSize,
     mesh: Mesh,
-    memory: tuple[str, int],
+    memories: Sequence[tuple[str, int]],
     devices: Sequence[str],
-    store_path: str = "",
     num_spare: int = 0,
+    addresses: Sequence[str] = ("127.0.0.1",),
 ) -> list[RankSetup]:
     """For each rank. A group says where they find each other."""
-    path, num_bytes = memory
-    dtype = size.shard.layout.dtype
     return [
         RankSetup(
             rank,
             mesh,
             str(folder),
-            dtype,
+            size.shard.layout.dtype,
             devices[rank],
             engine.kernels,
             engine.deterministic,
             engine.num_threads,
             size.pools,
-            path,
-            num_bytes,
-            store_path,
+            *memories[pool.memory],
             num_spare,
+            addresses[pool.memory],
         )
-        for rank in range(mesh.size)
+        for rank, pool in enumerate(size.pools)
     ]

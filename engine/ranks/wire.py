@@ -19,6 +19,16 @@ LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where ranks find each other (`engine/ranks/store.py`)."""
+
+    place: str = ""
+    """A file's path, or `host:port` of their instance's store."""
+    secret: bytes = b""
+    """Of this start, for a store at an address."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankSetup:
     rank: int
     mesh: Mesh
@@ -30,13 +40,15 @@ class RankSetup:
     deterministic: bool
     num_threads: int
     pools: tuple[RankPool, ...]
-    """Of all ranks, in the memory behind `memory_path`."""
+    """Of all ranks; this one's lies in the memory behind `memory_path`."""
     memory_path: str
     memory_bytes: int
-    store_path: str
-    """Where the ranks find each other; the group says it."""
     num_spare: int = 0
     """Slots for more copies of experts, over all ranks that share a layer's."""
+    address: str = "127.0.0.1"
+    """Where other ranks reach this one's host."""
+    meeting: Meeting = Meeting()
+    """Where the ranks find each other; the group says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,19 @@ PROBE = "\0probe"
 """In place of a grant: bytes that the holder drops and answers, so that a writer can measure the way to it."""
 
 
+class Holder(Protocol):
+    """Who is asked about a write, and told of it."""
+
+    @property
+    def may_write(self) -> MayWrite: ...
+    @property
+    def arrived(self) -> Arrived: ...
+    @property
+    def corrupted(self) -> Callable[[str], None]:
+        """(grant id): bytes of it have arrived damaged, twice."""
+        ...
+
+
 class Receiver(Protocol):
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey: ...
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:

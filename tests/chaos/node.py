@@ -187,7 +187,9 @@ class Node:
     def parts(self, role: Role) -> Parts:
         num_blocks = self.config.engine.num_blocks
         size = SHARD.pool_bytes(num_blocks)
-        access = remote_access(self.config.transfer, role, self.mail, KEY, size, self.media)
+        access = remote_access(
+            self.config.transfer, role != "prefill", self.mail.me, "127.0.0.1", KEY, size, self.media
+        )
 
         def group(sink: LayerSink | None) -> InlineGroup:
             rank = WitnessRank(access.buffer, num_blocks, sink, LAYER_S)

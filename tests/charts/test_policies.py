@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from cluster.deploy.bundles import STRATEGY, Share, shares
+from cluster.deploy.bundles import Share, shares
 from cluster.deploy.kube.groups import offered_resources
 from core.config import ClusterConfig, overlay
 from tests.charts.rendering import (
@@ -81,7 +81,7 @@ def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
     deployments = {one["name"]: one for one in application["deployments"]}
     for name, mesh, bundles in (("PrefillPool", config.prefill, 1), ("DecodePool", config.decode, 16)):
         asked = deployments[name]["placement_group_bundles"]
-        assert deployments[name]["placement_group_strategy"] == STRATEGY
+        assert deployments[name]["placement_group_strategy"] == "STRICT_PACK"
         assert deployments[name]["ray_actor_options"] == {"num_cpus": 0}
         assert len(asked) == bundles
         assert shares(asked, mesh.num_ranks) == [
@@ -96,6 +96,18 @@ def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
     several = render({"config": {"decode_instances": 5, "decode": {"tp": 2}}, "decode": {"gpusPerPod": 8}})
     [decode] = [one for one in cluster_spec(several)["workerGroupSpecs"] if one["groupName"] == "decode"]
     assert (decode["replicas"], offered_resources(decode)) == (2, {"decode": 4})
+
+
+def test_an_instance_may_span_pods_of_several_hosts() -> None:
+    mesh = {"tp": 4, "pp": 4, "hosts": 2}
+    objects = render({"config": {"decode_instances": 3, "decode": mesh}, "decode": {"gpusPerPod": 8}})
+    [decode] = [one for one in cluster_spec(objects)["workerGroupSpecs"] if one["groupName"] == "decode"]
+    assert (decode["replicas"], offered_resources(decode)) == (6, {"decode": 2})
+    assert container(decode["template"])["resources"]["limits"]["nvidia.com/gpu"] == 8
+    [application] = serve_config(objects)["applications"]
+    [pool] = [one for one in application["deployments"] if one["name"] == "DecodePool"]
+    assert pool["placement_group_strategy"] == "PACK"
+    assert len(pool["placement_group_bundles"]) == 4
 
 
 def test_pods_are_placed_as_the_values_say() -> None:

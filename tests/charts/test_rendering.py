@@ -93,6 +93,10 @@ def test_a_typo_fails(values: dict[str, object]) -> None:
         ({"live": {"tenants": {"a": {"keys": ["hush"]}}}}, "keys_file"),
         ({"config": {"engine": {"device": "cuda"}}}, "gpusPerPod"),
         ({"config": {"decode": {"tp": 4, "pp": 4}}, "decode": {"gpusPerPod": 8}}, "16 ranks"),
+        (
+            {"config": {"decode": {"tp": 4, "pp": 4, "hosts": 2}}, "decode": {"gpusPerPod": 4}},
+            "16 ranks, which need a GPU each in 2 pods, but decode.gpusPerPod is 4",
+        ),
         ({"controller": {"scale": True}, "autoscaling": {"enabled": True}}, "choose one"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.deploy.app import build_application
-from cluster.deploy.bundles import STRATEGY, Share, bundles_of, no_room, shares
+from cluster.deploy.bundles import Share, bundles_of, no_room, shares
 from cluster.deploy.launch import Cluster
 from cluster.deploy.serve_file import check_serve_file
 from core.config import ClusterConfig, load
@@ -53,7 +53,7 @@ def test_every_rank_asks_for_its_own_gpu(device: str, gpus: int) -> None:
     assert alone.placement_group_bundles is None
     assert (alone.ray_actor_options["num_cpus"], alone.ray_actor_options["num_gpus"]) == (0.25, gpus)
     assert (several.ray_actor_options["num_cpus"], several.ray_actor_options["num_gpus"]) == (0, 0)
-    assert several.placement_group_strategy == STRATEGY
+    assert several.placement_group_strategy == "STRICT_PACK"
     assert shares(several.placement_group_bundles, 4) == [Share(rank // 2, 0.25, gpus) for rank in range(4)]
 
 
@@ -72,6 +72,42 @@ def test_an_instance_that_no_host_could_hold_is_named() -> None:
     assert no_room(config, [{"CPU": 64.0, "GPU": 4.0}] * 2) == (
         "decode: an instance of 8 ranks must be on one host, and no node has 2 CPU, 8 GPU"
     )
+
+
+def test_an_instance_may_be_on_several_hosts() -> None:
+    keys = {
+        "decode.tp": 4,
+        "decode.pp": 2,
+        "decode.hosts": 2,
+        "engine.device": "cuda",
+        "prefill_instances": 0,
+    }
+    config = load(None, {}, keys)
+    assert pools_of(config)["DecodePool"].placement_group_strategy == "PACK"
+    host = {"CPU": 64.0, "GPU": 4.0}
+    assert no_room(config, [host, host]) == ""
+    assert no_room(config, [host, {"CPU": 64.0, "GPU": 3.0}]) == (
+        "decode: an instance of 8 ranks must be on 2 hosts, and so many nodes have no 2 CPU, 8 GPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        (
+            {"decode.tp": 4, "decode.hosts": 2},
+            "groups stay together, and an instance has 1",
+        ),
+        ({"decode.pp": 2, "decode.hosts": 2, "transfer.transport": "shm"}, "shm leaves no host"),
+        (
+            {"decode.pp": 2, "decode.hosts": 2, "engine.host_cache_bytes": 1 << 20},
+            "need ranks on one host",
+        ),
+    ],
+)
+def test_what_several_hosts_cannot_do_is_refused(keys: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load(None, {}, keys)
 
 
 def serve_file(**deployment: Any) -> dict[str, Any]:
@@ -93,9 +129,17 @@ def test_a_serve_file_may_say_what_each_bundle_asks_for() -> None:
         serve_file(
             ray_actor_options={"num_cpus": 0},
             placement_group_bundles=bundles,
-            placement_group_strategy=STRATEGY,
+            placement_group_strategy="STRICT_PACK",
         )
     )
+
+
+def test_a_serve_file_may_leave_room_for_several_hosts() -> None:
+    content = serve_file(placement_group_bundles=[{"CPU": 1}] * 2, placement_group_strategy="PACK")
+    with pytest.raises(ConfigError, match="may be on 1 host: set placement_group_strategy: STRICT_PACK"):
+        check_serve_file(content)
+    content["applications"][0]["args"]["decode"]["hosts"] = 2
+    check_serve_file(content)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +148,7 @@ def test_a_serve_file_may_say_what_each_bundle_asks_for() -> None:
         ({"ray_actor_options": {"num_cpus": 0, "num_gpus": 4}}, "num_gpus"),
         ({"ray_actor_options": {"resources": {"decode": 1}}}, "num_cpus: 0"),
         ({"placement_group_bundles": [{"CPU": 1}] * 3}, "evenly over 3 bundles"),
-        ({"placement_group_bundles": [{"CPU": 1}] * 2}, f"placement_group_strategy: {STRATEGY}"),
+        ({"placement_group_bundles": [{"CPU": 1}] * 2}, "placement_group_strategy: STRICT_PACK"),
     ],
 )
 def test_what_ray_could_not_place_is_refused_before_it_is_asked(given: dict[str, Any], named: str) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +12,12 @@ import ray.util
 from ray.exceptions import RayActorError
 
 from cluster.deploy.rank_actors import dial, meet, rank_actors
-from core.config import EngineConfig
+from cluster.real_parts import Placement
+from core.config import load
 from core.errors import ConfigError, ProtocolError, ReplicaLost
-from core.kv import KVLayout, KVShard, lay_out
-from engine.build import PoolSize
-from engine.ranks.start import setups_of
 from parallel.mesh import Mesh
 
-MESH = Mesh(tp=2)
-POOLS = lay_out([KVShard.whole(KVLayout(1, 1, 4, 2, "float32"))] * 2, 2)
-SETUPS = setups_of(
-    Path(), EngineConfig(), PoolSize(POOLS[0].shard, 2, 8, POOLS), MESH, ("", 0), ["cpu"] * MESH.size
-)
+NAMES = ["rank 0 of 2", "rank 1 of 2"]
 Serve = Callable[[str, bytes, int], None]
 
 
@@ -68,8 +61,8 @@ def is_a_stranger(address: str, secret: bytes, number: int) -> None:
 
 
 async def test_each_socket_is_that_of_its_rank() -> None:
-    ranks = await meet([Actor(greets), Actor(greets)], SETUPS, "127.0.0.1", 20)
-    assert [rank.name for rank in ranks] == ["rank 0 of 2 (pp0 dp0 ep0 tp0)", "rank 1 of 2 (pp0 dp0 ep0 tp1)"]
+    ranks = await meet([Actor(greets), Actor(greets)], NAMES, "127.0.0.1", 20)
+    assert [rank.name for rank in ranks] == NAMES
     for number, rank in enumerate(ranks):
         assert rank.sock.recv(1) == bytes([number])
         rank.sock.close()
@@ -78,42 +71,51 @@ async def test_each_socket_is_that_of_its_rank() -> None:
 @pytest.mark.parametrize(
     ("second", "why"),
     [
-        (is_silent, r"rank 1 of 2 \(.*\): not there after 1 s"),
-        (is_a_stranger, r"rank 1 of 2 \(.*\): not there after 1 s"),
-        (dies, r"rank 1 of 2 \(.*\) did not start: The actor died\.$"),
+        (is_silent, "rank 1 of 2: not there after 1 s"),
+        (is_a_stranger, "rank 1 of 2: not there after 1 s"),
+        (dies, r"rank 1 of 2 did not start: The actor died\.$"),
     ],
 )
 async def test_all_or_none_within_the_deadline(second: Serve, why: str) -> None:
     with pytest.raises(ReplicaLost, match=why):
-        await meet([Actor(greets), Actor(second)], SETUPS, "127.0.0.1", 1.0)
+        await meet([Actor(greets), Actor(second)], NAMES, "127.0.0.1", 1.0)
 
 
-def placed(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> None:
-    """As in a replica whose placement group has a bundle on each of these hosts; none: it has no group."""
+def place(monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1) -> Placement:
+    """As in a replica on host a whose placement group has a bundle on each of these hosts; none: it has no group."""
     group = SimpleNamespace(bundle_specs=[{"CPU": 1.0, "GPU": 1.0} for _ in hosts]) if hosts else None
     table = {"bundles_to_node_id": dict(enumerate(hosts))}
+    nodes = [{"NodeID": host, "NodeManagerAddress": f"address of {host}"} for host in "abc"]
     monkeypatch.setattr(ray.util, "get_current_placement_group", lambda: group)
     monkeypatch.setattr(ray.util, "placement_group_table", lambda _: table)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    config = load(None, {}, {"decode.pp": len(hosts) or 2, "decode.hosts": num_hosts})
+    return rank_actors(config, "decode", b"key", "127.0.0.1", Mesh(pp=len(hosts) or 2))
 
 
 def test_ranks_on_one_host_see_the_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed(monkeypatch, ["a", "a"])
-    assert rank_actors("127.0.0.1", Mesh(pp=2)).devices == ("cuda:0", "cuda:0")
+    placement = place(monkeypatch, ["a", "a"])
+    assert placement.ranks.devices == ("cuda:0", "cuda:0")
+    assert (placement.ranks.memories, placement.keep) == ((0, 0), None)
+
+
+def test_ranks_on_other_hosts_have_their_memory_and_address_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    placement = place(monkeypatch, ["a", "c", "a", "b"], 3)
+    assert placement.ranks.memories == (0, 1, 0, 2)
+    assert placement.ranks.addresses == ("127.0.0.1", "address of c", "address of b")
+    assert placement.keep is not None
 
 
 @pytest.mark.parametrize(
     ("hosts", "why"),
     [
         ([], "an instance of 2 ranks needs a placement group"),
-        (
-            ["a", "b"],
-            "the 2 ranks of this instance were placed on 2 hosts, .* placement_group_strategy: STRICT_PACK",
-        ),
+        (["a", "b"], "the 2 ranks of this instance were placed on 2 hosts, and decode.hosts is 1"),
     ],
 )
 def test_what_ray_has_placed_otherwise_is_refused(
     hosts: list[str], why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    placed(monkeypatch, hosts)
     with pytest.raises(ConfigError, match=why):
-        rank_actors("127.0.0.1", Mesh(pp=2))
+        place(monkeypatch, hosts)

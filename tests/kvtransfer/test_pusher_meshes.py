@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.kv import KVLayout, KVShard, RankPool, lay_out, num_blocks_for
+from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.messages import Commit
 from kvtransfer.inbox import Inbox
+from kvtransfer.memory import OwnMemory
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import Staging
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
@@ -29,17 +30,21 @@ def test_any_mesh_writes_into_any_other(data: st.DataObject) -> None:
 
 async def _any_mesh(data: st.DataObject) -> None:
     dtypes = data.draw(st.sampled_from([("float32", "float32"), ("float32", "bfloat16")]))
+    one_host = dtypes[0] != dtypes[1]
+    """What converts does so in its own memory."""
     sides = [
-        draw_pools(data, dtype, size)
-        for dtype, size in zip(dtypes, data.draw(st.permutations((2, 4))), strict=True)
+        draw_pools(data, dtype, size, num_hosts)
+        for dtype, size, num_hosts in zip(
+            dtypes, data.draw(st.permutations((2, 4))), (1 if one_host else 2, 2), strict=True
+        )
     ]
     ours, theirs = sides
     firsts = [data.draw(st.sampled_from([pool.first_block for pool in side])) for side in sides]
     """Of the group that has the sequence."""
     rng, num_tokens = random.Random(data.draw(st.integers(0, 99))), 11
-    end = ours[-1].base_bytes + ours[-1].num_bytes
-    source = memoryview(bytearray(end + 400))
-    target = memoryview(bytearray(theirs[-1].base_bytes + theirs[-1].num_bytes))
+    end = memory_bytes(ours)
+    sources = [memoryview(bytearray(memory_bytes(ours, host) + 400)) for host in range(2)]
+    targets = [memoryview(bytearray(memory_bytes(theirs, host) + 1)) for host in range(2)]
     local = [
         rng.sample(range(BLOCKS), num_blocks_for(num_tokens, s[0].shard.layout.block_size)) for s in sides
     ]
@@ -48,26 +53,37 @@ async def _any_mesh(data: st.DataObject) -> None:
         1, 200, (LAYERS, 2, HEADS, num_tokens, DIM), generator=torch.Generator().manual_seed(1)
     )
     for pool in ours:
-        view, size = vectors(pool, source), pool.shard.layout.block_size
+        view, size = vectors(pool, sources[pool.memory]), pool.shard.layout.block_size
         for token in range(num_tokens):
             (first, last), (low, high) = pool.shard.layers, pool.shard.heads
             there = view[:, local[0][token // size], :, :, token % size]
             there[:] = kv[first:last, :, low:high, token] if pool.first_block == firsts[0] else -1
     fabric, completed = LoopbackFabric(), list[Commit]()
     whole = KVShard.whole(theirs[0].shard.layout)
-    inbox = Inbox(whole, BLOCKS, "decode", "d1", completed.append, lambda _: None, pools=theirs)
+    far = OwnMemory([pool for pool in theirs if pool.memory])
+    inbox = Inbox(whole, BLOCKS, "decode", "d1", completed.append, lambda _: None, pools=theirs, far=[far])
     arrived: list[int] = []
 
     def on_arrived(grant_id: str, num_bytes: int) -> None:
         arrived.append(num_bytes)
         inbox.arrived(grant_id, num_bytes)
 
-    receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, on_arrived)
-    inbox.attach([receiver])
+    receivers = [
+        LoopbackReceiver(fabric, f"decode{host}", targets[host], memory.may_write, on_arrived)
+        for host, memory in enumerate((inbox, far))
+    ]
+    inbox.attach(receivers[:1])
+    far.attach(receivers[1:])
     grant = inbox.open("r#0", 0, "prefill", blocks[1], 0, num_tokens, 60)
-    mail, sender = FakeMail(), LoopbackSender(fabric, source)
+    mail = FakeMail()
     pusher = Pusher(
-        KVShard.whole(ours[0].shard.layout), BLOCKS, mail, [sender], Staging(source, end), pools=ours
+        KVShard.whole(ours[0].shard.layout),
+        BLOCKS,
+        mail,
+        [LoopbackSender(fabric, sources[0])],
+        Staging(sources[0], end),
+        pools=ours,
+        far_senders=[] if one_host else [[LoopbackSender(fabric, sources[1])]],
     )
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):
@@ -79,9 +95,9 @@ async def _any_mesh(data: st.DataObject) -> None:
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
     await until(lambda: not pusher.num_open)
     assert [commit.num_bytes for commit in completed] == [sum(arrived)]
-    assert receiver.num_refused == 0
+    assert not any(receiver.num_refused for receiver in receivers)
     for pool in theirs:
-        view, size = vectors(pool, target), pool.shard.layout.block_size
+        view, size = vectors(pool, targets[pool.memory]), pool.shard.layout.block_size
         (first, last), (low, high) = pool.shard.layers, pool.shard.heads
         for token in range(num_tokens if pool.first_block == firsts[1] else 0):
             place = view[:, local[1][token // size], :, :, token % size]
@@ -91,15 +107,16 @@ async def _any_mesh(data: st.DataObject) -> None:
     await pusher.close()
 
 
-def draw_pools(data: st.DataObject, dtype: str, size: int) -> tuple[RankPool, ...]:
-    """Of a mesh; perhaps of two groups of ranks that hold other blocks, cut alike."""
+def draw_pools(data: st.DataObject, dtype: str, size: int, num_hosts: int) -> tuple[RankPool, ...]:
+    """Of a mesh; perhaps of two groups of ranks that hold other blocks, cut alike; ranks on any of the hosts."""
     shards = [
         KVShard(KVLayout(LAYERS, HEADS, DIM, size, dtype), layers, heads)
         for layers in data.draw(st.sampled_from(STAGES))
         for heads in data.draw(st.sampled_from(RANKS))
     ]
     num_groups = data.draw(st.sampled_from([1, 2]))
-    return lay_out(shards * num_groups, BLOCKS, [group for group in range(num_groups) for _ in shards])
+    hosts = [data.draw(st.integers(0, num_hosts - 1)) for _ in range(len(shards) * num_groups)]
+    return lay_out(shards * num_groups, BLOCKS, [g for g in range(num_groups) for _ in shards], hosts)
 
 
 def vectors(pool: RankPool, memory: memoryview) -> torch.Tensor:

@@ -293,7 +293,7 @@ class Machine(RuleBasedStateMachine):
             result = act()
             if asyncio.iscoroutine(result):
                 await result
-            for _ in range(6):
+            for _ in range(10):
                 await asyncio.sleep(0)
 
         self.loop.run_until_complete(body())

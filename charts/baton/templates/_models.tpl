@@ -41,7 +41,8 @@ Every model of the release, as a JSON list. Each has
 {{/*
 One pool: perPod (instances of one pod), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray:
 its replica (actor) and, where it has several ranks, a placement group (bundles, one for each tensor parallel group). `offered` is
-what a pod offers of the pool's resource. An instance's ranks are in one pod, with a GPU each.
+what a pod offers of the pool's resource. An instance's ranks are in one pod, with a GPU each; with `hosts` in the mesh in as many pods,
+where one has too few GPUs.
 */}}
 {{- define "baton.pool" -}}
 {{- $config := .model.effective -}}
@@ -51,27 +52,37 @@ what a pod offers of the pool's resource. An instance's ranks are in one pod, wi
 {{- $node := $pool.gpusPerPod | int -}}
 {{- $gpus := ternary $ranks 0 (gt $node 0) -}}
 {{- $perPod := $pool.instancesPerPod | int -}}
+{{- $mesh := index $config .role -}}
+{{- $tp := int $mesh.tp -}}
+{{- $groups := div $ranks $tp | int -}}
+{{- $groupsPerPod := $groups -}}
 {{- if gt $gpus $node -}}
-  {{- fail (printf "%s: a %s instance has %d ranks, which need a GPU each in one pod, but %s.gpusPerPod is %d" .model.name .role $gpus .role $node) -}}
+  {{- $groupsPerPod = div $node $tp | int -}}
+  {{- if or (lt $groupsPerPod 1) (gt $groups (mul $groupsPerPod (int $mesh.hosts) | int)) -}}
+    {{- $where := ternary "one pod" (printf "%d pods" (int $mesh.hosts)) (eq (int $mesh.hosts) 1) -}}
+    {{- fail (printf "%s: a %s instance has %d ranks, which need a GPU each in %s, but %s.gpusPerPod is %d" .model.name .role $gpus $where .role $node) -}}
+  {{- end -}}
 {{- end -}}
-{{- if $gpus -}}{{- $perPod = min $instances (div $node $gpus) | int -}}{{- end -}}
+{{- $podsEach := div (add $groups $groupsPerPod -1) $groupsPerPod | int -}}
+{{- if $gpus -}}{{- $perPod = ternary (min $instances (div $node $gpus)) 1 (eq $podsEach 1) | int -}}{{- end -}}
+{{- $podRanks := mul $groupsPerPod $tp | int -}}
 {{- if and (eq $config.engine.device "cuda") (not $gpus) -}}
   {{- fail (printf "%s: engine.device is cuda, but %s.gpusPerPod is 0" .model.name .role) -}}
 {{- end -}}
-{{- $needed := div (add $instances $perPod -1) $perPod | int -}}
+{{- $needed := mul $podsEach (div (add $instances $perPod -1) $perPod) | int -}}
 {{- $resource := printf "%s%s" .model.prefix .role -}}
 {{- $actor := dict "num_cpus" $config.cpus_per_instance "num_gpus" $gpus "resources" (dict $resource 1) -}}
 {{- $bundles := list -}}
 {{- if gt $ranks 1 -}}
-  {{- $tp := int (index $config .role).tp -}}
   {{- $bundle := dict "CPU" (mulf $config.cpus_per_instance $tp) $resource 1 -}}
   {{- if $gpus -}}{{- $_ := set $bundle "GPU" $tp -}}{{- end -}}
-  {{- range until (div $ranks $tp | int) -}}{{- $bundles = append $bundles $bundle -}}{{- end -}}
+  {{- range until $groups -}}{{- $bundles = append $bundles $bundle -}}{{- end -}}
   {{- $actor = dict "num_cpus" 0 -}}
 {{- end -}}
-{{- $kv := mul (int64 $config.engine.kv_bytes) $ranks $perPod -}}
-{{- dict "perPod" $perPod "podGpus" (mul $gpus $perPod | int) "actor" $actor "bundles" $bundles "resource" $resource
-    "offered" (mul $perPod (max 1 (len $bundles)) | int)
+{{- $kv := mul (int64 $config.engine.kv_bytes) $podRanks $perPod -}}
+{{- dict "perPod" $perPod "podGpus" (ternary (mul $podRanks $perPod) 0 (gt $gpus 0) | int) "actor" $actor "bundles" $bundles "resource" $resource
+    "strategy" (ternary "STRICT_PACK" "PACK" (eq (int $mesh.hosts) 1))
+    "offered" (mul $perPod $groupsPerPod | int)
     "replicas" (ternary $needed ($pool.replicas | int) (kindIs "invalid" $pool.replicas))
     "kvBytes" ($kv | toString)
     "shmBytes" (add $kv (include "baton.objectStoreBytes" . | int64) 1073741824 | int64 | toString) | toJson -}}

@@ -24,7 +24,7 @@ applications:
     ray_actor_options: {{ toJson $pool.actor }}
     {{- with $pool.bundles }}
     placement_group_bundles: {{ toJson . }}
-    placement_group_strategy: STRICT_PACK
+    placement_group_strategy: {{ $pool.strategy }}
     {{- end }}
   {{- end }}
 {{- end }}

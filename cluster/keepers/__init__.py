@@ -1,0 +1,1 @@
+"""The memories of an instance on hosts that are not its own."""

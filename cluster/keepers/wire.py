@@ -1,0 +1,147 @@
+"""What an instance and the keeper of its memory on another host say to each other: frames as between an instance and its ranks.
+
+To a keeper: KeeperSetup; then words, in the order in which they are to take effect. From it: KeeperReady; then Arrived and
+Corrupted as they happen, and one Answer to each word that has a number."""
+
+from dataclasses import dataclass
+
+from core.kv import RankPool
+from core.messages import RegionKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSetup:
+    memory: int
+    """Which of the instance's hosts this is, from 1 on."""
+    address: str
+    """The instance's mail address: by it holders and writers know whose streams these are."""
+    incarnation: str
+    receives: bool
+    """Others write into it."""
+    host: str
+    """Where the keeper is to listen."""
+    pools: tuple[RankPool, ...]
+    """Of the ranks on its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One of the keeper's senders."""
+
+    name: str
+    vouches: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperReady:
+    memory_path: str
+    """By which ranks on its host can map the memory."""
+    memory_bytes: int
+    host: str
+    """The host's identity, as in RegionKey."""
+    regions: tuple[tuple[RegionKey, ...], ...]
+    """Of each pool, in the order of the setup."""
+    ways: tuple[Way, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperFailed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    grant_id: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Of a grant, for the receivers."""
+
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Of a grant, for the senders."""
+
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """For the senders."""
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Answered at once: what was said before has taken effect."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhenIdle:
+    number: int
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    number: int
+    writer: str
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    number: int
+    way: int
+    grant_id: str
+    region: RegionKey
+    sources: tuple[int, ...]
+    destinations: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    number: int
+    way: int
+    region: RegionKey
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    grant_id: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupted:
+    grant_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    number: int
+    value: int = 0
+    error: str = ""
+    lost: bool = False
+    """The error is ReplicaLost; otherwise TransferError."""
+
+
+TO_KEEPER = {
+    kind.__name__: kind
+    for kind in (KeeperSetup, Open, Refuse, Ended, Sent, Forget, Sync, WhenIdle, Fence, Write, Probe)
+}
+FROM_KEEPER = {kind.__name__: kind for kind in (KeeperReady, KeeperFailed, Arrived, Corrupted, Answer)}
