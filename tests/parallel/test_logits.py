@@ -30,17 +30,18 @@ Part = tuple[int, int, list[int]]
 """(sequence, first position, tokens)"""
 
 
-def meta_of(parts: list[Part]) -> tuple[torch.Tensor, AttentionMeta]:
+def meta_of(parts: list[Part], device: torch.device = CPU) -> tuple[torch.Tensor, AttentionMeta]:
     """Positions, and where each sequence's KV lies: sequence s has every second block from s on."""
     if not parts:
-        return torch.empty(0, dtype=torch.int64), AttentionMeta.build((), (), (), np.empty(0, np.int64), CPU)
+        nothing = AttentionMeta.build((), (), (), np.empty(0, np.int64), device)
+        return torch.empty(0, dtype=torch.int64, device=device), nothing
     spans = [np.arange(start, start + len(tokens)) for _, start, tokens in parts]
     tables = [np.arange(seq, 2 * -(-(start + len(t)) // BLOCK) + seq, 2) for seq, start, t in parts]
     slots = [table[span // BLOCK] * BLOCK + span % BLOCK for table, span in zip(tables, spans, strict=True)]
     counts = [len(tokens) for _, _, tokens in parts]
     contexts = [start + len(tokens) for _, start, tokens in parts]
-    meta = AttentionMeta.build(counts, contexts, tables, np.concatenate(slots), CPU)
-    return torch.from_numpy(np.concatenate(spans)), meta
+    meta = AttentionMeta.build(counts, contexts, tables, np.concatenate(slots), device)
+    return torch.from_numpy(np.concatenate(spans)).to(device), meta
 
 
 @torch.inference_mode()
@@ -53,25 +54,39 @@ def part_logits(
     deterministic: bool = False,
     num_spare: int = 0,
     moving: Sequence[dict[int, tuple[Move, ...]]] = (),
+    on_gpus: bool = False,
 ) -> list[Any]:
-    """The logits of each step; nothing but on the last stage. `moving`: the experts that move before each step."""
+    """The logits of each step; nothing but on the last stage. `moving`: the experts that move before each step. `on_gpus`: a GPU
+    for each rank, with PyTorch's operations, whose products are float32 as the reference's are."""
+    device = torch.device("cuda", rank) if on_gpus else CPU
+    if on_gpus:
+        torch.cuda.set_device(device)
     part = load_part(
-        folder, "float32", CPU, mesh, rank, store, deterministic=deterministic, num_spare=num_spare
+        folder,
+        "float32",
+        device,
+        mesh,
+        rank,
+        store,
+        "torch",
+        deterministic=deterministic,
+        num_spare=num_spare,
     )
     shard = KVShard(part.model.spec.kv_layout(BLOCK, "float32"), part.part.layers, part.part.kv_heads)
     shape = (64, shard.layout.num_planes, shard.num_heads, BLOCK, shard.layout.head_dim)
-    kv = [torch.full(shape, torch.nan) for _ in range(shard.num_layers)]
+    kv = [torch.full(shape, torch.nan, device=device) for _ in range(shard.num_layers)]
     found: list[Any] = []
     pp = part.comms.pp
     for number, step in enumerate(steps):
         if moving:
             part.relocate(moving[number])
         step = own_parts(mesh, rank, step)
-        positions, meta = meta_of(step)
+        positions, meta = meta_of(step, device)
         if pp.rank == 0:
-            x = torch.tensor([token for _, _, tokens in step for token in tokens], dtype=torch.int64)
+            tokens = [token for _, _, tokens in step for token in tokens]
+            x = torch.tensor(tokens, dtype=torch.int64, device=device)
         elif not step:
-            x = torch.empty(0, part.model.spec.hidden_size)
+            x = torch.empty(0, part.model.spec.hidden_size, device=device)
         else:
             x = pp.recv((len(positions), part.model.spec.hidden_size), torch.float32, pp.rank - 1)
         x = part.model.forward(x, positions, kv, meta)
@@ -79,7 +94,7 @@ def part_logits(
             if step:
                 pp.send(x, pp.rank + 1)
         else:
-            found.append(part.model.logits(x).numpy() if step else np.empty((0, VOCAB)))
+            found.append(part.model.logits(x).cpu().numpy() if step else np.empty((0, VOCAB)))
     part.comms.close()
     return found
 
@@ -115,6 +130,19 @@ def test_logits_equal_transformers_on_every_mesh(family: str, tmp_path: Path, wo
     for mesh in MESHES + (EXPERT_MESHES if dims.num_experts else []):
         check(dims, mesh, "test")
         compare(mesh, world.run(mesh.size, part_logits, mesh, tmp_path, steps), steps, want)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_the_same_over_nccl(family: str, tmp_path: Path, world: World) -> None:
+    """As many meshes as there are GPUs for."""
+    steps, want = reference_logits(tmp_path, family)
+    dims = dims_of(read_spec(tmp_path))
+    for mesh in MESHES + (EXPERT_MESHES if dims.num_experts else []):
+        if mesh.size <= torch.cuda.device_count():
+            work = (part_logits, mesh, tmp_path, steps, False, 0, (), True)
+            compare(mesh, world.run(mesh.size, *work), steps, want)
 
 
 def compare(mesh: Mesh, answers: list[list[Any]], steps: list[list[Part]], want: list[Any]) -> None:

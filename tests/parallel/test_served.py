@@ -118,7 +118,7 @@ async def test_the_same_with_experts(family: str, keys: dict[str, int], tmp_path
     await serve_and_kill(keys, tmp_path, family)
 
 
-async def serve_and_kill(keys: dict[str, int], folder: Path, family: str) -> None:
+async def serve_and_kill(keys: dict[str, Any], folder: Path, family: str) -> None:
     prompts, want = checkpoint(folder, family)
     async with LocalCluster.running(settings(folder, **keys)) as cluster:
         assert await answers(cluster, prompts) == want
@@ -135,6 +135,13 @@ async def serve_and_kill(keys: dict[str, int], folder: Path, family: str) -> Non
         assert f"rank {len(ranks_of(keys, 'prefill')) - 1} of" in str(cluster.instances[-1].failure)
         assert len(await answers(cluster, others)) == len(others), "the others serve on"
     assert ranks() == []
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("keys", [MESHES[0], MESHES[1]])
+async def test_the_same_on_gpus(keys: dict[str, int], tmp_path: Path) -> None:
+    await serve_and_kill({**keys, "engine.device": "cuda", "engine.kernels": "torch"}, tmp_path, "llama")
 
 
 def ranks_of(keys: dict[str, int], role: str) -> range:
