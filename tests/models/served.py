@@ -15,7 +15,11 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 def make_served(folder: Path, family: str, draw: int) -> Any:
     """The reference; `folder` is what a server takes as its model."""
-    config = FAMILIES[family](random.Random(f"{family}{draw}"), draw)
+    return make_served_as(folder, FAMILIES[family](random.Random(f"{family}{draw}"), draw))
+
+
+def make_served_as(folder: Path, config: Any) -> Any:
+    """The same, of transformers' `config` with another vocabulary."""
     config.vocab_size, config.eos_token_id = 4096, None
     reference = make(folder, config, seed=2)
     reference.generation_config.eos_token_id = None

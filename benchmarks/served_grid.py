@@ -1,0 +1,57 @@
+"""Every family on every mesh of ranks behind the real server: are greedy answers over HTTP transformers' own?
+
+    python -m benchmarks.served_grid [--json FILE] [--only FAMILY]
+
+The servers are those of `tests/parallel/served_grid.py`, their ranks forked from one process that has loaded torch
+(`forked_ranks.py`). Prediction: all of them."""
+
+import argparse
+import asyncio
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from unittest.mock import patch
+
+from baton.bench.report import machine
+from tests.parallel.forked_ranks import start_forked
+from tests.parallel.served_grid import Found, is_right, pairs, prepare, serve
+
+
+def measure(families: list[str]) -> list[Found]:
+    results: list[Found] = []
+    with tempfile.TemporaryDirectory() as name:
+        for family in families:
+            folder = Path(name) / family
+            prompts, want = prepare(family, folder)
+            for pair in pairs():
+                if pair.family == family:
+                    results.append(asyncio.run(serve(pair, folder, prompts, want)))
+                    print(json.dumps(asdict(results[-1])), flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    with patch("engine.ranks.spawn.start_children", start_forked):
+        results = measure([args.only] if args.only else sorted({pair.family for pair in pairs()}))
+    wrong = sum(not is_right(found) for found in results)
+    print(f"{len(results)} servers, {wrong} of them wrong")
+    if args.json:
+        content = {
+            "command": "python -m benchmarks.served_grid",
+            "machine": machine(),
+            "families on meshes": len({(o.family, mesh) for o in results for mesh in (o.prefill, o.decode)}),
+            "servers": len(results),
+            "wrong": wrong,
+            "results": [asdict(found) for found in results],
+        }
+        args.json.write_text(json.dumps(content, indent=1) + "\n")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""A few of the servers of `served_grid.py`, which its `main` tries all of; and what a group of ranks has no room for."""
+
+from itertools import chain
+from pathlib import Path
+
+import openai
+import pytest
+
+from core.config import load
+from models.tokenizer import load_tokenizer
+from tests.models.checkpoints import DENSE, FAMILIES
+from tests.models.served import greedy, make_served_as
+from tests.parallel.families import awkward
+from tests.parallel.forked_ranks import start_forked
+from tests.parallel.served_grid import (
+    EXPERT_MESHES,
+    LENGTH,
+    MESHES,
+    Pair,
+    ask,
+    http_server,
+    is_right,
+    pairs,
+    prepare,
+    serve,
+)
+
+
+def test_the_grid_has_every_family_on_every_mesh() -> None:
+    found = list(chain.from_iterable(((p.family, p.prefill), (p.family, p.decode)) for p in pairs()))
+    assert len(set(found)) == len(found)
+    assert set(found) == {
+        (family, mesh) for family in FAMILIES for mesh in (MESHES if family in DENSE else EXPERT_MESHES)
+    }
+
+
+def smallest(family: str, axis: str) -> Pair:
+    """Of a family's servers, among those whose ranks are several on `axis`."""
+    found = [pair for pair in pairs() if pair.family == family and getattr(pair.decode, axis, 1) > 1]
+    return min(found, key=lambda pair: pair.prefill.size + pair.decode.size)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("family", "axis"), [("gemma2", "tp"), ("gpt_oss", "ep"), ("qwen2_moe", "pp")])
+async def test_answers_over_http_equal_transformers(
+    family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.ranks.spawn.start_children", start_forked)
+    prompts, want = prepare(family, tmp_path)
+    found = await serve(smallest(family, axis), tmp_path, prompts, want)
+    assert is_right(found), found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+async def test_what_fits_the_instance_but_none_of_its_groups_is_refused_at_once(tmp_path: Path) -> None:
+    reference, decode = make_served_as(tmp_path, awkward("mixtral")), load_tokenizer(tmp_path).decode
+    keys = {"prefill_instances": 0, "decode.dp": 2, "engine.block_size": 4, "engine.num_blocks": 40}
+    fits, too_long = list(range(2, 70)), list(range(2, 71))
+    async with http_server(load(None, {}, {"model.path": str(tmp_path), **keys})) as (_, client):
+        model = (await client.models.list()).data[0].id
+        with pytest.raises(openai.BadRequestError, match="81 tokens .* do not fit: .* holds 80 of one"):
+            await ask(client, model, too_long)
+        assert await ask(client, model, fits) == decode(list(greedy(reference, fits, LENGTH)))
