@@ -80,9 +80,10 @@ class OwnMemory:
         self._granted.pop(grant_id, None)
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
-        each = when_all(len(self._receivers), then)
+        each = when_all(len(self._receivers) + 1, then)
         for receiver in self._receivers:
             receiver.when_idle(grant_id, each)
+        each()
 
     def ended(self, grant_id: str) -> None:
         for receiver in self._receivers:

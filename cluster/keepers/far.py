@@ -60,7 +60,8 @@ def start_keepers(keep: Keep, setups: Sequence[KeeperSetup], mail: MailConfig) -
     keepers = keep(setups, START_S)
     try:
         for keeper, setup in zip(keepers, setups, strict=True):
-            keeper.sock.sendall(frame(setup))
+            with suppress(OSError):  # it has ended: nothing else will be heard of it
+                keeper.sock.sendall(frame(setup))
         for keeper, setup in zip(keepers, setups, strict=True):
             ready = _ready(keeper, deadline - time.monotonic())
             found.append(FarHost(keeper, setup, ready, mail, ready.host in hosts))

@@ -54,21 +54,30 @@ async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> N
     is_local = sock.family == socket.AF_UNIX
     connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
     reader, writer = await connect(sock=sock)
-    with suppress(asyncio.IncompleteReadError, OSError):
-        setup = await _read(reader)
-        try:
-            keeper = Keeper(setup, transfer, key, writer)
-        except Exception as error:
-            traceback.print_exc()
-            writer.write(frame(KeeperFailed(f"{type(error).__name__}: {error}")))
-            await writer.drain()
-            return
-        try:
-            while True:
-                keeper.on_word(await _read(reader))
-        finally:
-            await keeper.close()
-            writer.close()
+    try:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            await _keep(await _read(reader), transfer, key, reader, writer)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _keep(
+    setup: KeeperSetup, transfer: TransferConfig, key: bytes, reader: StreamReader, writer: StreamWriter
+) -> None:
+    try:
+        keeper = Keeper(setup, transfer, key, writer)
+    except Exception as error:
+        traceback.print_exc()
+        writer.write(frame(KeeperFailed(f"{type(error).__name__}: {error}")))
+        await writer.drain()
+        return
+    try:
+        while True:
+            keeper.on_word(await _read(reader))
+    finally:
+        await keeper.close()
 
 
 async def _read(reader: StreamReader) -> Any:
