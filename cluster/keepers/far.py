@@ -213,12 +213,13 @@ class FarHost:
         """A keeper that is stopped or cut off answers nothing, and nothing else would tell."""
         while not self._lost.done():
             await asyncio.sleep(self._beat_s)
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self.ask(Sync(0))
-            except TimeoutError:
+            asked = self.ask(Sync(0))
+            await asyncio.wait([asked], timeout=self._timeout_s)
+            if not asked.done():  # or this loop was held up, and the answer is there
+                await asyncio.wait([asked], timeout=self._beat_s)
+            if not asked.done():
                 await self._lose(f"{self._keeper.name} has not answered for {self._timeout_s:g} s")
-            except ReplicaLost:
+            elif asked.exception():
                 return
 
     def _on_word(self, word: object) -> None:

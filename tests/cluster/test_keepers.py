@@ -34,7 +34,6 @@ from tests.contract.transports import (
 )
 
 POOL = RankPool(SHARD, BLOCKS, memory=1)
-MAIL = MailConfig(heartbeat_s=0.1, peer_timeout_s=0.5)
 WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
 
 
@@ -63,10 +62,12 @@ class ThreadKeeper:
         self.theirs.close()
 
 
-def started(keeper: ThreadKeeper, receives: bool) -> FarHost:
+def started(keeper: ThreadKeeper, receives: bool, silence_s: float = 30.0) -> FarHost:
     address = "holder" if receives else "writer"
     setup = KeeperSetup(1, address, "i", receives, "127.0.0.1", (POOL,))
-    (far,) = start_keepers(lambda *_: [keeper], [setup], MAIL)
+    (far,) = start_keepers(
+        lambda *_: [keeper], [setup], MailConfig(heartbeat_s=0.1, peer_timeout_s=silence_s)
+    )
     return far
 
 
@@ -194,7 +195,7 @@ async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong()
 async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() -> None:
     keeper = ThreadKeeper()
     keeper.theirs.sendall(frame(KeeperReady("", 0, "elsewhere", ((),), ())))
-    far = started(keeper, True)
+    far = started(keeper, True, 0.5)
     opened: list[str] = []
     far.run(lambda *_: None, lambda *_: None)
     far.open("g", (1,))

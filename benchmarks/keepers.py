@@ -1,0 +1,120 @@
+"""What it costs that a memory is behind its keeper, for an instance on several hosts.
+
+    python -m benchmarks.keepers [--json FILE]
+
+Real processes on this machine: an instance, the keeper of its memory elsewhere, and a holder; TCP between the last two. A write
+takes until the holder has every byte, from the instance's own memory and from its keeper's by turns. Predictions: 0.2 ms for each
+word there and back, so 0.2 ms more for any write (hidden behind the next layer) and 0.2 ms before a grant is given away."""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from baton.bench.report import machine
+from cluster.keepers.far import FarHost, start_keepers
+from cluster.keepers.keeper import serve_keeper
+from cluster.keepers.wire import KeeperSetup
+from core.config import MailConfig, TransferConfig
+from core.kv import KVLayout, KVShard, RankPool
+from kvtransfer.transport.base import Sender
+from kvtransfer.transport.tcp import TcpSender
+from net.channel import Identity
+
+KEY = b"benchmark"
+TCP = TransferConfig(transport="tcp")
+POOL = RankPool(KVShard.whole(KVLayout(8, 4, 64, 16, "float32")), 32, memory=1)
+SIZES = {"64 KiB": (64 << 10, 200), "1 MiB": (1 << 20, 100), "4 MiB": (4 << 20, 50)}
+
+
+class Process:
+    """engine.ranks.rank.Rank: a keeper as a child of this process."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.sock, theirs = socket.socketpair()
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=serve_keeper, args=(theirs, TCP, KEY), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def obituary(self) -> str:
+        return f"{self.name} has ended"
+
+    def end(self, patience_s: float = 0.0) -> None:
+        self._process.join(patience_s)
+        self._process.kill()
+        self._process.join()
+        self.sock.close()
+
+
+def started(name: str, receives: bool) -> FarHost:
+    setup = KeeperSetup(1, name, "1", receives, "127.0.0.1", (POOL,))
+    (far,) = start_keepers(lambda *_: [Process(name)], [setup], MailConfig(peer_timeout_s=60.0))
+    far.run(lambda *_: None, lambda *_: None)
+    return far
+
+
+async def measure() -> dict[str, dict[str, float]]:
+    holder, writer = started("holder", True), started("writer", False)
+    (region,), (far,) = holder.regions(POOL), writer.senders
+    source = memoryview(bytearray(POOL.num_bytes))
+    own = TcpSender(KEY, Identity("writer", "2", os.getpid()), source, False)
+    found: dict[str, dict[str, float]] = {}
+    for name, (num_bytes, rounds) in SIZES.items():
+        found[name] = await _by_turns(
+            {way: _write(sender, region, num_bytes) for way, sender in (("own", own), ("keeper", far))},
+            rounds,
+        )
+    found["a grant is admitted"] = await _by_turns({"keeper": lambda: _opened(writer)}, 300)
+    await own.close()
+    for host in (holder, writer):
+        await host.close()
+    return found
+
+
+def _write(sender: Sender, region: Any, num_bytes: int) -> Callable[[], Awaitable[int]]:
+    return lambda: sender.probe(region, num_bytes)
+
+
+async def _opened(far: FarHost) -> None:
+    known = asyncio.Event()
+    far.when_open(known.set)
+    await known.wait()
+
+
+async def _by_turns(calls: dict[str, Callable[[], Awaitable[Any]]], rounds: int) -> dict[str, float]:
+    """p50 in ms."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 10):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            await call()
+            if number >= 10:
+                times[name].append(time.perf_counter() - begun)
+    return {name: 1e3 * statistics.median(each) for name, each in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with suppress(KeyboardInterrupt):
+        found = asyncio.run(measure())
+        for name, times in found.items():
+            print(f"{name:20}", *(f"{way} {ms:.3f} ms" for way, ms in times.items()))
+        if arguments.json:
+            report = {"command": "python -m benchmarks.keepers", "machine": machine(), "p50 ms": found}
+            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
