@@ -34,7 +34,9 @@ def ranks_of(server: ServeProcess, pool: str) -> list[psutil.Process]:
     """The processes of the ranks of a pool's first instance, which they have dialled."""
     ours = {(one.raddr, one.laddr) for one in server.replicas(pool)[0].net_connections("tcp")}
     ranks = [process for process in server.descendants() if "ray::BatonRank" in process.cmdline()[0]]
-    return [rank for rank in ranks if any((one.laddr, one.raddr) in ours for one in rank.net_connections("tcp"))]
+    return [
+        rank for rank in ranks if any((one.laddr, one.raddr) in ours for one in rank.net_connections("tcp"))
+    ]
 
 
 def segments(pids: set[int]) -> list[str]:
