@@ -25,6 +25,8 @@ class Admission:
         self._drain = DrainRate()
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
+        self.num_schedulers = 1
+        """That share what is below: instances, and how many requests may wait."""
 
     def enter(
         self, key: str, frontend: str, place: Place, work_s: float, num_instances: int, now: float
@@ -36,8 +38,12 @@ class Admission:
         start_by_s = due_s - _MARGIN * slo_s - work_s
         waiter = Waiter(key, frontend, place, now, self._num_arrived, start_by_s, due_s=due_s, work_s=work_s)
         self.queue.add(waiter)
-        self.queue.thin(max(1, num_instances), now)
+        self.queue.thin(max(1, num_instances) / self.num_schedulers, now)
         return waiter
+
+    @property
+    def _max_queued(self) -> int:
+        return max(1, self._config.max_queued_requests // self.num_schedulers)
 
     def left(self, num_placed: int, now: float) -> None:
         """After each event: how many were just placed."""
@@ -57,7 +63,7 @@ class Admission:
         Requests that go on after a lost instance were admitted before, and are never refused for load on arrival."""
         if self.queue.get(waiter.key) is None:
             return []
-        if len(self.queue) > self._config.max_queued_requests:
+        if len(self.queue) > self._max_queued:
             last = self.queue.last_refusable()
             return [] if last is None else [self._refuse(last, f"{len(self.queue)} requests wait", now)]
         wait_s = self._drain.wait_s(self.queue.num_ahead(waiter), now)
@@ -85,7 +91,7 @@ class Admission:
         """429: take a waiter out of the queue and say when to come back."""
         config = self._config
         retry_after_s = self._drain.retry_after_s(
-            len(self.queue), config.max_queued_requests, config.max_queue_wait_s, now
+            len(self.queue), self._max_queued, config.max_queue_wait_s, now
         )
         self.queue.remove(waiter)
         reason = f"the cluster is busy: {reason}"

@@ -28,7 +28,12 @@ class PoolSizes(Protocol):
 
 
 class Facts(Protocol):
-    """cluster.routing.GlobalScheduler."""
+    """cluster.scheduler_node.SchedulerNode."""
+
+    @property
+    def leads(self) -> bool:
+        """Only one of several schedulers sizes pools."""
+        ...
 
     @property
     def members(self) -> tuple[Member, ...]: ...
@@ -59,7 +64,8 @@ class Autoscaler:
         while True:
             await self._clock.sleep(self._config.interval_s)
             try:
-                await self._step()
+                if self._facts.leads:
+                    await self._step()
             except Exception:
                 log.exception("pools cannot be sized")
 

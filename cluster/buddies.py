@@ -1,6 +1,7 @@
 """Which decode instance keeps the copies of which. Pure.
 
-The instances form a ring in the order of their registration; each one's buddy is the next on another host, or else the next."""
+The instances form a ring in the order of their addresses, so that all schedulers see the same one; each one's buddy is the next
+on another host, or else the next."""
 
 from collections.abc import Sequence
 
@@ -23,7 +24,8 @@ class Buddies:
 
     def pair(self, members: Sequence[Member]) -> list[tuple[str, str]]:
         """Newly paired: (instance, its buddy or nothing). Those that are gone keep their heirs for a while."""
-        ring = [m for m in members if m.info.decodes and m.info.replicates and not m.leaving]
+        able = [m for m in members if m.info.decodes and m.info.replicates and not m.leaving]
+        ring = sorted(able, key=lambda member: member.address)
         news: list[tuple[str, str]] = []
         for index, member in enumerate(ring):
             buddy = _next(ring, index)

@@ -2,7 +2,20 @@
 
 from dataclasses import dataclass
 
-from core.messages import Buddy, Finished, Leaving, NeedPrefill, Place, Placed, PrefillAssigned, Rejected
+from core.messages import (
+    Buddy,
+    Colleagues,
+    Finished,
+    GivenBack,
+    Kept,
+    Leaving,
+    NeedPrefill,
+    Place,
+    Placed,
+    PrefillAssigned,
+    Rejected,
+    Taken,
+)
 from core.reports import LoadReport, Register
 
 
@@ -20,7 +33,7 @@ class PrefillNeeded:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """An instance or a frontend can no longer be reached."""
+    """An instance, a frontend or another scheduler can no longer be reached."""
 
     address: str
 
@@ -30,7 +43,20 @@ class Tick:
     """Time has passed. Wanted every now and then while requests wait."""
 
 
-Event = Arrived | PrefillNeeded | PeerLost | Tick | Finished | Register | Leaving | LoadReport
+Event = (
+    Arrived
+    | PrefillNeeded
+    | PeerLost
+    | Tick
+    | Finished
+    | Register
+    | Leaving
+    | LoadReport
+    | Colleagues
+    | Taken
+    | GivenBack
+    | Kept
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +64,4 @@ class Send:
     """The only kind of action."""
 
     to: str
-    message: Placed | Rejected | PrefillAssigned | Buddy
+    message: Placed | Rejected | PrefillAssigned | Buddy | Taken | GivenBack | Kept

@@ -9,6 +9,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
+from zlib import crc32
 
 from cluster.timeline import Attempt, Observe, Timeline, nobody
 from core.config import ScheduleConfig
@@ -31,6 +32,7 @@ from core.messages import (
 from core.ports import Clock, Mail, Resolve
 from core.reports import Status
 from core.types import Request, Route, TokenOut
+from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ class _Flight:
 
     def __init__(self, request: Request, clock: Clock) -> None:
         self.request, self._clock = request, clock
+        self.wanted: Place | None = None
+        """What a scheduler is asked for."""
+        self.scheduler = ""
+        """The one that was asked last."""
         self.route: Route | None = None
         self.story = Attempt(request.attempt, clock.now())
         self.known = list(request.emitted)
@@ -100,16 +106,16 @@ class Frontend:
         clock: Clock,
         config: ScheduleConfig,
         block_size: int,
-        resolve_scheduler: Resolve,
+        resolve_schedulers: Resolve,
         request_timeout_s: float,
         observe: Observe = nobody,
+        num_schedulers: int = 1,
     ) -> None:
         self._mail, self._clock, self._config = mail, clock, config
         self._block_size = block_size
-        self._resolve, self._observe = resolve_scheduler, observe
+        self._observe = observe
         self._timeout_s = request_timeout_s
-        self._scheduler = ""
-        self._scheduler_changed = asyncio.Event()
+        self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, lambda _: self._ask_all())
         self._flights: dict[str, _Flight] = {}
         self._asked: dict[int, asyncio.Future[Status]] = {}
         self._nonces = itertools.count()
@@ -129,21 +135,9 @@ class Frontend:
         return f"{self._prefix}-{next(self._nonces)}"
 
     async def run(self) -> None:
-        """Keep the scheduler's address current, for as long as the frontend lives."""
+        """Keep the schedulers' addresses current, for as long as the frontend lives."""
         self._mail.listen(self._on_message, self._on_lost)
-        while True:
-            try:
-                self._scheduler = await self._resolve()
-            except Exception as error:
-                log.warning("cannot find the scheduler: %s", error)
-                await self._clock.sleep(0.2)
-                continue
-            for flight in self._flights.values():
-                if flight.route is None:
-                    self._mail.send(self._scheduler, self._place(flight.request))
-            self._scheduler_changed.clear()
-            await self._scheduler_changed.wait()
-            await self._clock.sleep(0.1)
+        await self._schedulers.run()
 
     def retire(self) -> None:
         """Be not ready from now on. What still comes is answered."""
@@ -157,12 +151,12 @@ class Frontend:
         await self._mail.close()
 
     async def status(self) -> Status:
-        """What the scheduler knows now. Raises ReplicaLost when it does not answer."""
-        if not self._scheduler:
+        """What the scheduler knows now that leads them. Raises ReplicaLost when it does not answer."""
+        if not (scheduler := self._schedulers.first):
             raise ReplicaLost("the scheduler is not known yet")
         nonce = next(self._nonces)
         answer = self._asked[nonce] = asyncio.get_running_loop().create_future()
-        self._mail.send(self._scheduler, AskStatus(nonce))
+        self._mail.send(scheduler, AskStatus(nonce))
         try:
             async with asyncio.timeout(_STATUS_TIMEOUT_S):
                 return await answer
@@ -235,9 +229,8 @@ class Frontend:
     async def _attempt(
         self, flight: _Flight, place: Place, deadline: float
     ) -> AsyncGenerator[TokenOut, None]:
-        request = flight.request
-        if self._scheduler:
-            self._mail.send(self._scheduler, place)
+        request, flight.wanted = flight.request, place
+        self._ask(flight)
         try:
             async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
                 while flight.route is None:
@@ -271,9 +264,9 @@ class Frontend:
         del self._flights[request.key]
         if flight.route is not None and not finished:
             self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
-        if self._scheduler:
+        if flight.scheduler in self._schedulers.living:
             num_output = len(flight.known) - len(request.emitted)
-            self._mail.send(self._scheduler, Finished(request.id, request.attempt, num_output, finished))
+            self._mail.send(flight.scheduler, Finished(request.id, request.attempt, num_output, finished))
 
     def _leave(self, address: str) -> None:
         """An instance will end: move what it generates for us."""
@@ -330,7 +323,7 @@ class Frontend:
                     if (flight := self._flights.get(token.key)) is not None:
                         flight.receive(token)
             case Placed(request_id, attempt, route):
-                self._on_placed(request_id, attempt, route)
+                self._on_placed(sender, request_id, attempt, route)
             case Rejected(request_id, attempt, reason, retry_after_s):
                 never = retry_after_s <= 0
                 self._fail(
@@ -349,10 +342,24 @@ class Frontend:
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
 
-    def _on_placed(self, request_id: str, attempt: int, route: Route) -> None:
+    def _ask(self, flight: _Flight) -> None:
+        """One of the schedulers for a place, requests in turn; later, where none is known."""
+        living = self._schedulers.living
+        if flight.wanted is not None and living:
+            flight.scheduler = living[crc32(flight.request.id.encode()) % len(living)]
+            self._mail.send(flight.scheduler, flight.wanted)
+
+    def _ask_all(self) -> None:
+        """For those whose scheduler was lost, or that never had one."""
+        for flight in self._flights.values():
+            if flight.route is None and flight.scheduler not in self._schedulers.living:
+                self._ask(flight)
+
+    def _on_placed(self, scheduler: str, request_id: str, attempt: int, route: Route) -> None:
+        """What nobody here asked this scheduler for any more is given back to it."""
         flight = self._flights.get(f"{request_id}#{attempt}")
-        if flight is None:
-            self._mail.send(self._scheduler, Finished(request_id, attempt))
+        if flight is None or flight.scheduler != scheduler:
+            self._mail.send(scheduler, Finished(request_id, attempt))
         elif flight.route is None:
             flight.place(route)
 
@@ -361,8 +368,8 @@ class Frontend:
             flight.fail(failure)
 
     def _on_lost(self, peer: str) -> None:
-        if peer == self._scheduler:
-            self._scheduler_changed.set()
+        if self._schedulers.lose(peer):
+            self._ask_all()
         for flight in self._flights.values():
             if flight.route is not None and flight.route.decode == peer:
                 flight.fail(_Lost(peer))

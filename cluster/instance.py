@@ -125,9 +125,16 @@ class Instance:
             site=parts.site,
             num_groups=parts.num_groups,
         )
-        interval_s = config.schedule.report_interval_s
         self._reporter = Reporter(
-            info, self._engine, mail, clock, resolve, interval_s, self.check_integrity, self._counts
+            info,
+            self._engine,
+            mail,
+            clock,
+            resolve,
+            config.serve.schedulers,
+            config.schedule.report_interval_s,
+            self.check_integrity,
+            self._counts,
         )
         self._prefill = PrefillWorker(mail, self._pusher)
         """Also of a decode instance: it sends what it has when its requests move away."""

@@ -41,6 +41,8 @@ class LocalCluster:
     @contextlib.asynccontextmanager
     async def running(cls, config: ClusterConfig, observe: Observe = nobody):
         """Started and ready inside the block; everything is given back after it."""
+        if config.serve.schedulers > 1:
+            raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
             raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
         network, fabric, clock = LoopbackNetwork(), LoopbackFabric(), WallClock()
@@ -51,8 +53,8 @@ class LocalCluster:
             node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule))
             stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
 
-            async def resolve() -> str:
-                return scheduler_mail.address
+            async def resolve() -> list[str]:
+                return [scheduler_mail.address]
 
             instances: list[Instance] = []
             decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances

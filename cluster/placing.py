@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from cluster.circle import Circle
 from cluster.fairness import ServiceCounters
 from cluster.fleet import CachedBlocks, Member, Promise
 from cluster.lengths import OutputLengths
 from cluster.roster import Look, Roster
 from cluster.scoring import Ask, Choice, PlacementPolicy
 from cluster.waiting import Waiter, WaitingQueue
-from core.messages import Finished, NeedPrefill, Place
+from core.messages import Finished, NeedPrefill, Place, Taken
 from core.types import Route
 
 GROWTH_TOKENS = 256
@@ -38,8 +39,13 @@ class Placement:
     frontend: str
     place: Place
     route: Route
+    num_blocks: int
+    compute_tokens: int
+    """Of its prompt, on the prefill instance or else on the decode instance."""
     charged_tokens: float
     """Output that its tenant has been charged for."""
+    scheduler: str = ""
+    """Who has placed it; empty: this one."""
 
 
 class Placer:
@@ -49,9 +55,10 @@ class Placer:
         policy: PlacementPolicy,
         local_threshold_tokens: int,
         counters: ServiceCounters,
+        circle: Circle,
         log: Callable[[str], None],
     ) -> None:
-        self._roster, self._policy, self._log = roster, policy, log
+        self._roster, self._policy, self._circle, self._log = roster, policy, circle, log
         self._threshold, self._counters = local_threshold_tokens, counters
         self._lengths = OutputLengths()
         self._placements: dict[str, Placement] = {}
@@ -131,14 +138,30 @@ class Placer:
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
         return prefill
 
-    def finish(self, key: str, ended: Finished | None = None) -> None:
-        """Give back what was promised for it; learn from how it has ended, if it has. Nothing happens where nothing was."""
+    def take(self, taken: Taken, now: float) -> None:
+        """Another scheduler has placed it. Nothing happens where it is known already."""
+        place = taken.place
+        if (key := f"{place.request_id}#{place.attempt}") not in self._placements:
+            placement = Placement(
+                taken.frontend,
+                place,
+                taken.route,
+                taken.num_blocks,
+                taken.compute_tokens,
+                taken.expected_tokens,
+                taken.scheduler,
+            )
+            self._promise(key, placement, now)
+
+    def finish(self, key: str, ended: Finished | None = None) -> Placement | None:
+        """Give back what was promised for it; learn from how it has ended, if it has. None: nothing was."""
         if (placement := self._placements.pop(key, None)) is not None:
             if ended is not None:
                 self._learn(placement, ended)
             for address in (placement.route.decode, placement.route.prefill):
                 if (member := self._roster.get(address)) is not None:
                     member.release(key)
+        return placement
 
     def _learn(self, placement: Placement, ended: Finished) -> None:
         place, num_output = placement.place, ended.num_output_tokens
@@ -147,8 +170,15 @@ class Placer:
             self._lengths.observe(place.tenant, place.slo.name, num_output)
 
     def at(self, address: str) -> list[str]:
-        """Keys of those that a lost instance decoded or a lost frontend asked for."""
-        return [k for k, p in self._placements.items() if address in (p.route.decode, p.frontend)]
+        """Keys of those that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
+        return [
+            k for k, p in self._placements.items() if address in (p.route.decode, p.frontend, p.scheduler)
+        ]
+
+    @property
+    def claimed(self) -> str:
+        """The instance that is kept for a request that found no room; empty: none is."""
+        return "" if self._claim is None else self._claim[1]
 
     def unclaim(self, address: str) -> None:
         """That instance takes nothing more."""
@@ -165,8 +195,11 @@ class Placer:
         return roster.prefills(place, look, decodes, exclude) + roster.holders(place, look, exclude)
 
     def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
-        claim = self._claim
-        if claim is not None and claim[1] == member.info.address and claim[0] != waiter.key:
+        claim, address = self._claim, member.info.address
+        is_mine = claim is not None and claim[1] == address
+        if claim is not None and is_mine and claim[0] != waiter.key:
+            return False
+        if self._circle.is_kept(address, is_mine):
             return False
         if member.num_seqs >= member.info.max_num_seqs:
             return False
@@ -192,23 +225,32 @@ class Placer:
         num_blocks = decode.blocks_needed(
             place.num_tokens + ask.growth_tokens, place.block_hashes, num_cached
         )
-        compute_tokens = ask.uncached(decode) if prefill is None else 0
-        context = place.num_tokens + ask.expected_tokens / 2
-        decode.promise(
-            key,
-            Promise(now, 1, num_blocks, compute_tokens, place.block_hashes, context, place.slo.tpot_s),
-        )
-        if prefill is not None:
-            prefill.promise(key, Promise(now, 0, 0, ask.uncached(prefill), ()))
+        computes = decode if prefill is None else prefill
         route = Route(decode.address, "" if prefill is None else prefill.address)
-        if place.attempt == 0:
-            self._counters.charge_prompt(place)
-        self._counters.charge(place, ask.expected_tokens)
-        self._placements[key] = Placement(waiter.frontend, place, route, ask.expected_tokens)
+        compute_tokens = ask.uncached(computes)
+        placement = Placement(waiter.frontend, place, route, num_blocks, compute_tokens, ask.expected_tokens)
+        self._promise(key, placement, now)
         if self._claim is not None and self._claim[0] == key:
             self._claim = None
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
+
+    def _promise(self, key: str, placed: Placement, now: float) -> None:
+        """Count on it: at its instances, as far as they are known here, and on its tenant's account."""
+        place, route, counters = placed.place, placed.route, self._counters
+        self._placements[key] = placed
+        if (decode := self._roster.get(route.decode)) is not None:
+            compute_tokens = 0 if route.prefill else placed.compute_tokens
+            context = place.num_tokens + placed.charged_tokens / 2
+            tpot_s = place.slo.tpot_s
+            decode.promise(
+                key, Promise(now, 1, placed.num_blocks, compute_tokens, place.block_hashes, context, tpot_s)
+            )
+        if route.prefill and (prefill := self._roster.get(route.prefill)) is not None:
+            prefill.promise(key, Promise(now, 0, 0, placed.compute_tokens, ()))
+        if place.attempt == 0:
+            counters.charge_prompt(place)
+        counters.charge(place, placed.charged_tokens)
 
     def least_work_s(self, place: Place) -> float:
         """What its prompt takes at the least, by what is cached where."""

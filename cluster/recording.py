@@ -19,13 +19,15 @@ from core.messages import NeedPrefill, Place
 from net.codec import decode, encode
 
 
-def make_scheduler(config: ScheduleConfig) -> GlobalScheduler:
-    """One that is recorded if the configuration says so. Raises ConfigError when the file cannot be written."""
+def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
+    """One that is recorded if the configuration says so, in a file of its own where several have names. Raises ConfigError when
+    it cannot be written."""
     if not config.record_path:
         return GlobalScheduler(config)
+    path = Path(f"{config.record_path}.{name}" if name else config.record_path)
     try:
-        Path(config.record_path).write_bytes(b"")
-        return RecordedScheduler(config, Path(config.record_path))
+        path.write_bytes(b"")
+        return RecordedScheduler(config, path)
     except OSError as error:
         raise ConfigError(f"schedule.record_path: {error}") from None
 

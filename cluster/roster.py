@@ -96,6 +96,11 @@ class Roster:
     def forget_buddy(self, address: str) -> None:
         self._buddies.forget(address)
 
+    def forget_buddies(self) -> None:
+        """No instance knows of its buddy: all are told anew."""
+        for address in self._replicating:
+            self._buddies.forget(address)
+
     def pair(self) -> list[Send]:
         """Tell those whose buddy has changed."""
         return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._replicating.values()))]

@@ -7,8 +7,10 @@ Invariants:
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from cluster.admission import Admission
+from cluster.circle import Circle
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
 from cluster.expert_totals import total
 from cluster.fairness import ServiceCounters
@@ -18,7 +20,17 @@ from cluster.placing import Placement, Placer
 from cluster.roster import SCAN_UP_TO, Roster
 from cluster.scoring import PlacementPolicy
 from core.config import ScheduleConfig
-from core.messages import Finished, Leaving, Place, Placed, PrefillAssigned
+from core.messages import (
+    Colleagues,
+    Finished,
+    GivenBack,
+    Kept,
+    Leaving,
+    Place,
+    Placed,
+    PrefillAssigned,
+    Taken,
+)
 from core.reports import LoadReport, Register, Status
 
 _SETTLE_REPORTS = 2.0
@@ -45,10 +57,14 @@ class GlobalScheduler:
         self._policy = policy or MixedPolicy(config.local_threshold_tokens)
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster(scan_up_to)
+        self._circle = Circle()
+        self._told_kept = ""
+        self._led = True
         self._num_prefills = 0
         counters = ServiceCounters(config.fairness_slack)
         self._admission = Admission(config, counters, log)
-        self._placer = Placer(self._roster, self._policy, config.local_threshold_tokens, counters, log)
+        threshold = config.local_threshold_tokens
+        self._placer = Placer(self._roster, self._policy, threshold, counters, self._circle, log)
 
     @property
     def num_queued(self) -> int:
@@ -73,6 +89,15 @@ class GlobalScheduler:
         """The living instances, in order of registration."""
         return self._roster.members
 
+    @property
+    def leads(self) -> bool:
+        """Is it the one that does what only one of several schedulers may do?"""
+        return self._circle.leads
+
+    @property
+    def colleagues(self) -> tuple[str, ...]:
+        return self._circle.others
+
     def why_not(self) -> str:
         """Why a request that came now would not be answered; empty: it would be (a 429 under load is an answer, too)."""
         return self._roster.why_not()
@@ -84,31 +109,88 @@ class GlobalScheduler:
 
     def on(self, event: Event, now: float) -> list[Send]:
         """Take one fact in; what follows from it, in the order to be sent."""
+        actions = self._react(event, now)
+        if (kept := self._placer.claimed) != self._told_kept:
+            self._told_kept = kept
+            actions += self._tell(Kept(self._circle.me, kept))
+        return actions
+
+    def _react(self, event: Event, now: float) -> list[Send]:
         match event:
             case Arrived(frontend, place):
                 return self._on_arrived(frontend, place, now)
             case Finished():
-                self._finish(_key(event.request_id, event.attempt), event)
+                return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
             case Register():
-                self._on_register(event)
-                return self._roster.pair() + self._place_waiting(now)
+                return self._on_register(event) + self._pair() + self._place_waiting(now)
             case Leaving(address):
                 self._roster.leave(address)
                 self._placer.unclaim(address)
-                return self._roster.pair() + self._place_waiting(now)
+                return self._pair() + self._place_waiting(now)
             case LoadReport():
                 return self._on_report(event, now)
             case PeerLost(address):
-                self._on_lost(address)
-                return self._roster.pair() + self._place_waiting(now)
+                return self._on_lost(address) + self._pair() + self._place_waiting(now)
             case PrefillNeeded(decode, need):
                 key = _key(need.request_id, need.attempt)
                 prefill = self._placer.replace_prefill(key, decode, need, now)
                 answer = PrefillAssigned(need.request_id, need.attempt, need.epoch, prefill)
                 return [Send(decode, answer), *self._place_waiting(now)]
+            case Colleagues() | Taken() | GivenBack() | Kept():
+                return self._on_word(event, now)
             case Tick():
                 return self._admission.expire(self.why_not(), now) + self._place_waiting(now)
-        return self._place_waiting(now)
+
+    # Other schedulers -----------------------------------------------------------------------------------------------
+    def _on_word(self, word: Colleagues | Taken | GivenBack | Kept, now: float) -> list[Send]:
+        match word:
+            case Colleagues():
+                return self._meet(word)
+            case Taken(_, _, place):
+                if self._admission.queue.get(_key(place.request_id, place.attempt)) is None:
+                    self._placer.take(word, now)
+                return []
+            case Kept():
+                self._circle.keep(word)
+                return self._place_waiting(now)
+            case GivenBack():
+                key = _key(word.request_id, word.attempt)
+                placement = self._placer.get(key)
+                if placement is None or placement.scheduler != word.scheduler:
+                    return []
+                ended = Finished(word.request_id, word.attempt, word.num_output_tokens, word.complete)
+                self._placer.finish(key, ended)
+                return self._place_waiting(now)
+
+    def _meet(self, colleagues: Colleagues) -> list[Send]:
+        """Those that are new hear of everything that was placed here."""
+        news = self._circle.meet(colleagues)
+        self._admission.num_schedulers = self._circle.size
+        words = [self._taken(placed) for placed in self._placer.placements if not placed.scheduler]
+        words += [Kept(colleagues.me, self._told_kept)] if self._told_kept else []
+        return [Send(other, word) for other in news for word in words] + self._pair()
+
+    def _tell(self, word: Taken | GivenBack | Kept) -> list[Send]:
+        return [Send(other, word) for other in self._circle.others]
+
+    def _taken(self, placed: Placement) -> Taken:
+        return Taken(
+            self._circle.me,
+            placed.frontend,
+            replace(placed.place, block_hashes=()),
+            placed.route,
+            placed.num_blocks,
+            placed.compute_tokens,
+            placed.charged_tokens,
+        )
+
+    def _pair(self) -> list[Send]:
+        """Tell those instances whose buddy has changed; all of them where this scheduler begins to lead."""
+        if self._circle.leads and not self._led:
+            self._roster.forget_buddies()
+        self._led = self._circle.leads
+        news = self._roster.pair()
+        return news if self._led else []
 
     # Requests -------------------------------------------------------------------------------------------------------
     def _on_arrived(self, frontend: str, place: Place, now: float) -> list[Send]:
@@ -128,6 +210,7 @@ class GlobalScheduler:
     def _place_waiting(self, now: float, changed: Member | None = None) -> list[Send]:
         """Place all that can be placed now, in order; where only `changed` has news, who found no headroom tries only that."""
         actions: list[Send] = []
+        placed_keys: list[str] = []
         queue, num_passed = self._admission.queue, 0
         self._placer.check_claim(queue)
         for waiter in queue.in_order(now) if len(queue) else ():
@@ -143,22 +226,34 @@ class GlobalScheduler:
                 queue.served(waiter, now)
                 place = waiter.place
                 actions.append(Send(waiter.frontend, Placed(place.request_id, place.attempt, route)))
-        self._admission.left(len(actions), now)
+                placed_keys.append(waiter.key)
+        self._admission.left(len(placed_keys), now)
+        if self._circle.others:
+            for key in placed_keys:
+                if (placed := self._placer.get(key)) is not None:
+                    actions += self._tell(self._taken(placed))
         return actions
 
-    def _finish(self, key: str, ended: Finished | None = None) -> None:
+    def _finish(self, key: str, ended: Finished | None = None) -> list[Send]:
+        """It is over, here and wherever it counts."""
         if (waiter := self._admission.queue.get(key)) is not None:
             self._admission.queue.remove(waiter)
-        self._placer.finish(key, ended)
+        placed = self._placer.finish(key, ended)
+        if placed is None or placed.scheduler or not self._circle.others:
+            return []
+        num_output, complete = (0, False) if ended is None else (ended.num_output_tokens, ended.complete)
+        place = placed.place
+        return self._tell(GivenBack(self._circle.me, place.request_id, place.attempt, num_output, complete))
 
     # Instances ------------------------------------------------------------------------------------------------------
-    def _on_register(self, info: Register) -> None:
+    def _on_register(self, info: Register) -> list[Send]:
+        lost: list[Send] = []
         if not self._roster.knows(info):
-            if self._roster.get(info.address) is not None:
-                self._on_lost(info.address)
+            lost = self._on_lost(info.address) if self._roster.get(info.address) is not None else []
             self._roster.add(info)
             self._num_prefills += info.prefills
         self._roster.forget_buddy(info.address)
+        return lost
 
     def _on_report(self, report: LoadReport, now: float) -> list[Send]:
         member = self._roster.report(report, settled_before_s=now - self._settle_s)
@@ -166,16 +261,17 @@ class GlobalScheduler:
             self._policy.measured(member)
         return self._place_waiting(now, member)
 
-    def _on_lost(self, address: str) -> None:
-        """An instance or a frontend is gone: so are the requests that it decoded or asked for."""
+    def _on_lost(self, address: str) -> list[Send]:
+        """An instance, a frontend or another scheduler is gone: so are the requests that it decoded, asked for or placed."""
         if (member := self._roster.get(address)) is not None:
             self._num_prefills -= member.info.prefills
         self._roster.remove(address)
         self._policy.forget(address)
         self._placer.unclaim(address)
         queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
-        for key in self._placer.at(address) + queued:
-            self._finish(key)
+        self._circle.lose(address)
+        self._admission.num_schedulers = self._circle.size
+        return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
 
 
 def _key(request_id: str, attempt: int) -> str:

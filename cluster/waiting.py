@@ -89,7 +89,7 @@ class WaitingQueue:
         line.add(waiter)
         self._by_key[waiter.key] = waiter
 
-    def thin(self, num_instances: int, now: float) -> None:
+    def thin(self, num_instances: float, now: float) -> None:
         """Set aside what keeps others from being in time on so many instances, which the tenants share by weight."""
         self._spending.observe(bool(self._by_key), num_instances, now)
         if now < self._thin_s or not self._by_key:

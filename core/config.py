@@ -175,6 +175,8 @@ class ServeConfig(_Frozen):
     """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for."""
     api_keys_file: str = ""
     """More of them, one a line, in a file that the ingress can read; `#` begins a comment."""
+    schedulers: int = Field(default=1, ge=1, le=16)
+    """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     drain_notice_s: float = Field(default=3.0, ge=0)
     """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""

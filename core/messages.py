@@ -10,6 +10,7 @@ prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
+scheduler -> scheduler   Taken, GivenBack, Kept, Backlog (and Colleagues, to itself)
 any       -> any         Ping, Pong
 """
 
@@ -128,6 +129,59 @@ class PrefillAssigned:
 @dataclass(frozen=True, slots=True)
 class AskStatus:
     nonce: int
+
+
+# --- between schedulers ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Colleagues:
+    """Who acts at once with the scheduler `me`: what its process has found out."""
+
+    me: str
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """`scheduler` has placed a request: what that takes of its instances, and of its tenant's share."""
+
+    scheduler: str
+    frontend: str
+    place: Place
+    """Without its block hashes."""
+    route: Route
+    num_blocks: int
+    compute_tokens: int
+    """Of the prompt, on the prefill instance or else on the decode instance."""
+    expected_tokens: float
+    """Output, on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """What `scheduler` has Taken is free again. The rest is as in Finished; an attempt that was lost has generated nothing."""
+
+    scheduler: str
+    request_id: str
+    attempt: int
+    num_output_tokens: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """`scheduler` keeps this instance for a request that finds no room; empty: none any more."""
+
+    scheduler: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What waits for a place at a scheduler."""
+
+    num_queued: int
+    queued_tokens: int
+    """Of their prompts, cached or not."""
 
 
 # --- serving -------------------------------------------------------------------------------------------------------
@@ -281,5 +335,6 @@ Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | HandedOver | Failed
     | Buddy | Replicas | ReplicasKept
+    | Colleagues | Taken | GivenBack | Kept | Backlog
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

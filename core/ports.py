@@ -1,6 +1,6 @@
 """The seams: what each part asks of its neighbours. Everything behind them can be replaced, and is, in the simulator."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from core.messages import Message
@@ -84,5 +84,5 @@ class TokenCodec(Protocol):
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
 
-Resolve = Callable[[], Awaitable[str]]
-"""Looks a peer's current address up (service discovery)."""
+Resolve = Callable[[], Awaitable[Collection[str]]]
+"""Looks the current addresses of all schedulers up (service discovery)."""

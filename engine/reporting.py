@@ -1,17 +1,19 @@
-"""An instance's word to the global scheduler: it registers, reports its load, and does both again after either was reborn."""
+"""An instance's word to the schedulers: it registers with each, reports its load to all, and begins anew with who was reborn."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
 from core.messages import Leaving
 from core.ports import Clock, Mail, Resolve
 from core.reports import LayerExperts, LoadReport, Register, WorkCounts
+from core.turns import TURN_S, in_turn
 from engine.loop import Engine, EngineLoad
+from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
 
 _IDLE_REPORT_S = 1.0
-_RETRY_S = 0.2
 _EXPERTS_S = 5.0
 """Counts of layers x experts are many: they are reported only so often."""
 
@@ -26,66 +28,88 @@ class Reporter:
         mail: Mail,
         clock: Clock,
         resolve: Resolve,
+        num_schedulers: int,
         interval_s: float,
         check: Callable[[], None],
         count: Callable[[], WorkCounts],
     ) -> None:
         self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
-        self._resolve, self._interval_s = resolve, interval_s
+        self._interval_s = interval_s
         self._check, self._count = check, count
-        self.scheduler = ""
-        self._lost = self._leaving = False
+        self._schedulers = Schedulers(resolve, num_schedulers, clock, self._found)
+        self._new: set[str] = set()
+        """Schedulers that have heard nothing yet."""
+        self._any_new = asyncio.Event()
+        self._leaving = False
         self._seq = 0
         self._last: EngineLoad | None = None
         self._defect = ""
         self._experts_due_s: float | None = None
-        """None: a scheduler that knows none of them."""
+        """None: a scheduler knows none of them."""
+
+    @property
+    def scheduler(self) -> str:
+        """One that lives; empty: none is known."""
+        return self._schedulers.first
 
     def peer_lost(self, peer: str) -> None:
-        if peer == self.scheduler:
-            self.scheduler, self._lost = "", True
+        if self._schedulers.lose(peer):
+            self._new.discard(peer)
 
     def leave(self) -> None:
-        """Tell the scheduler, and any that comes after it, to place nothing more here."""
+        """Tell the schedulers, and any that comes after them, to place nothing more here."""
         self._leaving = True
-        if self.scheduler:
-            self._mail.send(self.scheduler, Leaving(self._info.address))
+        for scheduler in self._schedulers.living:
+            self._mail.send(scheduler, Leaving(self._info.address))
 
     async def run(self) -> None:
+        watching = asyncio.create_task(self._schedulers.run())
+        try:
+            while True:
+                await self._watch_load()
+        finally:
+            watching.cancel()
+
+    async def _watch_load(self) -> None:
+        """Until all schedulers are lost and another has come."""
         idle_since = self._clock.now()
-        while True:
-            if not self.scheduler:
-                await self._register()
+        while self._schedulers.living:
+            if self._new:
+                self._introduce()
                 idle_since = self._clock.now()
-            load = self._engine.load()
-            now = self._clock.now()
+            load, now, took_s = self._engine.load(), self._clock.now(), 0.0
             if load != self._last:
-                self._report(load)
+                took_s = await self._report(load)
                 idle_since = now
             elif now - idle_since >= _IDLE_REPORT_S:
                 if not load.num_running and not load.num_waiting:
                     self._self_check()
-                self._report(load)
+                took_s = await self._report(load)
                 idle_since = now
-            await self._clock.sleep(self._interval_s)
+            await self._clock.sleep(max(0.0, self._interval_s - took_s))
+        self._any_new.clear()
+        await self._any_new.wait()
 
-    async def _register(self) -> None:
-        """The scheduler forgets a lost instance, and a reborn scheduler knows none: begin with everything cached."""
-        while not self.scheduler:
-            try:
-                self.scheduler = await self._resolve()
-            except Exception as error:
-                log.warning("cannot find the scheduler: %s", error)
-                await self._clock.sleep(_RETRY_S)
-        if self._lost:
-            await self._clock.sleep(_RETRY_S)
-            self._lost = False
-        self._mail.send(self.scheduler, self._info)
-        if self._leaving:
-            self.leave()
+    def _found(self, scheduler: str) -> None:
+        self._new.add(scheduler)
+        self._any_new.set()
+
+    def _introduce(self) -> None:
+        """New schedulers know nothing, and begin with all that is cached; before that the others hear what is new to them."""
+        new, self._new = sorted(self._new), set[str]()
+        load, others = self._engine.load(), [one for one in self._schedulers.living if one not in new]
+        if others:
+            last = self._compose(load)
+            for scheduler in others:
+                self._mail.send(scheduler, last)
         self._engine.replay_cache_events()
-        self._last = None
         self._experts_due_s = None
+        first = self._compose(load)
+        for scheduler in new:
+            self._mail.send(scheduler, self._info)
+            if self._leaving:
+                self._mail.send(scheduler, Leaving(self._info.address))
+            self._mail.send(scheduler, first)
 
     def _experts(self) -> tuple[LayerExperts, ...]:
         now, due_s = self._clock.now(), self._experts_due_s
@@ -102,11 +126,22 @@ class Reporter:
             self._defect = str(error)
             log.exception("the idle self-check failed")
 
-    def _report(self, load: EngineLoad) -> None:
+    async def _report(self, load: EngineLoad) -> float:
+        """To each scheduler in its turn; returns the time that this has taken."""
+        report = self._compose(load)
+        turns = in_turn(self._schedulers.living, self._info.address, report.seq)
+        for turn, scheduler in enumerate(turns):
+            if turn:
+                await self._clock.sleep(TURN_S)
+            if scheduler in self._schedulers.living and scheduler not in self._new:
+                self._mail.send(scheduler, report)
+        return TURN_S * (len(turns) - 1)
+
+    def _compose(self, load: EngineLoad) -> LoadReport:
         added, removed = self._engine.drain_cache_events()
         self._seq += 1
         self._last = load
-        report = LoadReport(
+        return LoadReport(
             self._info.address,
             self._seq,
             load.free_blocks,
@@ -126,4 +161,3 @@ class Reporter:
             self._count(),
             self._experts(),
         )
-        self._mail.send(self.scheduler, report)

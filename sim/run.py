@@ -195,8 +195,8 @@ class _Cluster:
 
         return Parts(self._shard, config.num_blocks, 1 << 20, receivers, senders, group, HOST)
 
-    async def _resolve(self) -> str:
-        return self._scheduler
+    async def _resolve(self) -> list[str]:
+        return [self._scheduler]
 
     def _spawn(self, work: Any) -> None:
         self._stack.push_async_callback(_cancel, asyncio.create_task(work))

@@ -34,7 +34,8 @@ def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serv
     """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
 
     `one_host`: all of them run on this machine, so they need not listen to any other."""
-    scheduler = _options(Scheduler, config, 1, 0.1, surge_percent=100).bind(config, key, one_host)
+    schedulers = _options(Scheduler, config, config.serve.schedulers, 0.1, surge_percent=100)
+    scheduler = schedulers.bind(config, key, one_host)
     pools = [_pool(DecodePool, config, config.decode_instances, config.decode)]
     if config.prefill_instances:
         pools.append(_pool(PrefillPool, config, config.prefill_instances, config.prefill))

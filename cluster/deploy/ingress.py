@@ -43,6 +43,7 @@ class Ingress:
             scheduler_resolver(scheduler),
             config.serve.request_timeout_s,
             observers.observe,
+            config.serve.schedulers,
         )
         self._running = asyncio.create_task(self._frontend.run())
         live = LiveRules(config)

@@ -140,7 +140,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
-        num_cpus=max(2, int(cpus + 0.1 * (1 + 2 * config.ingress_instances) + 1)),
+        num_cpus=max(2, int(cpus + 0.1 * (config.serve.schedulers + 2 * config.ingress_instances) + 1)),
         num_gpus=num_gpus,
         include_dashboard=False,
         namespace=_APP,

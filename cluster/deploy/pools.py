@@ -25,11 +25,12 @@ from net.mail import TcpMail
 
 
 def scheduler_resolver(scheduler: Any) -> Resolve:
-    """Asks the Scheduler deployment where its replica listens now."""
+    """Asks the Scheduler deployment where its replicas listen now; of those that do not answer, nothing is said."""
 
-    async def resolve() -> str:
-        async with asyncio.timeout(10):
-            return await scheduler.endpoint.remote()
+    async def resolve() -> list[str]:
+        asked = scheduler.broadcast("endpoint")
+        answers: list[Any] = await asked.results_async(timeout_s=10, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, str)]
 
     return resolve
 

@@ -1,4 +1,5 @@
-"""The deployment of the one global scheduler. It holds no state that it could not learn again from the instances' reports."""
+"""The deployment of the global scheduler: one, or several that act at once (`cluster.circle`). None holds anything that it could
+not learn again from the instances' reports and the others' words."""
 
 import asyncio
 import contextlib
@@ -7,7 +8,7 @@ from ray import serve
 
 from cluster.autoscaler import Autoscaler
 from cluster.deploy.logs import configure_logging
-from cluster.deploy.pools import mail_host
+from cluster.deploy.pools import mail_host, scheduler_resolver
 from cluster.deploy.serve_sizes import ServeSizes
 from cluster.recording import make_scheduler
 from cluster.scheduler_node import SchedulerNode
@@ -21,13 +22,17 @@ class Scheduler:
     async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
-        scheduler = make_scheduler(config.schedule)
-        self._node = SchedulerNode(self._mail, WallClock(), scheduler)
+        context, count = serve.get_replica_context(), config.serve.schedulers
+        name = "" if count == 1 else self._mail.address.replace(":", "-")
+        scheduler, resolve = make_scheduler(config.schedule, name), None
+        if count > 1:
+            resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
+        self._node = SchedulerNode(self._mail, WallClock(), scheduler, resolve, count)
         self._running = asyncio.create_task(self._node.run())
         self._scaling: asyncio.Task[None] | None = None
         if config.scaling.enabled:
-            sizes = ServeSizes(serve.get_replica_context().app_name)
-            scaler = Autoscaler(config.scaling, scheduler, sizes, WallClock(), self._node.show_pools)
+            sizes = ServeSizes(context.app_name)
+            scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), self._node.show_pools)
             self._scaling = asyncio.create_task(scaler.run())
 
     async def endpoint(self) -> str:

@@ -46,6 +46,7 @@ def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dic
     for application in schema.applications:
         if config := configs.get(application.name):
             _check_pools(application, config)
+            _check_schedulers(application, config)
     for application in schema.applications:
         scales = application.name in configs and configs[application.name].scaling.enabled
         if scales and not application.external_scaler_enabled:
@@ -68,6 +69,16 @@ def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> 
         if pool is not None and pool.num_ranks > 1:
             given = deployment.model_dump(exclude_unset=True)
             check_overrides(f"{application.name}: {deployment.name}", given, pool)
+
+
+def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig) -> None:
+    """Processes look for as many as the configuration says."""
+    for deployment in application.deployments:
+        given = deployment.model_dump(exclude_unset=True).get("num_replicas")
+        if deployment.name == "Scheduler" and given not in (None, config.serve.schedulers):
+            raise ConfigError(
+                f"{application.name}: num_replicas of Scheduler is {given}, serve.schedulers {config.serve.schedulers}"
+            )
 
 
 def _check_keys(given: Any, model: type[BaseModel], where: str) -> None:

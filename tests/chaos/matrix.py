@@ -10,7 +10,6 @@ import os
 import platform
 import sys
 import tempfile
-import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -162,11 +161,7 @@ def main() -> None:
         },
         "set_up": OVERRIDES,
         "rows": table(results),
-        "failures": {
-            name: traceback.format_exception(r)[-8:]
-            for name, r in results.items()
-            if isinstance(r, Exception)
-        },
+        "failures": {name: repr(r) for name, r in results.items() if isinstance(r, Exception)},
     }
     Path(sys.argv[1]).write_text(json.dumps(report, indent=1) + "\n")
 

@@ -147,7 +147,8 @@ class Node:
     def __init__(self, spec: dict[str, Any], media: Media) -> None:
         """`media`: transports that need torch."""
         self.media = media
-        self.role, self.folder, self.apart = spec["role"], Path(spec["folder"]), spec["apart"]
+        self.name, self.role = spec["name"], spec["role"]
+        self.folder, self.apart = Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
         self.mail = TcpMail(
             KEY,
@@ -155,27 +156,42 @@ class Node:
             config=self.config.mail,
             wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
         )
+        self.num_placed = 0
+        """Requests for which this scheduler has found a place."""
         self.num_computed = 0
         """Tokens whose KV was computed here."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def resolve(self) -> str:
-        return (self.folder / "scheduler").read_text()
+    async def resolve(self) -> list[str]:
+        """Those that have died are listed until others come for them."""
+        return [path.read_text() for path in self.folder.glob("scheduler*.at")]
+
+    def decided(self, line: str) -> None:
+        self.num_placed += line.startswith("place ")
 
     def start(self) -> None:
         match self.role:
             case "scheduler":
                 # Apart: computing on decode is said to do much harm.
                 policy = CostPolicy(0, CostModel(itl_harm=1e6) if self.apart else CostModel())
-                self.scheduler = GlobalScheduler(self.config.schedule, policy)
-                node = SchedulerNode(self.mail, WallClock(), self.scheduler)
+                self.scheduler = GlobalScheduler(self.config.schedule, policy, self.decided)
+                count = self.config.serve.schedulers
+                node = SchedulerNode(
+                    self.mail, WallClock(), self.scheduler, self.resolve if count > 1 else None, count
+                )
                 self.keep("run", node.run())
-                new = self.folder / f"scheduler.{os.getpid()}"
+                new = self.folder / f"{self.name}.{os.getpid()}"
                 new.write_text(self.mail.address)
-                new.rename(self.folder / "scheduler")
+                new.rename(self.folder / f"{self.name}.at")
             case "frontend":
                 self.frontend = Frontend(
-                    self.mail, WallClock(), self.config.schedule, SHARD.layout.block_size, self.resolve, 60.0
+                    self.mail,
+                    WallClock(),
+                    self.config.schedule,
+                    SHARD.layout.block_size,
+                    self.resolve,
+                    60.0,
+                    num_schedulers=self.config.serve.schedulers,
                 )
                 self.keep("run", self.frontend.run())
             case _:
@@ -262,7 +278,13 @@ class Node:
                 status = self.scheduler.status()
                 held = self.scheduler.num_queued + self.scheduler.num_placed
                 routes = [[p.frontend, p.route.prefill, p.route.decode] for p in self.scheduler.placements]
-                return {"held": held, "instances": [i.address for i in status.instances], "routes": routes}
+                return {
+                    "held": held,
+                    "instances": [i.address for i in status.instances],
+                    "routes": routes,
+                    "colleagues": self.scheduler.colleagues,
+                    "placed": self.num_placed,
+                }
             case "frontend":
                 return {"held": self.frontend.num_running}
             case _:

@@ -22,7 +22,7 @@ OVERRIDES: dict[str, Any] = {
     "transfer.drain_timeout_s": 1.0,
     "schedule.local_threshold_tokens": 0,
 }
-ROLES = ("scheduler", "prefill", "prefill", "decode", "decode", "frontend", "frontend")
+ROLES = ("prefill", "prefill", "decode", "decode", "frontend", "frontend")
 _READY_S = 90.0
 _IDLE_S = 20.0
 
@@ -103,11 +103,13 @@ class World:
         self.pids: set[int] = set()
 
     async def __aenter__(self) -> "World":
-        names = [f"{role}{i % 2}" if role != "scheduler" else role for i, role in enumerate(ROLES)]
+        names = [f"{role}{i % 2}" for i, role in enumerate(ROLES)]
+        count = self.overrides.get("serve.schedulers", 1)
         try:
-            await self.start("scheduler")
+            for name in ["scheduler"] if count == 1 else [f"scheduler{i}" for i in range(count)]:
+                await self.start(name)
             async with asyncio.TaskGroup() as starting:
-                for name in names[1:]:
+                for name in names:
                     starting.create_task(self.start(name))
             await self.settled()
         except BaseException:
@@ -135,6 +137,7 @@ class World:
         role = name.rstrip("01")
         torch = self.wanted.get("transfer.transport") == "gloo" and role in ("prefill", "decode")
         spec = {
+            "name": name,
             "role": role,
             "folder": str(self.folder),
             "port": port,
@@ -203,8 +206,10 @@ class World:
                     for name, node in self.nodes.items():
                         held[name] = "no answer"
                         held[name] = await node.status()
-                    known = set(held["scheduler"]["instances"])
-                    if known == wanted and not any(status["held"] for status in held.values()):
+                    schedulers = [held[n.name] for n in self.nodes.values() if n.role == "scheduler"]
+                    known = all(set(one["instances"]) == wanted for one in schedulers)
+                    met = all(len(one["colleagues"]) == len(schedulers) - 1 for one in schedulers)
+                    if known and met and not any(status["held"] for status in held.values()):
                         return
                     await asyncio.sleep(0.05)
         except TimeoutError:

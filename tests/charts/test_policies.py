@@ -38,7 +38,7 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
     for application in serve_config(objects)["applications"]:
         config = ClusterConfig.model_validate(application["args"])
         numbers = {
-            "Scheduler": 1,
+            "Scheduler": config.serve.schedulers,
             "Ingress": config.ingress_instances,
             "PrefillPool": config.prefill_instances,
             "DecodePool": config.decode_instances,
@@ -51,6 +51,13 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
                 asked.update({resource: n * number for resource, n in bundle.items() if resource != "CPU"})
     assert {resource: n for resource, n in asked.items() if n > offered[resource]} == {}
     assert asked["GPU"] == offered["GPU"]
+
+
+@pytest.mark.parametrize(("schedulers", "offered"), [(1, 4), (2, 4), (3, 6)])
+def test_the_pods_with_ingresses_have_room_for_all_schedulers_twice(schedulers: int, offered: int) -> None:
+    objects = render({"config": {"ingress_instances": 2, "serve": {"schedulers": schedulers}}})
+    [group] = [one for one in cluster_spec(objects)["workerGroupSpecs"] if one["groupName"] == "ingress"]
+    assert (group["replicas"], offered_resources(group)) == (2, {"ingress": offered})
 
 
 def test_gpus_rdma_and_shared_memory_of_a_pool() -> None:

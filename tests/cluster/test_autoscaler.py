@@ -20,6 +20,7 @@ class World:
 
     def __init__(self, *members: Member) -> None:
         self.members = members
+        self.leads = True
         self.queued_tokens = 0
         self.sizes: dict[PoolName, int] = {"decode": len(members)}
         self.set_to: list[tuple[PoolName, int]] = []

@@ -67,8 +67,8 @@ class World:
         )
         self.runner = asyncio.create_task(self.frontend.run())
 
-    async def _resolve(self) -> str:
-        return self.scheduler.mail.address
+    async def _resolve(self) -> list[str]:
+        return [self.scheduler.mail.address]
 
     def _schedule(self, peer: Peer, sender: str, message: Message) -> None:
         match message:

@@ -79,8 +79,8 @@ class World:
         self.running = asyncio.create_task(self.frontend.run())
         self.count = 0
 
-    async def _resolve(self) -> str:
-        return self.scheduler.address
+    async def _resolve(self) -> list[str]:
+        return [self.scheduler.address]
 
     def _instance(self, folder: Path, role: Any) -> Instance:
         mail = self.network.join(role)

@@ -26,8 +26,10 @@ headGroupSpec:
     {{- include "baton.pod" (dict "root" . "kind" "head" "pod" $head) | nindent 4 }}
 workerGroupSpecs:
 {{- range $model := include "baton.models" . | fromJsonArray }}
-  {{- /* Room for an ingress, the scheduler, and the next version of each beside it while Serve rolls one out. */}}
-  {{- $resources := dict (printf "%singress" $model.prefix) 4 }}
+  {{- /* Room for an ingress, the pod's share of the schedulers, and the next version of each beside it while Serve rolls one out. */}}
+  {{- $pods := max 1 $model.ingressReplicas | int }}
+  {{- $schedulers := div (add ($model.effective.serve.schedulers | int) (sub $pods 1)) $pods }}
+  {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $schedulers) | int) }}
   {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas) }}
   {{- range $role, $pool := $model.pools }}
   {{- $resources := dict $pool.resource $pool.offered }}

@@ -1,0 +1,46 @@
+"""The schedulers that act at once, as one of them sees it. Pure.
+
+Each places a part of the requests. It tells the others what it has placed (`core.messages.Taken`) and what of that is over
+(`GivenBack`), so that all know of all promises, however old reports are. What only one may do (pair buddies, size pools) is done
+by the one that leads: the first by address of those that live, by everybody's own knowledge.
+
+Two that hold each other dead, or that have not heard of each other yet, may both lead for a while: they then tell the same
+instances the same buddies and set the same sizes from the same reports."""
+
+from core.messages import Colleagues, Kept
+
+
+class Circle:
+    def __init__(self) -> None:
+        self.me = ""
+        self.others: tuple[str, ...] = ()
+        self._kept: dict[str, str] = {}
+        """Scheduler -> the instance that it keeps for a request of its own."""
+
+    @property
+    def leads(self) -> bool:
+        return all(self.me < other for other in self.others)
+
+    @property
+    def size(self) -> int:
+        return 1 + len(self.others)
+
+    def meet(self, colleagues: Colleagues) -> list[str]:
+        """Those that were not known before."""
+        news = [other for other in colleagues.others if other not in self.others]
+        self.me, self.others = colleagues.me, colleagues.others
+        return news
+
+    def lose(self, address: str) -> None:
+        self.others = tuple(other for other in self.others if other != address)
+        self._kept.pop(address, None)
+
+    def keep(self, kept: Kept) -> None:
+        self._kept[kept.scheduler] = kept.address
+
+    def is_kept(self, address: str, is_mine: bool) -> bool:
+        """Does another scheduler keep it for a request? Of two that keep the same, the first has it."""
+        return bool(self._kept) and any(
+            kept == address and not (is_mine and self.me < scheduler)
+            for scheduler, kept in self._kept.items()
+        )

@@ -1,0 +1,91 @@
+"""Which schedulers there are, kept current: some die, and others come for them.
+
+Invariant: an address is among `living` from when it was found until it is said to be lost, and `found` hears of it before anybody
+else does."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from core.ports import Clock, Resolve
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+_MAX_RETRY_S = 5.0
+"""How long a lost one that is still listed is left alone, at most, as long as others live: it may be stopped or cut off."""
+
+
+_FORGOTTEN_S = 60.0
+_MAX_AWAY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Absence:
+    since_s: float
+    wait_s: float
+    """Before it is believed to be back."""
+
+
+class Schedulers:
+    """`run` must be running. `count`: as many are looked for."""
+
+    def __init__(self, resolve: Resolve, count: int, clock: Clock, found: Callable[[str], None]) -> None:
+        self._resolve, self._count, self._clock, self._found = resolve, count, clock, found
+        self.living: tuple[str, ...] = ()
+        """By address."""
+        self._away: dict[str, _Absence] = {}
+        """Those that were lost."""
+        self._missing = asyncio.Event()
+        self._missing.set()
+
+    @property
+    def first(self) -> str:
+        """The one that leads, as far as is known here; empty: none lives."""
+        return self.living[0] if self.living else ""
+
+    async def run(self) -> None:
+        """For as long as its owner lives; ends by cancellation."""
+        delay_s = _RETRY_S
+        while True:
+            await self._missing.wait()
+            await self._look()
+            if len(self.living) >= self._count:
+                self._missing.clear()
+                delay_s = _RETRY_S
+            else:
+                await self._clock.sleep(delay_s)
+                delay_s = min(_MAX_RETRY_S, 2 * delay_s) if self.living else _RETRY_S
+
+    def lose(self, address: str) -> bool:
+        """It cannot be reached any more. False: it was none that lives."""
+        if address not in self.living:
+            return False
+        now, last = self._clock.now(), self._away.pop(address, None)
+        wait_s = _RETRY_S if last is None or now - last.since_s > _FORGOTTEN_S else 2 * last.wait_s
+        self._away[address] = _Absence(now, min(_MAX_RETRY_S, wait_s))
+        if len(self._away) > _MAX_AWAY:
+            del self._away[next(iter(self._away))]
+        self.living = tuple(other for other in self.living if other != address)
+        self._missing.set()
+        return True
+
+    async def _look(self) -> None:
+        try:
+            addresses = await self._resolve()
+        except Exception as error:
+            log.warning("cannot find the scheduler: %s", error)
+            return
+        for address in sorted(addresses):
+            if address not in self.living and not self._stays_away(address):
+                self.living = tuple(sorted((*self.living, address)))
+                self._found(address)
+
+    def _stays_away(self, address: str) -> bool:
+        """It was lost a moment ago. Where nobody else lives there is nothing to lose by trying it again."""
+        absence = self._away.get(address)
+        if absence is None:
+            return False
+        wait_s = absence.wait_s if self.living else _RETRY_S
+        return self._clock.now() - absence.since_s < wait_s

@@ -1,0 +1,86 @@
+"""Two schedulers at once: one that dies under streams is not missed, and what both fill at once loses and starves nobody."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.world import Stream, World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+TWO = {"serve.schedulers": 2, "engine.num_blocks": 400}
+PROMPT, OUTPUT = 30, 60
+
+
+def begin(world: World, count: int, num_prompt: int = PROMPT, max_tokens: int = OUTPUT) -> list[Stream]:
+    names = [
+        world.generate(f"frontend{i % 2}", world.fresh_prompt(num_prompt), max_tokens) for i in range(count)
+    ]
+    return [world.streams[name] for name in names]
+
+
+async def end(streams: list[Stream]) -> None:
+    """Each as if nothing had happened."""
+    async with asyncio.timeout(60):
+        for stream in streams:
+            await stream.done.wait()
+    for stream in streams:
+        assert not stream.error
+        assert tuple(stream.tokens) == stream.expected
+
+
+async def total(world: World, role: str, what: str) -> int:
+    names = [name for name, node in world.nodes.items() if node.role == role]
+    return sum([(await world.nodes[name].status())[what] for name in names])
+
+
+async def test_a_scheduler_is_killed_under_streams(tmp_path: Path) -> None:
+    async with World(tmp_path, TWO) as world:
+        running = begin(world, 6)
+        while min(len(stream.tokens) for stream in running) < 5:
+            await asyncio.sleep(0.01)
+        for name in ("scheduler0", "scheduler1"):
+            status = await world.nodes[name].status()
+            assert status["placed"] > 0, "one of them has placed everything"
+            assert len(status["routes"]) == 6, "each knows what the other has placed"
+        killed = asyncio.create_task(world.kill("scheduler0"))
+        during = begin(world, 8)
+        await killed
+        await end(running + during)
+        assert max(gap for stream in running + during for gap in stream.gaps_s) < 3.0
+        assert (await world.nodes["scheduler1"].status())["placed"] >= 8
+        await world.start("scheduler0")
+        await world.settled()
+        after: list[Stream] = []
+        async with asyncio.timeout(30):  # frontends look for it every five seconds at the latest
+            while not (await world.nodes["scheduler0"].status())["placed"]:
+                after += begin(world, 8)
+                await end(after)
+        await world.settled()
+        streams = running + during + after
+        roles = [await total(world, role, "computed") for role in ("prefill", "decode")]
+        assert sum(roles) == len(streams) * (PROMPT + OUTPUT - 1), "something was computed twice"
+
+
+async def test_a_scheduler_that_is_stopped_is_left_and_comes_back(tmp_path: Path) -> None:
+    async with World(tmp_path, TWO) as world:
+        running = begin(world, 4)
+        while min(len(stream.tokens) for stream in running) < 5:
+            await asyncio.sleep(0.01)
+        world.freeze("scheduler1")
+        await asyncio.sleep(2.0)  # the others give it up after one
+        during = begin(world, 6)
+        await end(running + during)
+        world.thaw("scheduler1")
+        await world.settled()
+        await end(begin(world, 6))
+        await world.settled()
+
+
+async def test_what_both_fill_at_once_is_served(tmp_path: Path) -> None:
+    """Sixteen requests for two instances with room for three each, through both schedulers in the same moment."""
+    async with World(tmp_path, TWO | {"engine.num_blocks": 75}) as world:
+        streams = begin(world, 16, num_prompt=60, max_tokens=30)
+        large = begin(world, 2, num_prompt=200, max_tokens=30)
+        await end(streams + large)
+        await world.settled()
