@@ -49,9 +49,7 @@ class Runner:
         if not chosen:
             return []
         keys, drawing = [key for key, _ in chosen], [seq for _, seq in chosen]
-        out = sample(
-            self._model.logits(hidden), keys, drawing, self._model.ops.draw, self._model.ops.penalise
-        )
+        out = sample(self._model.logits(hidden), keys, drawing, self._model.ops)
         for (_, seq), drawn in zip(chosen, out, strict=True):
             seq.append(drawn.token)
         return out

@@ -7,16 +7,19 @@ Log-probabilities are those of the raw logits."""
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from core.plan import Sampled
-from core.types import SamplingParams
+from core.types import SamplingParams, TokenId
 from engine.batch import RankSeq
-from kernels.sampling import Draw, Penalties, draw, penalise
+from kernels.ops import Ops
+from kernels.sampling import Draw, Penalties
 
+_Logprobs = tuple[float, tuple[tuple[TokenId, float], ...]]
+"""A token's, and the likeliest ones', with their ids."""
 _PACK = struct.Struct("<qq").pack
 
 
@@ -30,25 +33,27 @@ def sample(
     logits: torch.Tensor,
     keys: Sequence[str],
     seqs: Sequence[RankSeq],
-    draw: Callable[[torch.Tensor, Sequence[Draw]], torch.Tensor] = draw,
-    penalise: Callable[[torch.Tensor, Penalties], None] = penalise,
+    ops: Ops,
 ) -> list[Sampled]:
-    """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i.
-
-    `draw`, `penalise`: `Ops` of the device."""
-    logprobs = _raw_logprobs(logits, seqs)
+    """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i."""
+    asking = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
+    raw = logits[asking] if asking else None
     for row, seq in enumerate(seqs):
         if _is_shaped(seq.sampling):
             _shape(logits[row], seq)
     if (penalties := _penalties(seqs)) is not None:
-        penalise(logits, penalties)
+        ops.penalise(logits, penalties)
     tokens = logits.argmax(-1)
     drawn = [row for row, seq in enumerate(seqs) if seq.sampling.temperature > 0]
     if drawn:
-        tokens[drawn] = draw(logits[drawn], [_draw_of(seqs[row]) for row in drawn])
+        tokens[drawn] = ops.draw(logits[drawn], [_draw_of(seqs[row]) for row in drawn])
+    known: dict[int, _Logprobs] = {}
+    if raw is not None:
+        asked = [seqs[row].sampling.num_logprobs for row in asking]
+        known = dict(zip(asking, _logprobs(raw, tokens[asking], asked, ops), strict=True))
     ids: list[int] = tokens.tolist()
     return [
-        _sampled(key, token, row, logprobs, seqs[row].sampling)
+        Sampled(key, token, *known.get(row, ()))
         for row, (key, token) in enumerate(zip(keys, ids, strict=True))
     ]
 
@@ -57,24 +62,13 @@ def _draw_of(seq: RankSeq) -> Draw:
     return Draw(seq.sampling, uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt))
 
 
-def _raw_logprobs(logits: torch.Tensor, seqs: Sequence[RankSeq]) -> dict[int, torch.Tensor]:
-    rows = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
-    if not rows:
-        return {}
-    return dict(zip(rows, torch.log_softmax(logits[rows], -1), strict=True))
-
-
-def _sampled(
-    key: str, token: int, row: int, logprobs: dict[int, torch.Tensor], sampling: SamplingParams
-) -> Sampled:
-    raw = logprobs.get(row)
-    if raw is None:
-        return Sampled(key, token)
-    top: tuple[tuple[int, float], ...] = ()
-    if sampling.num_logprobs > 0:
-        values, ids = raw.topk(min(sampling.num_logprobs, raw.numel()))
-        top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-    return Sampled(key, token, float(raw[token]), top)
+def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int], ops: Ops) -> list[_Logprobs]:
+    """For each row of `raw` its token's and those of as many of the likeliest as are `asked` for."""
+    found = ops.logprobs(raw, tokens, min(max(asked), raw.shape[1]))
+    return [
+        (chosen, tuple(zip(ids[:count], values[:count], strict=True)))
+        for count, chosen, values, ids in zip(asked, *(part.tolist() for part in found), strict=True)
+    ]
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:

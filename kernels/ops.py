@@ -109,6 +109,9 @@ class Ops:
     draw: Callable[[Tensor, Sequence[Draw]], Tensor]
     """(logits (N, V) float32, draws (N,)) -> tokens (N,) int64: of those that may be drawn the first, by id, whose cumulative
     probability exceeds the number's part of their total."""
+    logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
+    """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
+    descending, and which those are, int64."""
     write_latent: Callable[[Tensor, Tensor, AttentionMeta], None]
     """(latent (T, R + P), kv_layer (num_blocks, 1, 1, block_size, R + P), meta): store at meta.slots."""
     latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]

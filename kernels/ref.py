@@ -11,7 +11,7 @@ from kernels.latent import latent_attention, write_latent
 from kernels.moe import experts, route
 from kernels.ops import AttentionMeta, HeadNorms, Ops
 from kernels.paged import PagedAttention
-from kernels.sampling import draw, penalise
+from kernels.sampling import draw, logprobs, penalise
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -108,6 +108,7 @@ def reference_ops() -> Ops:
         route=route,
         penalise=penalise,
         draw=draw,
+        logprobs=logprobs,
         experts=experts,
         write_latent=write_latent,
         latent_attention=latent_attention,

@@ -53,6 +53,15 @@ def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
     logits[rows, tokens] = values - torch.where(counts > 0, presence + frequency * counts.float(), 0.0)
 
 
+def logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`Ops.logprobs`."""
+    every = torch.log_softmax(logits, -1)
+    top = every.topk(num_top, -1)
+    return every.gather(1, tokens[:, None])[:, 0], top.values, top.indices
+
+
 def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
     """`Ops.draw`."""
     probs = distribution(logits, [each.shape for each in draws])

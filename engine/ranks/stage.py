@@ -89,9 +89,7 @@ class StageRunner:
         if not drawing:
             return []
         keys = [item.key for item in work if item.samples]
-        out = sample(
-            model.logits(hidden[batch.sample_rows]), keys, drawing, model.ops.draw, model.ops.penalise
-        )
+        out = sample(model.logits(hidden[batch.sample_rows]), keys, drawing, model.ops)
         for seq, drawn in zip(drawing, out, strict=True):
             seq.append(drawn.token)
         comm.send(torch.tensor([drawn.token for drawn in out], device=self._device), 0)

@@ -15,7 +15,7 @@ from kernels.triton.grouped import experts
 from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
-from kernels.triton.sampling import draw, penalise
+from kernels.triton.sampling import draw, logprobs, penalise
 
 _SPLIT_TOKENS = 1024
 _EXPERT_ROWS = 64
@@ -44,6 +44,7 @@ def triton_ops() -> Ops:
         experts=experts,
         penalise=penalise,
         draw=draw,
+        logprobs=logprobs,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
     )

@@ -207,8 +207,8 @@ def _logprob_kernel(logits, tokens, out, totals, V, stride, BLOCK: tl.constexpr)
     tl.store(out + index, tl.load(row + tl.load(tokens + index)) - whole)
 
 
-def logprobs(logits: Tensor, tokens: Tensor, num_top: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """logits (N, V) float32, tokens (N,) int64 -> (N,) log-probabilities of tokens; (N, num_top) of the likeliest, and which."""
+def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`Ops.logprobs`; rows of logits are contiguous."""
     out, totals = (torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(2))
     if len(logits):
         _logprob_kernel[(len(logits),)](

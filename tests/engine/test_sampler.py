@@ -18,9 +18,10 @@ from core.plan import NewSeq
 from core.types import SamplingParams
 from engine.batch import RankSeq
 from engine.sampler import sample, uniform
+from kernels.ref import reference_ops
 from kernels.sampling import distribution
 
-VOCAB = 50
+VOCAB, OPS = 50, reference_ops()
 
 
 def seq(sampling: SamplingParams, tokens: tuple[int, ...] = (1, 2, 3), num_prompt: int = 3) -> RankSeq:
@@ -28,7 +29,7 @@ def seq(sampling: SamplingParams, tokens: tuple[int, ...] = (1, 2, 3), num_promp
 
 
 def draw(logits: torch.Tensor, seqs: list[RankSeq]) -> list[int]:
-    return [s.token for s in sample(logits.clone(), [str(i) for i in range(len(seqs))], seqs)]
+    return [s.token for s in sample(logits.clone(), [str(i) for i in range(len(seqs))], seqs, OPS)]
 
 
 def params(rng: random.Random) -> SamplingParams:
@@ -106,14 +107,14 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     want = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([[1, 2, 3, 2]]), logits.clone())
     p = SamplingParams(temperature=0.0, repetition_penalty=penalty)
     got = logits.clone()
-    sample(got, ["k"], [seq(p, (1, 2, 3, 2))])
+    sample(got, ["k"], [seq(p, (1, 2, 3, 2))], OPS)
     torch.testing.assert_close(got, want)
 
 
 def test_presence_and_frequency_count_output_only() -> None:
     p = SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     logits = torch.zeros(1, VOCAB)
-    sample(logits, ["k"], [seq(p, tokens=(7, 8, 9, 9), num_prompt=2)])
+    sample(logits, ["k"], [seq(p, tokens=(7, 8, 9, 9), num_prompt=2)], OPS)
     assert logits[0, 9] == -(0.5 + 2 * 0.25)
     assert logits[0, 7] == logits[0, 8] == 0
 
@@ -125,11 +126,26 @@ def test_bias_minimum_length_and_logprobs() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(6))
     raw = torch.log_softmax(logits, -1)[0]
     young, old = seq(p), seq(p, tokens=(1, 2, 3, 5, 6), num_prompt=3)
-    (first,) = sample(logits.clone(), ["k"], [young])
+    (first,) = sample(logits.clone(), ["k"], [young], OPS)
     assert first.token != 4
     assert first.logprob == pytest.approx(float(raw[first.token]))
     assert [i for i, _ in first.top] == raw.topk(3).indices.tolist()
     assert draw(logits, [old]) == [4]
+
+
+def test_rows_get_as_many_logprobs_as_each_asks_for() -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(8)) * 3
+    want = torch.log_softmax(logits, -1)
+    asked = (3, -1, 0, VOCAB + 5)
+    seqs = [seq(SamplingParams(seed=n, num_logprobs=n, presence_penalty=0.5), num_prompt=1) for n in asked]
+    for row, (got, count) in enumerate(zip(sample(logits, list("abcd"), seqs, OPS), asked, strict=True)):
+        if count < 0:
+            assert (got.logprob, got.top) == (None, ())
+            continue
+        assert got.logprob == pytest.approx(float(want[row, got.token]))
+        top = want[row].topk(min(count, VOCAB))
+        assert [i for i, _ in got.top] == top.indices.tolist()
+        assert [value for _, value in got.top] == pytest.approx(top.values.tolist())
 
 
 def test_mixed_batches_leave_greedy_rows_greedy() -> None:
