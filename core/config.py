@@ -40,6 +40,8 @@ class EngineConfig(_Frozen):
     """KV blocks of one instance; 0: as many as `kv_bytes` holds."""
     kv_bytes: int = Field(default=256 << 20, ge=1 << 16)
     """Memory for one instance's KV pool, in bytes, when `num_blocks` is 0."""
+    kv_dtype: Literal["auto", "float8", "int8"] = "auto"
+    """What keys and values are stored as; `auto`: what the model computes in. 8 bits come with a scale for each vector."""
     max_batch_tokens: int = Field(default=512, ge=1)
     """Tokens computed in one step: the budget that chunked prefill fills."""
     max_num_seqs: int = Field(default=64, ge=1)

@@ -1,14 +1,14 @@
 """From a model's folder and a configuration to the ranks of an instance: loads weights, sizes the pool, binds the runner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
-from core.kv import KVShard, RankPool, lay_out, memory_bytes
+from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes
 from core.ports import LayerSink
 from engine.devices import choose_device
 from engine.dims import dims_of, shards_of
@@ -28,6 +28,8 @@ class PoolSize:
     shard: KVShard
     num_blocks: int
     max_context_tokens: int
+    dtype: str
+    """What the model computes in."""
     pools: tuple[RankPool, ...]
     """Of the instance's ranks."""
 
@@ -53,7 +55,7 @@ def size_pool(
     spec = read_spec(folder)
     dtype = choose_dtype(spec, model.dtype, device or choose_device(engine.device))
     check(dims_of(spec), mesh, role, num_spare)
-    layout = spec.kv_layout(engine.block_size, dtype)
+    layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, dtype))
     shards = shards_of(spec, mesh, layout)
     groups = [mesh.place(rank).dp for rank in range(mesh.size)]
     block_bytes = sum(shard.pool_bytes(1) for shard, dp in zip(shards, groups, strict=True) if dp == 0)
@@ -65,7 +67,7 @@ def size_pool(
         )
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     pools = lay_out(shards, num_blocks, groups, memories)
-    return PoolSize(KVShard.whole(layout), num_blocks * mesh.dp, max_context_tokens, pools)
+    return PoolSize(KVShard.whole(layout), num_blocks * mesh.dp, max_context_tokens, dtype, pools)
 
 
 def build_group(
@@ -81,17 +83,28 @@ def build_group(
     Raises ConfigError."""
     torch.set_num_threads(engine.num_threads)
     device = choose_device(engine.device)
-    dtype = size.shard.layout.dtype
     loaded = load_model(
         folder,
-        dtype,
+        size.dtype,
         device,
         kernels=engine.kernels,
         deterministic=engine.deterministic,
         block_size=engine.block_size,
+        kv_dtype=size.shard.layout.dtype,
     )
     pool = make_pool(size.pools[0], buffer, device)
     return InlineGroup(counted(Runner(loaded, pool, engine.block_size, sink).step, loaded))
+
+
+def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:
+    """Raises ConfigError."""
+    if kv_dtype == "auto":
+        return layout
+    if layout.state == "mla":
+        raise ConfigError(
+            f"engine.kv_dtype is {kv_dtype}, but this model keeps latents, which no kernel reads in 8 bits: use auto"
+        )
+    return replace(layout, dtype="float8_e4m3fn" if kv_dtype == "float8" else kv_dtype, scales="vector")
 
 
 def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> Pool:

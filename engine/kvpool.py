@@ -8,17 +8,27 @@ from torch import Tensor
 
 from core.kv import KVShard
 from core.plan import BlockCopy
+from kernels.ops import KVLayer, ScaledKV
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "int8": torch.int8,
+}
 
 
 class Pool(Protocol):
     """The KV that a runner computes on, and what it must say of it."""
 
     @property
-    def layers(self) -> list[Tensor]:
+    def layers(self) -> list[KVLayer]:
         """Each (num_blocks, planes, heads, block_size, head_dim), on the device that computes."""
         ...
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def is_mirrored(self) -> bool:
@@ -48,12 +58,14 @@ class KVPool:
     is_mirrored = False
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview) -> None:
-        self.layers: list[Tensor] = list(pool_tensor(shard, num_blocks, buffer).unbind(0))
+        self._parts = pool_parts(shard, num_blocks, bytes_of(shard, num_blocks, buffer))
+        self.layers = layers_of(shard, self._parts)
+        self.device = torch.device("cpu")
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
-            for layer in self.layers:
-                layer[copy.dst, :, :, : copy.num_tokens] = layer[copy.src, :, :, : copy.num_tokens]
+            for part in self._parts:
+                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
 
     def arrived(self, blocks: Tensor) -> None:
         """Nothing to do."""
@@ -65,16 +77,24 @@ class KVPool:
         """Nothing to do."""
 
 
-def pool_tensor(shard: KVShard, num_blocks: int, buffer: memoryview) -> Tensor:
-    """(layers, num_blocks, planes, heads, block_size, head_dim) over the beginning of `buffer`."""
+def bytes_of(shard: KVShard, num_blocks: int, buffer: memoryview) -> Tensor:
+    """(pool bytes,) uint8 over the beginning of `buffer`."""
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=shard.pool_bytes(num_blocks))
+
+
+def pool_parts(shard: KVShard, num_blocks: int, flat: Tensor) -> tuple[Tensor, ...]:
+    """Over `flat`, a pool's bytes: vectors (layers, num_blocks, planes, heads, block_size, head_dim), those of 8 bits as uint8,
+    which all operations know; and, where they have scales, those, without head_dim."""
     layout = shard.layout
-    shape = (
-        shard.num_layers,
-        num_blocks,
-        layout.num_planes,
-        shard.num_heads,
-        layout.block_size,
-        layout.head_dim,
-    )
-    flat = torch.frombuffer(buffer, dtype=torch.uint8, count=shard.pool_bytes(num_blocks))
-    return flat.view(TORCH_DTYPES[layout.dtype]).view(shape)
+    shape = (shard.num_layers, num_blocks, layout.num_planes, shard.num_heads, layout.block_size)
+    at, dtype = shard.data_bytes(num_blocks), TORCH_DTYPES[layout.dtype]
+    stored = torch.uint8 if dtype.itemsize == 1 else dtype
+    data = flat[:at].view(stored).view(*shape, layout.head_dim)
+    return (data, flat[at:].view(torch.float32).view(shape)) if layout.scale_bytes else (data,)
+
+
+def layers_of(shard: KVShard, parts: Sequence[Tensor]) -> list[KVLayer]:
+    data = parts[0].view(TORCH_DTYPES[shard.layout.dtype])
+    if len(parts) == 1:
+        return list(data.unbind(0))
+    return [ScaledKV(*layer) for layer in zip(data.unbind(0), parts[1].unbind(0), strict=True)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from core.errors import ConfigError
 from core.kv import KVShard
 from core.plan import BlockCopy
-from engine.kvpool import pool_tensor
+from engine.kvpool import bytes_of, layers_of, pool_parts
 
 
 class MirroredPool:
@@ -22,28 +22,31 @@ class MirroredPool:
     is_mirrored = True
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
-        self._host = _seen_by(device, pool_tensor(shard, num_blocks, buffer))
-        self._pool = torch.zeros(self._host.shape, dtype=self._host.dtype, device=device)
+        flat = _seen_by(device, bytes_of(shard, num_blocks, buffer))
+        self._host = pool_parts(shard, num_blocks, flat)
+        self._pool = pool_parts(shard, num_blocks, torch.zeros(flat.shape, dtype=flat.dtype, device=device))
         self._block_size = shard.layout.block_size
-        self._device = device
-        self.layers: list[Tensor] = list(self._pool.unbind(0))
+        self.device = device
+        self.layers = layers_of(shard, self._pool)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
-            for memory in (self._host, self._pool):
-                memory[:, copy.dst, :, :, : copy.num_tokens] = memory[:, copy.src, :, :, : copy.num_tokens]
+            for part in (*self._host, *self._pool):
+                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
 
     def arrived(self, blocks: Tensor) -> None:
-        ids = blocks.to(self._device)
-        self._pool[:, ids] = self._host[:, ids]
+        ids = blocks.to(self.device)
+        for host, pool in zip(self._host, self._pool, strict=True):
+            pool[:, ids] = host[:, ids]
 
     def written(self, layer: int, slots: Tensor) -> None:
         block, offset = slots // self._block_size, slots % self._block_size
-        self._host[layer][block, :, :, offset] = self.layers[layer][block, :, :, offset]
+        for host, pool in zip(self._host, self._pool, strict=True):
+            host[layer][block, :, :, offset] = pool[layer][block, :, :, offset]
 
     def synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 class _DeviceMemory:
@@ -59,7 +62,7 @@ class _DeviceMemory:
 
 
 def _seen_by(device: torch.device, host: Tensor) -> Tensor:
-    """`host`'s memory as a tensor of `device`: pages are locked, and mapped at the same addresses. Raises ConfigError."""
+    """`host`'s memory, bytes, as a tensor of `device`: pages are locked, and mapped at the same addresses. Raises ConfigError."""
     if device.type == "cpu":
         return host
     address, num_bytes = host.data_ptr(), host.nbytes
@@ -70,5 +73,4 @@ def _seen_by(device: torch.device, host: Tensor) -> Tensor:
             f"CUDA could not lock the KV pool's {num_bytes} bytes of host memory (error {failure}): raise the limit of locked "
             "memory (ulimit -l), or lower engine.kv_bytes"
         )
-    flat = torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)
-    return flat.view(host.dtype).view(host.shape)
+    return torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)

@@ -17,7 +17,7 @@ from models.model import Model
 class Runner:
     def __init__(self, model: Model, pool: Pool, block_size: int, sink: LayerSink | None = None) -> None:
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
-        self._device = pool.layers[0].device
+        self._device = pool.device
         self._seqs: dict[str, RankSeq] = {}
 
     @torch.inference_mode()

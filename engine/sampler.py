@@ -52,10 +52,8 @@ def sample(
         asked = [seqs[row].sampling.num_logprobs for row in asking]
         known = dict(zip(asking, _logprobs(raw, tokens[asking], asked, ops), strict=True))
     ids: list[int] = tokens.tolist()
-    return [
-        Sampled(key, token, *known.get(row, ()))
-        for row, (key, token) in enumerate(zip(keys, ids, strict=True))
-    ]
+    found = [known.get(row, (None, ())) for row in range(len(ids))]
+    return [Sampled(key, token, *more) for key, token, more in zip(keys, ids, found, strict=True)]
 
 
 def _draw_of(seq: RankSeq) -> Draw:

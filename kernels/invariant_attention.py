@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
 from kernels.row_tiles import RowTiles
+from kernels.scaled_kv import as_floats
 
 _SPAN_TOKENS = 256
 
@@ -72,9 +73,10 @@ class InvariantAttention:
         self._tiles = tiles
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        self, q: Tensor, stored: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
+        kv_layer, meta = as_floats(stored, meta, q.dtype)
         out = torch.empty_like(q)
         for seq in range(len(meta.query_lens)):
             spans = [(first, kv[0], kv[1]) for first, kv in _spans(kv_layer, meta, seq, window)]

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights
+from kernels.packed import as_float, one_of
 from kernels.routing import Routing
 
 _TINY = 1e-20
@@ -67,7 +68,7 @@ def experts(
     """Sorts (row, slot) pairs by slot and multiplies each run at once. Sums are in float32, in the order of the slots."""
     flat, width = slots.flatten(), slots.shape[-1]
     order = flat.argsort(stable=True)
-    counts = torch.bincount(flat + 1, minlength=len(held.down) + 1).tolist()
+    counts = torch.bincount(flat + 1, minlength=held.down.shape[0] + 1).tolist()
     rows, scales = order // width, weights.flatten()[order, None]
     out = torch.zeros(len(x), held.down.shape[1], dtype=torch.float32, device=x.device)
     start = counts[0]
@@ -76,7 +77,8 @@ def experts(
             continue
         run = slice(start, start + count)
         bias = None if held.gate_up_bias is None else held.gate_up_bias[slot]
-        inner = activate(linear(x[rows[run]], held.gate_up[slot], bias))
-        out.index_add_(0, rows[run], linear(inner, held.down[slot], None).float() * scales[run])
+        gate_up, down = (as_float(one_of(weight, slot), x.dtype) for weight in (held.gate_up, held.down))
+        inner = activate(linear(x[rows[run]], gate_up, bias))
+        out.index_add_(0, rows[run], linear(inner, down, None).float() * scales[run])
         start += count
     return out.to(x.dtype)

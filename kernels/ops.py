@@ -2,7 +2,7 @@
 
 T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads. D: head dimension.
 A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P):
-core.kv's layout."""
+core.kv's layout, which may have 8 bits with a scale for each vector."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.packed import Kind, Weight, tensors_of
 from kernels.routing import Routing
 from kernels.sampling import Draw, Penalties
 
@@ -57,14 +58,36 @@ class AttentionMeta:
 class ExpertWeights:
     """The experts that a rank holds, S slots of them, each whole or with a part of its inner dimension I."""
 
-    gate_up: Tensor
+    gate_up: Weight
     """(S, 2I, hidden): gates, then ups."""
-    down: Tensor
+    down: Weight
     """(S, hidden, I)"""
     gate_up_bias: Tensor | None = None
     """(S, 2I)"""
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """(S, ...) each: all that an expert consists of."""
+        bias = () if self.gate_up_bias is None else (self.gate_up_bias,)
+        return *tensors_of(self.gate_up), *tensors_of(self.down), *bias
 
+
+@dataclass(frozen=True, slots=True)
+class ScaledKV:
+    """A rank's KV of one layer in 8 bits."""
+
+    data: Tensor
+    """(num_blocks, 2, Hkv, block_size, D) float8_e4m3fn or int8"""
+    scales: Tensor
+    """(num_blocks, 2, Hkv, block_size) float32, to multiply each vector with."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
+
+KVLayer = Tensor | ScaledKV
+"""Of one layer; latents are Tensors."""
 HeadNorms = tuple[Tensor, Tensor, float]
 """Weights (D,) float32 of the RMSNorm of queries' and of keys' heads; eps."""
 
@@ -86,14 +109,15 @@ class Ops:
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     """(x (T, 2N), alpha, limit) -> g * sigmoid(alpha * g) * (u + 1), g being x[:, :N] where it is at most `limit`, and u being
     x[:, N:] where it is between -limit and limit."""
-    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor]
-    """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M)"""
+    linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
+    """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M). For a weight of 8 bits x may be rounded to the same dtype, with one
+    scale for each row, or for each 128 of one where the weight's are for blocks."""
     by_rows: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
     """(operation, x (T, ...)) -> operation(x), which is row by row and the same object at every call."""
-    rope_write_kv: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, Tensor, AttentionMeta], Tensor]
+    rope_write_kv: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KVLayer, AttentionMeta], Tensor]
     """(qkv (T, (H + 2 Hkv) D), cos (T, D), sin (T, D), norms, kv_layer, meta) -> queries (T, H, D). Queries and keys pass their
     norms, if any, and are rotated as in `rope`; keys and values are stored at meta.slots."""
-    paged_attention: Callable[[Tensor, Tensor, AttentionMeta, float, int, float, Tensor | None], Tensor]
+    paged_attention: Callable[[Tensor, KVLayer, AttentionMeta, float, int, float, Tensor | None], Tensor]
     """(q (T, H, D), kv_layer, meta, scale, window, soft_cap, sinks) -> (T, H, D). Causal. A token attends to at most the last
     `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not). `sinks`
     ((H,) float32 or None): one more score for each head in the softmax, to which no value belongs."""
@@ -117,3 +141,5 @@ class Ops:
     latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
     """(q (T, H, N + P), kv_layer of latents, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
     of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""
+    keeps: frozenset[Kind]
+    """Weights that are multiplied fastest as they are stored; others are better made floats once."""

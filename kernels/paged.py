@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
+from kernels.scaled_kv import as_floats
 
 _GROUP_BYTES = 2 << 20
 """Gathered K and V of a group: little enough to stay in a core's caches from the copy to the attention (1 to 4 MiB do best)."""
@@ -57,9 +58,10 @@ class PagedAttention:
         self._causal: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        self, q: Tensor, stored: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
+        kv_layer, meta = as_floats(stored, meta, q.dtype)
         if (plan := meta.cache.get(("attention", window))) is None:
             plan = meta.cache["attention", window] = _make_plan(meta, kv_layer, window, q.dtype)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 
 from kernels.latent import latent_attention, write_latent
 from kernels.moe import experts, route
-from kernels.ops import AttentionMeta, HeadNorms, Ops
+from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
+from kernels.packed import Weight, as_float
 from kernels.paged import PagedAttention
 from kernels.sampling import draw, logprobs, penalise
+from kernels.scaled_kv import store_vectors
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -36,7 +38,7 @@ def rope_write_kv(
     cos: Tensor,
     sin: Tensor,
     norms: HeadNorms | None,
-    kv_layer: Tensor,
+    kv_layer: KVLayer,
     meta: AttentionMeta,
 ) -> Tensor:
     """`Ops.rope_write_kv` over `rms_norm`."""
@@ -75,7 +77,7 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
-def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
+def write_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, meta: AttentionMeta) -> None:
     """k and v (T, Hkv, D), stored at meta.slots."""
     num_heads, block_size, head_dim = kv_layer.shape[2:]
     if (rows := meta.cache.get("write_rows")) is None:
@@ -83,9 +85,12 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> Non
         first = (block * 2 * num_heads * block_size + offset)[:, None]
         key_rows = first + torch.arange(num_heads, device=first.device) * block_size
         rows = meta.cache["write_rows"] = (key_rows.flatten(), (key_rows + num_heads * block_size).flatten())
-    flat = kv_layer.view(-1, head_dim)
-    flat.index_copy_(0, rows[0], k.reshape(-1, head_dim))
-    flat.index_copy_(0, rows[1], v.reshape(-1, head_dim))
+    store_vectors(k.reshape(-1, head_dim), kv_layer, rows[0])
+    store_vectors(v.reshape(-1, head_dim), kv_layer, rows[1])
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    return F.linear(x, as_float(weight, x.dtype), bias)
 
 
 def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -101,7 +106,7 @@ def reference_ops() -> Ops:
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
-        linear=F.linear,
+        linear=linear,
         by_rows=by_rows,
         rope_write_kv=partial(rope_write_kv, rms_norm),
         paged_attention=PagedAttention(),
@@ -112,4 +117,5 @@ def reference_ops() -> Ops:
         experts=experts,
         write_latent=write_latent,
         latent_attention=latent_attention,
+        keeps=frozenset(),
     )

@@ -11,30 +11,42 @@ import torch
 from core.errors import ConfigError
 from kernels.attention.case import Backend, Case
 from kernels.attention.choosing import Chooser
-from kernels.attention.installed import about
+from kernels.attention.installed import INSTALL, about
 from kernels.attention.remembered import ChoiceFile, default_path
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import device_timer
 from kernels.invariant import invariant_ops
 from kernels.ops import Ops
+from kernels.packed import FLOAT8_CAPABILITY
 from kernels.ref import reference_ops
 
 Kernels = Literal["auto", "triton", "torch", "flashinfer", "flash_attention"]
 
 _log = logging.getLogger(__name__)
+EIGHT_BITS = ("float8_e4m3fn", "int8")
+"""Names of dtypes that a KV pool has with a scale for each vector."""
 _HAS_TRITON = torch.cuda.is_available() and find_spec("triton") is not None
 if _HAS_TRITON:
     from kernels.triton.ops import invariant_triton_ops, triton_ops
 else:
-    triton_ops = invariant_triton_ops = reference_ops
+
+    def triton_ops(device: torch.device) -> Ops:
+        raise AssertionError(f"{device} has Triton's kernels only where triton is installed")
+
+    invariant_triton_ops = triton_ops
 
 
 def select_ops(
-    device: torch.device, wanted: Kernels = "auto", deterministic: bool = False, cases: Sequence[Case] = ()
+    device: torch.device,
+    wanted: Kernels = "auto",
+    deterministic: bool = False,
+    cases: Sequence[Case] = (),
+    kv_dtype: str = "",
 ) -> Ops:
     """The fastest implementation that works on `device`, or the `wanted` one; pure PyTorch works on all of them. `deterministic`:
     of those whose bits for a token do not depend on what it is batched with, nor on how its prompt is chunked. `cases`: what
-    `paged_attention` will be called with, by which its backend is chosen; none where it is not called.
+    `paged_attention` will be called with, by which its backend is chosen; none where it is not called. `kv_dtype`: of the KV
+    pool.
 
     One model's, on one thread: implementations may keep scratch memory. Raises ConfigError."""
     if device.type == "cpu":
@@ -44,14 +56,35 @@ def select_ops(
             )
         return invariant_ops() if deterministic else reference_ops()
     _check_triton(wanted, deterministic)
+    if kv_dtype in EIGHT_BITS:
+        _check_eight_bits(device, wanted, kv_dtype)
     chosen = "torch" if wanted == "torch" or not _HAS_TRITON else "triton"
     _log.info("kernels on %s: %s", torch.cuda.get_device_name(device), chosen)
     if deterministic:
-        return invariant_triton_ops()
-    ops = reference_ops() if chosen == "torch" else triton_ops()
+        return invariant_triton_ops(device)
+    ops = reference_ops() if chosen == "torch" else triton_ops(device)
+    if kv_dtype in EIGHT_BITS:
+        return ops
     chooser = Chooser(device, about(device), ChoiceFile(default_path()), device_timer(device))
     attention = select_attention(wanted, cases, Backend(chosen, ops.paged_attention), chooser)
     return replace(ops, paged_attention=attention)
+
+
+def _check_eight_bits(device: torch.device, wanted: Kernels, kv_dtype: str) -> None:
+    if wanted in INSTALL:
+        raise ConfigError(
+            f"engine.kernels is {wanted}, which reads no KV of 8 bits with a scale for each vector: leave engine.kernels or "
+            "engine.kv_dtype at auto"
+        )
+    if kv_dtype != "int8" and wanted != "torch" and _HAS_TRITON and _capability(device) < FLOAT8_CAPABILITY:
+        raise ConfigError(
+            "engine.kv_dtype is float8, which Triton's kernels read from compute capability 9.0 on: use int8"
+        )
+
+
+def _capability(device: torch.device) -> int:
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def _check_triton(wanted: Kernels, deterministic: bool) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.joins import Joins
-from kernels.ops import AttentionMeta, Ops
+from kernels.ops import AttentionMeta, KVLayer, Ops
+from kernels.packed import joined
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
@@ -26,7 +27,7 @@ class Step:
 
 
 class AttentionLayer(Protocol):
-    def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, kv_layer: KVLayer, step: Step) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual. Writes the step's KV to `kv_layer`."""
         ...
 
@@ -56,18 +57,18 @@ class Attention:
         hidden, dim = spec.hidden_size, spec.head_dim
         sizes = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
         parts = [
-            checkpoint.take(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in sizes.items()
+            checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in sizes.items()
         ]
         self._heads = parts[0].shape[0] // dim
-        self._qkv, self._qkv_bias = torch.cat(parts), None
+        self._qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
         if spec.qkv_bias:
             self._qkv_bias = torch.cat(
                 [checkpoint.take(f"{prefix}{name}_proj.bias", (size,)) for name, size in sizes.items()]
             )
-        self._out = checkpoint.take(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
+        self._out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
-    def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, kv_layer: KVLayer, step: Step) -> Tensor:
         ops, heads = self._ops, self._heads
         qkv = ops.linear(x, self._qkv, self._qkv_bias)
         q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)

@@ -1,8 +1,13 @@
 """Reads a layer's experts in any of the ways in which checkpoints spell them, as far as this rank holds them."""
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from kernels.ops import ExpertWeights
+from kernels.packed import Weight, joined, stacked
+from kernels.packing import from_mxfp4 as packed_mxfp4
 from models.quantised import MXFP4_GROUP, from_mxfp4
 from models.spec import MoeSpec
 from models.weights import Checkpoint
@@ -32,35 +37,46 @@ def _separate(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) ->
     gate, up, down = moe.projections
     held = checkpoint.held(prefix, moe.num_experts)
 
-    def rows(expert: int) -> torch.Tensor:
-        parts = [checkpoint.take(f"{prefix}.{expert}.{name}.weight", (inner, hidden)) for name in (gate, up)]
-        return torch.cat(parts)
+    def rows(expert: int) -> Weight:
+        parts = [
+            checkpoint.matrix(f"{prefix}.{expert}.{name}.weight", (inner, hidden)) for name in (gate, up)
+        ]
+        return joined(parts, checkpoint.dtype)
 
-    gate_up = torch.stack([rows(expert) for expert in held])
-    downs = [checkpoint.take(f"{prefix}.{expert}.{down}.weight", (hidden, inner)) for expert in held]
+    gate_up = stacked([rows(expert) for expert in held], checkpoint.dtype)
+    downs = [checkpoint.matrix(f"{prefix}.{expert}.{down}.weight", (hidden, inner)) for expert in held]
     others = set(range(moe.num_experts)).difference(held)
     checkpoint.ignore(*(f"{prefix}.{i}.{name}.weight" for i in others for name in moe.projections))
-    return ExpertWeights(gate_up, torch.stack(downs))
+    return ExpertWeights(gate_up, stacked(downs, checkpoint.dtype))
 
 
 def _by_turns(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """gpt-oss. down_proj's biases are not an expert's own matter: see `Moe`."""
     num, inner = moe.num_experts, moe.intermediate_size
+    gate_up: Weight
+    down: Weight
     if moe.mxfp4:
-        gate_up = _from_mxfp4(checkpoint, f"{prefix}.gate_up_proj", (num, 2 * inner, hidden))
-        down = _from_mxfp4(checkpoint, f"{prefix}.down_proj", (num, hidden, inner))
+        gate_up = _mxfp4(checkpoint, f"{prefix}.gate_up_proj", (num, 2 * inner, hidden), _gates_first)
+        down = _mxfp4(checkpoint, f"{prefix}.down_proj", (num, hidden, inner), lambda rows: rows)
     else:
-        gate_up = checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner)).mT
+        gate_up = _gates_first(checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner)).mT)
         down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden)).mT.contiguous()
     bias = checkpoint.take(f"{prefix}.gate_up_proj_bias", (num, 2 * inner))
-    return ExpertWeights(
-        torch.cat((gate_up[:, ::2], gate_up[:, 1::2]), 1), down, torch.cat((bias[:, ::2], bias[:, 1::2]), 1)
-    )
+    return ExpertWeights(gate_up, down, _gates_first(bias))
 
 
-def _from_mxfp4(checkpoint: Checkpoint, name: str, shape: tuple[int, int, int]) -> torch.Tensor:
+def _gates_first(rows: Tensor) -> Tensor:
+    """Of each expert, gates and ups that take turns."""
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), 1)
+
+
+def _mxfp4(
+    checkpoint: Checkpoint, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
+) -> Weight:
     *rows, inputs = shape
     groups = inputs // MXFP4_GROUP
-    blocks = checkpoint.take(f"{name}_blocks", (*rows, groups, MXFP4_GROUP // 2), torch.uint8)
-    scales = checkpoint.take(f"{name}_scales", (*rows, groups), torch.uint8)
+    blocks = ordered(checkpoint.take(f"{name}_blocks", (*rows, groups, MXFP4_GROUP // 2), torch.uint8))
+    scales = ordered(checkpoint.take(f"{name}_scales", (*rows, groups), torch.uint8))
+    if "four_bit" in checkpoint.keeps:
+        return packed_mxfp4(blocks.flatten(-2), scales)
     return from_mxfp4(blocks, scales, checkpoint.dtype)

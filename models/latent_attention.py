@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.joins import Joins
-from kernels.ops import Ops
+from kernels.ops import KVLayer, Ops
 from models.attention import Step
 from models.spec import MlaSpec, ModelSpec
 from models.weights import Checkpoint
@@ -47,10 +47,11 @@ class LatentAttention:
             f"{prefix}kv_b_proj.weight", (spec.num_heads * (mla.nope_dim + mla.value_dim), mla.kv_rank)
         ).unflatten(0, (-1, mla.nope_dim + mla.value_dim))
         self._k_up, self._v_up = up[:, : mla.nope_dim].contiguous(), up[:, mla.nope_dim :].contiguous()
-        self._out = checkpoint.take(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
+        self._out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
-    def __call__(self, x: Tensor, kv_layer: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, kv_layer: KVLayer, step: Step) -> Tensor:
+        assert isinstance(kv_layer, Tensor), "latents of 8 bits are refused where the pool is sized"
         ops = self._ops
         ops.write_latent(self._latent(x, step), kv_layer, step.meta)
         if step.on_layer is not None:

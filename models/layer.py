@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.joins import Joins
-from kernels.ops import ExpertWeights, Ops
+from kernels.ops import ExpertWeights, KVLayer, Ops
 from models.attention import Attention, AttentionLayer, Step
 from models.latent_attention import LatentAttention
 from models.mlp import Mlp, activation_of
@@ -50,7 +50,7 @@ class Layer:
         self._after_mlp = norm("post_feedforward_layernorm") if spec.post_norms else None
 
     def __call__(
-        self, x: Tensor, added: Tensor | None, kv_layer: Tensor, step: Step
+        self, x: Tensor, added: Tensor | None, kv_layer: KVLayer, step: Step
     ) -> tuple[Tensor, Tensor]:
         """(T, hidden) each: the residual, and what is to be added to it (None: nothing) -> the same behind this layer. `x` may
         be overwritten."""

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.joins import Joins
 from kernels.ops import Ops
+from kernels.packed import joined
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
@@ -38,9 +39,10 @@ class Mlp:
     ) -> None:
         hidden, inner = sizes
         self._linear, self._sum, self._activate = ops.linear, joins.sum_partial, activate
-        gate_up = [checkpoint.take(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
-        self._gate_up, self._gate_up_bias = torch.cat(gate_up), None
-        self._down, self._down_bias = checkpoint.take(f"{prefix}down_proj.weight", (hidden, inner)), None
+        gate_up = [checkpoint.matrix(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
+        self._gate_up, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
+        self._down = checkpoint.matrix(f"{prefix}down_proj.weight", (hidden, inner))
+        self._down_bias = None
         if bias:
             self._gate_up_bias = torch.cat(
                 [checkpoint.take(f"{prefix}{name}.bias", (inner,)) for name in _GATE_UP]

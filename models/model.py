@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.joins import ONE_RANK, Joins
-from kernels.ops import AttentionMeta, ExpertWeights, Ops
+from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
 from models.attention import Step
 from models.layer import Layer, add_and_norm, read_norm
 from models.rope import inverse_frequencies
@@ -32,6 +32,7 @@ class Model:
     ) -> None:
         """Raises UnsupportedModel when the checkpoint does not fit `spec`."""
         self.spec, self.ops, self._joins = spec, ops, joins
+        self.dtype = checkpoint.dtype
         self.layers = range(spec.num_layers) if layers is None else layers
         self.is_first, self.is_last = self.layers.start == 0, self.layers.stop == spec.num_layers
         self._read_ends(checkpoint)
@@ -76,7 +77,7 @@ class Model:
         self,
         x: Tensor,
         positions: Tensor,
-        kv: Sequence[Tensor],
+        kv: Sequence[KVLayer],
         meta: AttentionMeta,
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:

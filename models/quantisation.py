@@ -21,6 +21,8 @@ class Quantisation:
     """Of four bits: inputs that share a scale; 0: all of them."""
     zero_offset: int = 0
     """To be added to the zero points that are stored."""
+    rounds_activations: bool = False
+    """`scaled`: activations have as many bits as weights, in the same format, while they are multiplied."""
 
 
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
@@ -32,7 +34,7 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
         case "mxfp4" if config["architectures"][0] == "GptOssForCausalLM":
             return None
         case "fp8":
-            return Quantisation("scaled", _block(asked.get("weight_block_size")))
+            return Quantisation("scaled", _block(asked.get("weight_block_size")), rounds_activations=True)
         case "awq":
             return _awq(asked)
         case "gptq":
@@ -61,17 +63,24 @@ def _compressed(asked: Mapping[str, Any]) -> Quantisation:
     if asked.get("sparsity_config") or asked.get("transform_config"):
         raise _refused("compressed-tensors with sparsity or transforms")
     groups = list((asked.get("config_groups") or {}).values())
-    found = {_compressed_weights(group.get("weights") or {}) for group in groups}
+    found = {
+        _compressed_weights(group.get("weights") or {}, group.get("input_activations") or {})
+        for group in groups
+    }
     if len(found) != 1:
         raise _refused(f"compressed-tensors with {len(found)} ways of storing weights")
     return found.pop()
 
 
-def _compressed_weights(weights: Mapping[str, Any]) -> Quantisation:
+def _compressed_weights(weights: Mapping[str, Any], activations: Mapping[str, Any]) -> Quantisation:
     bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
     match bits, kind, strategy:
         case 8, "float" | "int", "tensor" | "channel" | "block" if weights.get("symmetric", True):
-            return Quantisation("scaled", _block(weights["block_structure"]) if strategy == "block" else None)
+            block = _block(weights["block_structure"]) if strategy == "block" else None
+            alike = (activations.get("num_bits"), activations.get("type")) == (bits, kind)
+            return Quantisation(
+                "scaled", block, rounds_activations=alike and activations.get("symmetric", True)
+            )
         case 4, "int", "channel":
             return Quantisation("packed")
         case 4, "int", "group":

@@ -35,16 +35,18 @@ def load_model(
     kernels: Kernels = "auto",
     deterministic: bool = False,
     block_size: int = 16,
+    kv_dtype: str = "",
 ) -> Model:
-    """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`: tokens
-    of a block of the KV pool, for which attention's kernels are chosen.
+    """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
+    (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it.
 
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
-    torch_dtype = getattr(torch, choose_dtype(spec, dtype, device))
-    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation)
+    chosen = choose_dtype(spec, dtype, device)
+    torch_dtype = getattr(torch, chosen)
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
-    ops = select_ops(device, kernels, deterministic, cases)
+    ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen)
+    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
     model = Model(spec, ops, checkpoint, device, layers, joins)
     checkpoint.close()
     return model

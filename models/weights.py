@@ -2,6 +2,7 @@
 
 A tensor that nobody asks for, or that is missing, is an error that names it."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
+from kernels.packed import Kind, Weight, on_device
 from models.four_bit import MARKS, SUFFIXES, from_four_bits
+from models.packed import eight_bit_kind, eight_bits, four_bits
 from models.quantisation import Quantisation
 from models.quantised import from_scaled, indices
 from models.spec import read_json
@@ -21,6 +24,7 @@ Cut = Sequence[Sequence[slice]]
 """For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
+_log = logging.getLogger(__name__)
 _SCALES = ("_scale_inv", "_scale")
 _SCALED = ("F8_E4M3", "I8")
 _STORED = {
@@ -51,14 +55,18 @@ class Checkpoint:
         device: torch.device,
         shard: Shard = whole,
         quantisation: Quantisation | None = None,
+        keeps: frozenset[Kind] = frozenset(),
     ) -> None:
+        """`keeps`: what `matrix` leaves as it is stored (`Ops.keeps`)."""
         self._folder, self.dtype, self._device, self._shard = folder, dtype, device, shard
-        self._quantisation = quantisation
+        self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         self._unused = set(self._where)
         self.bytes_read = 0
         """Of tensors, as they lie in the files."""
+        self._num_floats = 0
+        """Matrices that are stored in fewer bits."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -71,7 +79,40 @@ class Checkpoint:
         if how is not None and how.kind != "scaled" and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
             matrix = from_four_bits(how, partial(self._beside, name), _stem(name), shape)
             rows, columns = indices(cut)
+            self._num_floats += 1
             return matrix[rows][:, columns].to(self._device, wanted)
+        stored = self._stored(name, shape)
+        tensor = self._read(name, cut)
+        if how is not None and how.kind == "scaled" and stored in _SCALED:
+            tensor = from_scaled(tensor, *self._scales(name, shape, how.block), cut)
+            self._num_floats += 1
+        elif stored not in _STORED[wanted]:
+            raise UnsupportedModel(f"tensor {name!r} is stored as {stored}, which is not supported")
+        return tensor.to(self._device, wanted)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`, but as it is stored, where that is among `keeps`."""
+        packed = self._packed(name, shape)
+        return self.take(name, shape) if packed is None else on_device(packed, self._device)
+
+    def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
+        how = self._quantisation
+        if how is None or not self.keeps:
+            return None
+        if how.kind == "scaled":
+            stored = self._stored(name, shape)
+            if eight_bit_kind(how, stored, shape) not in self.keeps or stored not in _SCALED:
+                return None
+            cut = self._shard(name, shape)
+            return eight_bits(
+                name, partial(self._read, name, cut), *self._scales(name, shape, how.block), shape, cut
+            )
+        if "four_bit" not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
+            return None
+        return four_bits(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> str:
+        """safetensors' name of its dtype. Raises UnsupportedModel."""
         if name not in self._where:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
         stored = self._where[name].get_slice(name)
@@ -79,16 +120,13 @@ class Checkpoint:
             raise UnsupportedModel(
                 f"tensor {name!r} is {tuple(stored.get_shape())}; config.json says {shape}"
             )
-        tensor = _read(stored, cut)
+        return stored.get_dtype()
+
+    def _read(self, name: str, cut: Cut) -> Tensor:
+        tensor = _read(self._where[name].get_slice(name), cut)
         self.bytes_read += tensor.nbytes
         self._unused.discard(name)
-        if how is not None and how.kind == "scaled" and stored.get_dtype() in _SCALED:
-            tensor = from_scaled(tensor, *self._scales(name, shape, how.block), cut)
-        elif stored.get_dtype() not in _STORED[wanted]:
-            raise UnsupportedModel(
-                f"tensor {name!r} is stored as {stored.get_dtype()}, which is not supported"
-            )
-        return tensor.to(self._device, wanted)
+        return tensor
 
     def _scales(
         self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
@@ -110,15 +148,14 @@ class Checkpoint:
             raise UnsupportedModel(f"tensor {own!r} is {tuple(scales.shape)}; it must be {blocks}")
         return scales.view(blocks), (rows, columns)
 
-    def _beside(self, name: str, suffix: str) -> Tensor | None:
-        """The whole of one of the tensors that a matrix of four bits consists of."""
+    def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
+        """Of one of the tensors that a matrix of four bits consists of the part that `cut` says, or all."""
         own = f"{_stem(name)}.{suffix}"
         if own not in self._where:
             return None
         self._unused.difference_update(_parts(name))
-        tensor = self._where[own].get_tensor(own)
-        self.bytes_read += tensor.nbytes
-        return tensor
+        stored = self._where[own].get_slice(own)
+        return self._read(own, cut or whole(own, tuple(stored.get_shape())))
 
     def held(self, name: str, count: int) -> list[int]:
         """Which of `count` things that have tensors of their own this rank holds: asked of the `Shard` as rows of one tensor
@@ -135,6 +172,11 @@ class Checkpoint:
     def close(self) -> None:
         """Raises UnsupportedModel when a tensor was left over."""
         left = sorted(name for name in self._unused if not name.endswith(_IGNORED_SUFFIXES))
+        if self.keeps and self._num_floats:
+            _log.info(
+                "%d matrices of few bits are floats here: no kernel reads them as they are stored",
+                self._num_floats,
+            )
         self._files.clear()
         self._where.clear()
         if left:

@@ -10,16 +10,16 @@ from torch.nn import functional as F
 
 from benchmarks.gpu.peers import paged, sdpa
 from kernels.attention.case import Case as Attention
-from kernels.ops import AttentionMeta, ExpertWeights
-from kernels.packing import FourBit
+from kernels.ops import AttentionMeta, ExpertWeights, ScaledKV
+from kernels.packed import EightBit, FourBit
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
-from kernels.triton.grouped import experts
 from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.sampling import sample
+from kernels.triton.weights import experts, linear
 
 Run = Callable[[], object]
 
@@ -66,14 +66,17 @@ class Cases:
         yield from self._rotation()
         yield self._decode("bfloat16")
         yield self._decode("int8")
+        yield self._decode("float8")
         yield self._latents()
         yield self._prefill(self._s.prompt, self._s.prompt)
         yield self._prefill(self._s.prompt // 4, self._s.prompt * 4)
         yield from self._eight_bit()
+        yield from self._rounded_products()
         yield from (self._four_bit(rows) for rows in (1, 16))
         yield from (self._invariant_product(rows) for rows in (16, self._s.tokens))
         yield self._invariant_decode()
         yield self._experts()
+        yield from (self._packed_experts(kind) for kind in ("float8 blocks", "MXFP4"))
         yield self._moves()
         yield self._sampling()
 
@@ -127,11 +130,12 @@ class Cases:
         shape = (blocks, 2, s.kv_heads, s.block_size, s.head_dim)
         q, pool, attend = self._randn(s.batch, s.heads, s.head_dim), self._randn(*shape), TritonAttention()
         scale, name = s.head_dim**-0.5, f"decode attention, {dtype}, batch {s.batch} x {s.context}"
-        if dtype == "int8":
-            stored, scales = (pool * 20).to(torch.int8), torch.rand(shape[:-1], device=self._device)
+        if dtype != "bfloat16":
+            stored = (pool * 20).to(torch.int8 if dtype == "int8" else torch.float8_e4m3fn)
+            scales = torch.rand(shape[:-1], device=self._device)
             moved = stored.nbytes + scales.nbytes
             return Case(
-                name, lambda: attend(q, stored, meta, scale, 0, 0.0, None, scales), moved, target=0.85
+                name, lambda: attend(q, ScaledKV(stored, scales), meta, scale, 0, 0.0), moved, target=0.85
             )
         peers = {"SDPA, contiguous": sdpa(q[:, :, None], *_contiguous(pool, s.batch), scale, causal=False)}
         peers |= self._paged_peers([(1, s.context)] * s.batch)
@@ -190,12 +194,27 @@ class Cases:
             lambda: linear_scaled(x, x, rows, blocks, torch.bfloat16), num_flops=2.0 * size**3, kind="float8",
         )  # fmt: skip
 
+    def _rounded_products(self) -> Iterator[Case]:
+        """What a W8A8 layer of few rows costs with the rounding of its activations; the weight is read once."""
+        size = self._s.hidden
+        x = self._randn(min(16, self._s.tokens), size)
+        for dtype, blockwise in (
+            (torch.int8, False),
+            (torch.float8_e4m3fn, False),
+            (torch.float8_e4m3fn, True),
+        ):
+            values = (torch.randn(size, size, device=self._device) * 30).clamp(-127, 127).to(dtype)
+            shape = (size // 128, size // 128) if blockwise else (size,)
+            weight = EightBit(values, torch.rand(shape, device=self._device))
+            kind = f"{'int8' if dtype == torch.int8 else 'float8'}{', blocks' if blockwise else ''}"
+            yield Case(f"rounding and {kind} product, {len(x)} rows", _linear(x, weight), values.nbytes)
+
     def _four_bit(self, rows: int) -> Case:
         inner, size = self._s.hidden, self._s.hidden * 4
         words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
         scales = self._randn(inner // 128, size)
         zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=self._device)
-        weight, x = FourBit(words, scales, zeros, 128), self._randn(rows, inner)
+        weight, x = FourBit(words, scales, zeros, 128, inner), self._randn(rows, inner)
         moved = words.nbytes + scales.nbytes + zeros.nbytes
         return Case(f"4-bit weights, {rows} rows", lambda: linear_four_bit(x, weight), moved, target=0.75)
 
@@ -231,6 +250,27 @@ class Cases:
         name = f"experts, {tokens} x {width} of {count}"
         return Case(name, lambda: experts(x, slots, weights, held, activation.silu_mul), num_flops=flops)
 
+    def _packed_experts(self, kind: str) -> Case:
+        """Few rows: each expert's bytes that has a row are the floor."""
+        rows, width, count, size = (8, 2, 4, 128) if self._s is SMOKE else (64, 4, 32, 2816)
+
+        def weight(outputs: int, inputs: int) -> EightBit | FourBit:
+            if kind == "MXFP4":
+                words = torch.randint(0, 1 << 31, (count, inputs // 8, outputs), device=self._device)
+                exponents = torch.full(
+                    (count, inputs // 32, outputs), 120, dtype=torch.uint8, device=self._device
+                )
+                return FourBit(words.to(torch.int32), exponents, None, 32, inputs)
+            values = torch.randn(count, outputs, inputs, device=self._device).to(torch.float8_e4m3fn)
+            return EightBit(values, torch.rand(count, outputs // 128, inputs // 128, device=self._device))
+
+        held = ExpertWeights(weight(2 * size, size), weight(size, size))
+        x, weights = self._randn(rows, size), torch.rand(rows, width, device=self._device)
+        slots = torch.rand(rows, count, device=self._device).topk(width).indices
+        moved = sum(tensor.nbytes for tensor in held.tensors) * len(slots.unique()) / count
+        name = f"experts, {kind}, {rows} x {width} of {count}"
+        return Case(name, lambda: experts(x, slots, weights, held, activation.silu_mul), moved)
+
     def _moves(self) -> Case:
         s, layers = self._s, 2 if self._s is SMOKE else 32
         pool = self._randn(layers, s.batch * 8, 2, s.kv_heads, s.block_size, s.head_dim)
@@ -252,6 +292,10 @@ def _contiguous(pool: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """(blocks, 2, Hkv, block, D) as if block tables were in order: K and V (batch, Hkv, L, D)."""
     planes = pool.unflatten(0, (batch, -1)).permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
     return planes[0].contiguous(), planes[1].contiguous()
+
+
+def _linear(x: Tensor, weight: EightBit) -> Run:
+    return lambda: linear(x, weight, None)
 
 
 def _scaled(x: Tensor, scales: Tensor) -> Run:

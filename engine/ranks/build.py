@@ -56,8 +56,7 @@ class ModelPart:
         num_bytes = 0
         for layer, moves in layers.items():
             if self.spread is not None and (held := self.model.experts.get(layer)) is not None:
-                tensors = [t for t in (held.gate_up, held.down, held.gate_up_bias) if t is not None]
-                num_bytes += relocate(self.comms.experts, moves, len(held.down), tensors)
+                num_bytes += relocate(self.comms.experts, moves, held.down.shape[0], held.tensors)
                 self.spread.place(layer, moved(self.spread.placement(layer), moves))
         return num_bytes
 
@@ -74,9 +73,11 @@ def load_part(
     num_spare: int = 0,
     block_size: int = 16,
     address: str = "127.0.0.1",
+    kv_dtype: str = "",
 ) -> ModelPart:
     """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other, `address` where they reach this one's host;
-    `num_spare`: slots for more copies of experts. Raises ConfigError and ReplicaLost."""
+    `num_spare`: slots for more copies of experts; `block_size`, `kv_dtype`: see `load_model`. Raises ConfigError and
+    ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)
@@ -90,7 +91,9 @@ def load_part(
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
     joins = make_joins(comms.tp, vocab, sum_parts, spread)
     layers = range(*sharding.part.layers)
-    model = load_model(folder, dtype, device, sharding, layers, joins, kernels, deterministic, block_size)
+    model = load_model(
+        folder, dtype, device, sharding, layers, joins, kernels, deterministic, block_size, kv_dtype
+    )
     return ModelPart(model, sharding.part, comms, spread)
 
 

@@ -99,6 +99,7 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         setup.num_spare,
         layout.block_size,
         setup.address,
+        layout.dtype,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

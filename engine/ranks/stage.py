@@ -35,8 +35,7 @@ class StageRunner:
         """`comm`: this rank's stages, in order."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._comm, self._num_micro_batches = comm, num_micro_batches
-        self._device = pool.layers[0].device
-        self._dtype = pool.layers[0].dtype
+        self._device, self._dtype = pool.device, model.dtype
         self._seqs: dict[str, RankSeq] = {}
         self._owed: deque[tuple[int, list[RankSeq]]] = deque()
         """On the first stage: (step, sequences) whose tokens the last stage sends, in this order."""

@@ -39,7 +39,7 @@ def start_ranks(
             mesh.num_expert_ranks,
             parallel.ep_balance_interval_s,
             asyncio.get_running_loop().time(),
-            max(1, parallel.ep_move_bytes // expert_bytes(spec, size.shard.layout.dtype, mesh.tp)),
+            max(1, parallel.ep_move_bytes // expert_bytes(spec, size.dtype, mesh.tp)),
         )
     setups = setups_of(folder, engine, size, mesh, memories, spawner.devices, num_spare, spawner.addresses)
     store_host = spawner.addresses[0] if spawner.num_far else ""
@@ -64,7 +64,7 @@ def setups_of(
             rank,
             mesh,
             str(folder),
-            size.shard.layout.dtype,
+            size.dtype,
             devices[rank],
             engine.kernels,
             engine.deterministic,

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
 
 StepKind = Literal["decode", "prefill"]
 """decode: every sequence has one token in the step. prefill: all other steps."""
-Attend = Callable[[Tensor, Tensor, AttentionMeta, float, int, float, Tensor | None], Tensor]
+Attend = Callable[[Tensor, KVLayer, AttentionMeta, float, int, float, Tensor | None], Tensor]
 """`Ops.paged_attention`."""
 
 

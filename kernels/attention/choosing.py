@@ -12,7 +12,7 @@ from kernels.attention.case import Attend, Backend, Case, StepKind, kind_of
 from kernels.attention.fastest import fastest
 from kernels.attention.remembered import Choice, ChoiceFile
 from kernels.attention.trial import LENS, Lens, Timer, fault, make_step, reference, timings
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class ChosenAttention:
         self._chosen = chosen
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        self, q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
         attend = self._chosen[kind_of(meta), window]

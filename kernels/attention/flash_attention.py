@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from kernels.attention.case import Backend, Case, kind_of
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
 
 _BLOCK_TOKENS = 256
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -56,9 +56,10 @@ class FlashAttention:
         self._library = library
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        self, q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
+        assert isinstance(kv_layer, Tensor), "8 bits are read by Triton's kernels"
         assert sinks is None, "a case with sinks is not FlashAttention's"
         if (uploaded := meta.cache.get("flash attention")) is None:
             uploaded = meta.cache["flash attention"] = _Uploaded.of(meta, q.device)

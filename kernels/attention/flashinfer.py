@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.case import Backend, Case, StepKind, kind_of
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
 
 _HEAD_DIMS = (64, 128, 256)
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -39,9 +39,10 @@ class FlashInferAttention:
         self._wrappers: dict[tuple[object, ...], _Wrapper] = {}
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        self, q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
+        assert isinstance(kv_layer, Tensor), "8 bits are read by Triton's kernels"
         assert sinks is None, "a case with sinks is not FlashInfer's"
         kv_heads, block_size = kv_layer.shape[2:4]
         case = Case(q.shape[1], kv_heads, q.shape[2], block_size, q.dtype, scale, window, soft_cap)

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.platform import QUANTISED_MAX, warps_for
+from kernels.scaled_kv import LARGEST
+from kernels.triton.platform import warps_for
 from kernels.triton.quantise import quantise_rows
 
 _BLOCK = 1024
@@ -83,7 +84,7 @@ def gated_quantised(x: Tensor, gelu: bool, dtype: torch.dtype) -> tuple[Tensor, 
         N=size,
         BLOCK=block,
         GELU=gelu,
-        LARGEST=QUANTISED_MAX[dtype],
+        LARGEST=LARGEST[dtype],
         num_warps=warps_for(2 * block),
     )
     return out, scales

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import Part, Shape, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
-from kernels.triton.platform import dot_dtype
+from kernels.triton.platform import dot_dtype, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
 from kernels.triton.tiles import rows_of
 
@@ -148,16 +148,15 @@ class TritonAttention:
     split_tokens: int = 0
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
-        sinks: Tensor | None = None, kv_scales: Tensor | None = None,
+        self, q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """kv_layer: of q's dtype, or float8_e4m3fn or int8 with `kv_scales`, its shape without D, float32."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        quantised = kv_layer.dtype != q.dtype
+        data, scales = parts_of(kv_layer)
         _, _, kv_heads, block_size, size = kv_layer.shape
-        shape = Shape(q.shape[1], kv_heads, size, block_size, q.dtype, quantised, self.split_tokens)
+        shape = Shape(q.shape[1], kv_heads, size, block_size, q.dtype, scales is not None, self.split_tokens)
         for part in plan(meta, shape, window, q.device):
-            _attend(part, shape, q, kv_layer, kv_scales, out, scale, window, soft_cap, sinks)
+            _attend(part, shape, q, data, scales, out, scale, window, soft_cap, sinks)
         return out
 
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.packed import Weight, as_float
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
 
@@ -55,9 +56,9 @@ def _gemm_kernel(
     tl.store(target, acc.to(out.dtype.element_ty), exists[:, None] & inside[None, :])
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """`Ops.linear`."""
-    return _multiply(x[:, None], weight[None], bias)[:, 0]
+    return _multiply(x[:, None], as_float(weight, x.dtype)[None], bias)[:, 0]
 
 
 def batched_linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -11,10 +11,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from kernels.packed import SCALE_BLOCK
 from kernels.triton.platform import INTERPRETED, capability, num_programs
 
-SCALE_BLOCK = 128
-"""Of block scales: rows and columns of the weight, and elements of an activation's row, that share one."""
 _BAND = 8
 """Rows of tiles that are computed before the next columns."""
 

@@ -3,7 +3,6 @@
 Rows are sorted by group, each group's run is cut into tiles, and programs find theirs by searching the tiles' ends; nothing of
 that leaves the device. Floor: each group's matrix that has a row is read once, or 2 flops for each row and element of it."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import ExpertWeights
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
 
@@ -29,16 +27,34 @@ class Groups:
     max_tiles: int
 
 
-def group_rows(groups: Tensor, num_groups: int, block_m: int = 0) -> Groups:
-    """groups (P,) int64: of each pair, -1 for none. `block_m`: rows of a tile, 0: as they are on average of a group."""
+def group_rows(groups: Tensor, num_groups: int, block_m: int = 0, most: int = 128) -> Groups:
+    """groups (P,) int64: of each pair, -1 for none. `block_m`: rows of a tile, 0: as they are on average of a group, `most` at
+    most."""
     num_pairs = groups.numel()
     average = triton.cdiv(num_pairs, num_groups)
-    block_m = 16 if INTERPRETED else block_m or min(128, max(16, triton.next_power_of_2(average)))
+    block_m = 16 if INTERPRETED else block_m or min(most, max(16, triton.next_power_of_2(average)))
     counts = torch.zeros(num_groups + 1, dtype=torch.int64, device=groups.device)
     counts.scatter_add_(0, groups + 1, torch.ones_like(groups))
     tile_ends = ((counts[1:] + block_m - 1) // block_m).cumsum(0)
     max_tiles = min(num_pairs, num_groups + num_pairs // block_m)
     return Groups(groups.argsort(stable=True), counts.cumsum(0), tile_ends, block_m, max_tiles)
+
+
+@triton.jit
+def group_of(tile, tile_ends, num_groups, BLOCK_G: tl.constexpr):
+    """A tile's group, `num_groups` for tiles behind the last, and how many tiles the groups before it have."""
+    each = tl.arange(0, BLOCK_G)
+    ends = tl.load(tile_ends + each, each < num_groups, tile + 1)
+    group = tl.sum((ends <= tile).to(tl.int32), 0)
+    return group, tl.sum(tl.where(each == group - 1, ends, 0), 0)
+
+
+@triton.jit
+def rows_of_tile(index, group, starts, order, BLOCK_M: tl.constexpr):
+    """The `index`-th tile of a group: its rows' places in the order, which pairs they are, and whether there are such."""
+    place = tl.load(starts + group) + index * BLOCK_M + tl.arange(0, BLOCK_M)
+    exists = place < tl.load(starts + group + 1)
+    return place, tl.load(order + place, exists, 0), exists
 
 
 @triton.jit
@@ -50,15 +66,9 @@ def _grouped_kernel(
     """Program (columns, tile). Rows of x: GATHER: pair // width, else the pair's place in the order. Rows of out: SCATTER: the
     pair, else its place."""
     tile = tl.program_id(1)
-    each = tl.arange(0, BLOCK_G)
-    ends = tl.load(tile_ends + each, each < num_groups, tile + 1)
-    group = tl.sum((ends <= tile).to(tl.int32), 0)
+    group, before = group_of(tile, tile_ends, num_groups, BLOCK_G)
     if group < num_groups:
-        before = tl.sum(tl.where(each == group - 1, ends, 0), 0)
-        end = tl.load(starts + group + 1)
-        place = tl.load(starts + group) + (tile - before) * BLOCK_M + tl.arange(0, BLOCK_M)
-        exists = place < end
-        pair = tl.load(order + place, exists, 0)
+        place, pair, exists = rows_of_tile(tile - before, group, starts, order, BLOCK_M)
         source = pair // width if GATHER else place
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         inner = tl.arange(0, BLOCK_K)
@@ -128,21 +138,6 @@ def combine(pairs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
             pairs, slots, weights, out, pairs.shape[1], WIDTH=width, BLOCK=block, num_warps=4
         )
     return out
-
-
-def experts(
-    x: Tensor, slots: Tensor, weights: Tensor, held: ExpertWeights, activate: Callable[[Tensor], Tensor],
-    block_m: int = 0,
-) -> Tensor:  # fmt: skip
-    """`Ops.experts`; `block_m`: see `group_rows`."""
-    width = slots.shape[1]
-    flat = slots.flatten()
-    groups = group_rows(flat, held.down.shape[0], block_m)
-    inner = torch.empty((flat.numel(), held.gate_up.shape[1]), dtype=x.dtype, device=x.device)
-    grouped_linear(x, held.gate_up, held.gate_up_bias, groups, inner, width=width)
-    pairs = torch.empty((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
-    grouped_linear(activate(inner), held.down, None, groups, pairs, scatter=True)
-    return combine(pairs, slots.contiguous(), weights.contiguous())
 
 
 def add_lora(out: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, adapters: Tensor) -> None:

@@ -7,16 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta, ExpertWeights
-from kernels.packing import FourBit
+from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, ScaledKV
+from kernels.packed import EightBit, FourBit
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
-from kernels.triton.grouped import add_lora, experts
+from kernels.triton.grouped import add_lora
 from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
+from kernels.triton.quantise import quantise
 from kernels.triton.sampling import logprobs, penalise_entries, sample
+from kernels.triton.weights import experts
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
 NUM_BLOCKS, BLOCK_SIZE = 1024, 16
@@ -56,8 +58,10 @@ def _elementwise_float8() -> None:
     activation.gated_quantised(tensor(TOKENS, 2 * MIDDLE), True, torch.float8_e4m3fn)
 
 
-def _pool(dtype: torch.dtype) -> Tensor:
-    return tensor(NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
+def _pool(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> KVLayer:
+    shape = (NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE)
+    data = tensor(*shape, head_dim, dtype=dtype)
+    return data if dtype == torch.bfloat16 else ScaledKV(data, _float(*shape))
 
 
 def _rotations() -> None:
@@ -71,8 +75,7 @@ def _rotations_into(dtype: torch.dtype) -> None:
     angles, slots = tensor(TOKENS, HEAD_DIM), tensor(TOKENS, dtype=torch.int64)
     qkv = tensor(TOKENS, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
     norms = (_float(HEAD_DIM), _float(HEAD_DIM), 1e-6)
-    scales = _float(NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE)
-    rope.rope_and_write_kv(qkv, angles, angles, slots, _pool(dtype), HEADS, scales, norms)
+    rope.rope_and_write_kv(qkv, angles, angles, slots, _pool(dtype), HEADS, norms)
 
 
 def _step(lens: list[tuple[int, int]]) -> AttentionMeta:
@@ -86,13 +89,11 @@ def _step(lens: list[tuple[int, int]]) -> AttentionMeta:
 
 def _attention(
     lens: list[tuple[int, int]], head_dim: int = HEAD_DIM, window: int = 0, soft_cap: float = 0.0,
-    kv_dtype: torch.dtype | None = None, sinks: bool = False, split_tokens: int = 0,
+    kv_dtype: torch.dtype = torch.bfloat16, sinks: bool = False, split_tokens: int = 0,
 ) -> None:  # fmt: skip
     q = tensor(sum(query for query, _ in lens), HEADS, head_dim)
-    kv = tensor(NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE, head_dim, dtype=kv_dtype or q.dtype)
-    scales = _float(*kv.shape[:-1]) if kv_dtype else None
-    attend = TritonAttention(split_tokens)
-    attend(q, kv, _step(lens), 0.1, window, soft_cap, _float(HEADS) if sinks else None, scales)
+    attend, each = TritonAttention(split_tokens), _float(HEADS) if sinks else None
+    attend(q, _pool(kv_dtype, head_dim), _step(lens), 0.1, window, soft_cap, each)
 
 
 def _latent_attention(lens: list[tuple[int, int]]) -> None:
@@ -110,12 +111,18 @@ def _scaled(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
 
 
 def _four_bit(group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
-    words = tensor(HIDDEN // 8, MIDDLE, dtype=torch.int32)
-    shape = (HIDDEN // group, MIDDLE)
-    weight = FourBit(
-        words, tensor(*shape, dtype=scales), tensor(*shape, dtype=zeros) if zeros else None, group
+    for rows in (16, TOKENS):
+        linear_four_bit(tensor(rows, HIDDEN), _nibbles((HIDDEN, MIDDLE), group, scales, zeros))
+
+
+def _nibbles(shape: tuple[int, ...], group: int, scales: torch.dtype, zeros: torch.dtype | None) -> FourBit:
+    """Of `shape` (.., inputs, outputs)."""
+    *rest, inputs, outputs = shape
+    each = (*rest, -(-inputs // group), outputs)
+    words = tensor(*rest, -(-inputs // 128) * 16, outputs, dtype=torch.int32)
+    return FourBit(
+        words, tensor(*each, dtype=scales), tensor(*each, dtype=zeros) if zeros else None, group, inputs
     )
-    linear_four_bit(tensor(16, HIDDEN), weight)
 
 
 def _products(rows: int) -> None:
@@ -130,6 +137,31 @@ def _groups(rows: int) -> None:
     held = ExpertWeights(tensor(64, 2 * 1408, 2048), tensor(64, 2048, 1408))
     slots = tensor(rows, 6, dtype=torch.int64)
     experts(tensor(rows, 2048), slots, _float(rows, 6), held, activation.silu_mul)
+
+
+def _packed_groups(rows: int, weight: Callable[[int, int], EightBit | FourBit], size: int) -> None:
+    """32 experts of `size` inputs and inner size; `weight` of (outputs, inputs)."""
+    held = ExpertWeights(weight(2 * size, size), weight(size, size))
+    slots = tensor(rows, 4, dtype=torch.int64)
+    experts(tensor(rows, size), slots, _float(rows, 4), held, activation.silu_mul)
+
+
+def _eight_bit_groups(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
+    def weight(outputs: int, inputs: int) -> EightBit:
+        scales = (outputs // 128, inputs // 128) if blockwise else (outputs,)
+        return EightBit(tensor(32, outputs, inputs, dtype=dtype), _float(32, *scales))
+
+    _packed_groups(rows, weight, 2816)
+
+
+def _four_bit_groups(rows: int, group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
+    _packed_groups(rows, lambda outputs, inputs: _nibbles((32, inputs, outputs), group, scales, zeros), 2880)
+
+
+def _roundings(dtype: torch.dtype) -> None:
+    quantise(tensor(TOKENS, HIDDEN), dtype, HIDDEN)
+    quantise(tensor(TOKENS, MIDDLE), dtype, MIDDLE)
+    quantise(tensor(TOKENS, HIDDEN), dtype, 128)
 
 
 def _adapters() -> None:
@@ -178,6 +210,18 @@ LAUNCHES = (
     Launch("products, batch-invariant", lambda: _products(4096)),
     Launch("experts, many rows", lambda: _groups(4096)),
     Launch("experts, few rows", lambda: _groups(16), (90,)),
+    Launch("experts, int8", lambda: _eight_bit_groups(4096, torch.int8), (80,)),
+    Launch("experts, float8", lambda: _eight_bit_groups(4096, torch.float8_e4m3fn), (90,)),
+    Launch(
+        "experts, float8 by blocks",
+        lambda: _eight_bit_groups(16, torch.float8_e4m3fn, blockwise=True),
+        FLOAT8,
+    ),
+    Launch("experts, four-bit", lambda: _four_bit_groups(4096, 64, torch.float16, torch.uint8)),
+    Launch("experts, MXFP4", lambda: _four_bit_groups(16, 32, torch.uint8, None)),
+    Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8, None), (90,)),
+    Launch("rounding to int8", lambda: _roundings(torch.int8)),
+    Launch("rounding to float8", lambda: _roundings(torch.float8_e4m3fn), FLOAT8),
     Launch("adapters", _adapters, (80, 90)),
     Launch("KV moves", _moves),
     Launch("sampling", _sampling),

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.platform import QUANTISED_MAX, warps_for
+from kernels.scaled_kv import LARGEST
+from kernels.triton.platform import warps_for
 from kernels.triton.quantise import quantise_rows
 
 _TILE = 2048
@@ -78,6 +79,6 @@ def _launch(
         x, residual, weight, out, scales, eps, num_rows, inner,
         x.stride(0) if x.dim() > 1 else size, x.stride(1) if x.dim() == 3 else 0,
         N=size, BLOCK_N=block, ROWS=rows, ADD=residual is not None,
-        LARGEST=0.0 if scales is None else QUANTISED_MAX[out.dtype],
+        LARGEST=0.0 if scales is None else LARGEST[out.dtype],
         num_warps=warps_for(rows * block),
     )  # fmt: skip

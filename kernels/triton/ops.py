@@ -1,21 +1,22 @@
-"""`Ops` of the Triton kernels. Dense products are left to cuBLAS, what has no kernel to PyTorch."""
+"""`Ops` of the Triton kernels. Products of floats are left to cuBLAS, what has no kernel to PyTorch."""
 
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from kernels.moe import route, top_stable
-from kernels.ops import AttentionMeta, HeadNorms, Ops
+from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
 from kernels.ref import reference_ops
+from kernels.triton import gemm
 from kernels.triton.activation import gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention
-from kernels.triton.gemm import linear
-from kernels.triton.grouped import experts
 from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
 from kernels.triton.sampling import draw, logprobs, penalise
+from kernels.triton.weights import experts, kept, linear
 
 _SPLIT_TOKENS = 1024
 _EXPERT_ROWS = 64
@@ -26,15 +27,16 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
 
 
 def _rope_write_kv(
-    qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv_layer: Tensor, meta: AttentionMeta
+    qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv_layer: KVLayer, meta: AttentionMeta
 ) -> Tensor:
     num_heads = qkv.shape[1] // kv_layer.shape[4] - 2 * kv_layer.shape[2]
     return rope_and_write_kv(qkv, cos, sin, meta.slots, kv_layer, num_heads, norms=norms)
 
 
-def triton_ops() -> Ops:
+def triton_ops(device: torch.device) -> Ops:
     return replace(
         reference_ops(),
+        linear=linear,
         rms_norm=rms_norm,
         add_rms_norm=_add_rms_norm,
         rope=rope,
@@ -47,15 +49,18 @@ def triton_ops() -> Ops:
         logprobs=logprobs,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
+        keeps=kept(device),
     )
 
 
-def invariant_triton_ops() -> Ops:
+def invariant_triton_ops(device: torch.device) -> Ops:
     """The same bits for a token whatever it is batched with and however its prompt is chunked: nothing that a kernel is chosen,
-    compiled or cut by depends on the number of rows or on other sequences' lengths."""
+    compiled or cut by depends on the number of rows or on other sequences' lengths. Packed weights' kernels do not promise
+    that."""
     return replace(
-        triton_ops(),
-        linear=linear,
+        triton_ops(device),
+        linear=gemm.linear,
+        keeps=frozenset(),
         paged_attention=TritonAttention(_SPLIT_TOKENS),
         route=partial(route, top=top_stable),
         experts=partial(experts, block_m=_EXPERT_ROWS),

@@ -3,12 +3,12 @@
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from kernels.ops import KVLayer
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """TRITON_INTERPRET=1 was set when triton was imported: kernels run in numpy, on host tensors."""
-
-QUANTISED_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""Largest magnitude of the dtypes that activations, weights and KV are quantised to."""
 
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -37,3 +37,8 @@ def num_programs(device: torch.device, per_processor: int = 1) -> int:
 def warps_for(num_elements: int) -> int:
     """For a program that keeps `num_elements` in registers at once: 16 to 32 of them a thread."""
     return min(16, max(1, num_elements // 1024))
+
+
+def parts_of(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
+    """Its vectors, and their scales if they have any."""
+    return (kv_layer, None) if isinstance(kv_layer, Tensor) else (kv_layer.data, kv_layer.scales)

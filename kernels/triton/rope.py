@@ -7,7 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.platform import QUANTISED_MAX
+from kernels.ops import KVLayer
+from kernels.scaled_kv import LARGEST
+from kernels.triton.platform import parts_of
 from kernels.triton.quantise import scale_for, stored
 
 
@@ -105,15 +107,15 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rope_and_write_kv(
-    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, kv_layer: Tensor, num_heads: int,
-    kv_scales: Tensor | None = None, norms: tuple[Tensor, Tensor, float] | None = None,
+    qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, kv_layer: KVLayer, num_heads: int,
+    norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:  # fmt: skip
     """(T, (H + 2 Hkv) D) -> rotated queries (T, H, D); rotated keys and the values go to `slots` (T,) of `kv_layer`.
 
-    kv_layer: (num_blocks, 2, Hkv, block_size, D), of qkv's dtype or quantised (float8_e4m3fn, int8); kv_scales: its shape
-    without D, float32, written too. norms: weights (D,) of queries and keys and epsilon, applied before the rotation."""
+    norms: weights (D,) of queries and keys and epsilon, applied before the rotation."""
+    data, scales = parts_of(kv_layer)
     assert qkv.stride(-1) == 1
-    assert kv_layer.is_contiguous()
+    assert data.is_contiguous()
     _, _, kv_heads, block_size, size = kv_layer.shape
     num_tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     q = torch.empty((num_tokens, num_heads, size), dtype=qkv.dtype, device=qkv.device)
@@ -121,8 +123,8 @@ def rope_and_write_kv(
     tile = min(triton.next_power_of_2(heads), max(1, 1024 // half))
     q_norm, k_norm, eps = norms or (None, None, 0.0)
     _rope_write_kernel[(num_tokens, triton.cdiv(heads, tile))](
-        qkv, cos, sin, q_norm, k_norm, slots, q, kv_layer, kv_scales, eps, qkv.stride(0), cos.stride(0),
+        qkv, cos, sin, q_norm, k_norm, slots, q, data, scales, eps, qkv.stride(0), cos.stride(0),
         H=num_heads, KV_HEADS=kv_heads, HALF=size // 2, BLOCK_HALF=half, BLOCK_SIZE=block_size, HEADS=tile,
-        NORM=norms is not None, LARGEST=0.0 if kv_scales is None else QUANTISED_MAX[kv_layer.dtype], num_warps=4,
+        NORM=norms is not None, LARGEST=0.0 if scales is None else LARGEST[data.dtype], num_warps=4,
     )  # fmt: skip
     return q

@@ -8,7 +8,7 @@ import torch
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import Request, SamplingParams
-from engine.kvpool import KVPool, pool_tensor
+from engine.kvpool import KVPool, Pool, bytes_of, pool_parts
 from engine.mirror import MirroredPool
 from engine.runner import Runner
 from models.registry import load_model
@@ -16,6 +16,10 @@ from tests.engine.test_runner import Instance, prompts
 from tests.models.checkpoints import CPU, FAMILIES, make
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, min_tokens=12, masked_until_min=(1,))
+
+
+def stack(pool: Pool) -> torch.Tensor:
+    return torch.stack([layer for layer in pool.layers if isinstance(layer, torch.Tensor)])
 
 
 def test_a_mirrored_pool_gives_the_same_tokens_and_its_copy_is_whole(tmp_path: Path) -> None:
@@ -31,10 +35,10 @@ def test_a_mirrored_pool_gives_the_same_tokens_and_its_copy_is_whole(tmp_path: P
             assert mirrored.run(requests) == plain.run(requests)
         copies += mirrored.num_copies
         shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
-        host = pool_tensor(shard, num_blocks, mirrored.buffer)
+        (host,) = pool_parts(shard, num_blocks, bytes_of(shard, num_blocks, mirrored.buffer))
         written = ~host.isnan()
         assert written.any()
-        assert torch.equal(host[written], torch.stack(mirrored.pool.layers)[written])
+        assert torch.equal(host[written], stack(mirrored.pool)[written])
     assert copies > 0
 
 
@@ -56,5 +60,5 @@ def test_blocks_that_others_have_filled_are_read(tmp_path: Path) -> None:
     here = Runner(model, pool, 4).step(_step(9, 1, tokens))
     assert here.sampled == there.sampled
     for block in (3, 1, 2):
-        wanted = pool_tensor(shard, 5, buffers[0])[:, block]
-        torch.testing.assert_close(torch.stack(pool.layers)[:, block], wanted)
+        wanted = pool_parts(shard, 5, bytes_of(shard, 5, buffers[0]))[0][:, block]
+        torch.testing.assert_close(stack(pool)[:, block], wanted)

@@ -1,6 +1,7 @@
 """The real runner and scheduler on tiny models: what transformers says, whatever the pool, the chunks and the batch."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,11 @@ class Sink:
 class Instance:
     def __init__(
         self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, mirrored: bool = False,
-        **config: object,
+        kv_dtype: str = "", **config: object,
     ) -> None:  # fmt: skip
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
-        shard = KVShard.whole(model.spec.kv_layout(settings.block_size, "float32"))
+        layout = model.spec.kv_layout(settings.block_size, "float32")
+        shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
         buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN: must never be read
         self.buffer = buffer
         pool = MirroredPool(shard, num_blocks, buffer, CPU) if mirrored else KVPool(shard, num_blocks, buffer)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels.packing import from_awq, from_gptq, from_mxfp4, unpack
+from kernels.packed import EightBit, FourBit, Weight, as_float, joined, one_of, stacked
+from kernels.packing import from_awq, from_compressed, from_gptq, from_mxfp4
 
 K, N, GROUP = 256, 24, 64
 
@@ -29,7 +30,7 @@ def test_awq(quantised: tuple[torch.Tensor, ...]) -> None:
     def pack(x: torch.Tensor) -> torch.Tensor:
         return packed([x[:, column::8] for column in (0, 2, 4, 6, 1, 3, 5, 7)])
 
-    torch.testing.assert_close(unpack(from_awq(pack(values), pack(zeros), scales)), want)
+    torch.testing.assert_close(floats(from_awq(pack(values), pack(zeros), scales, GROUP)), want)
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -37,17 +38,69 @@ def test_gptq(quantised: tuple[torch.Tensor, ...], offset: int) -> None:
     values, zeros, scales, want = quantised
     qweight = packed([values[row::8] for row in range(8)])
     qzeros = packed([(zeros - offset)[:, column::8] for column in range(8)])
-    torch.testing.assert_close(unpack(from_gptq(qweight, qzeros, scales, offset)), want)
+    torch.testing.assert_close(floats(from_gptq(qweight, qzeros, scales, GROUP, offset)), want)
 
 
 def test_mxfp4() -> None:
     """Against the exponent, mantissa and sign of each number."""
     blocks = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
     exponents = torch.randint(100, 140, (N, K // 32), dtype=torch.uint8)
-    got = unpack(from_mxfp4(blocks, exponents))
+    got = floats(from_mxfp4(blocks, exponents))
     for column, k in ((0, 0), (3, 7), (23, 255), (11, 128), (5, 64)):
         nibble = int(blocks[column, k // 2]) >> (4 * (k % 2)) & 15
         sign, exponent, mantissa = nibble >> 3, nibble >> 1 & 3, nibble & 1
         number = (1 + mantissa / 2) * 2 ** (exponent - 1) if exponent else mantissa / 2
         want = (-1) ** sign * number * 2.0 ** (int(exponents[column, k // 32]) - 127)
         assert got[column, k].item() == want
+
+
+def floats(weight: FourBit) -> torch.Tensor:
+    return as_float(weight, torch.float32)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_compressed(quantised: tuple[torch.Tensor, ...], symmetric: bool) -> None:
+    values, zeros, scales, want = quantised
+    words = packed([values.T[:, k::8] for k in range(8)])
+    if symmetric:
+        got = from_compressed(words, None, scales.T, GROUP)
+        want = ((values - 8) * scales.repeat_interleave(GROUP, 0)).T
+    else:
+        zero_points = packed([zeros.T[row::8] for row in range(8)])
+        got = from_compressed(words, zero_points, scales.T, GROUP)
+    torch.testing.assert_close(floats(got), want)
+
+
+def test_inputs_that_fill_no_block(quantised: tuple[torch.Tensor, ...]) -> None:
+    """96 of K inputs: one and a half groups."""
+    values, zeros, scales, want = quantised
+    words = packed([values[:96].T[:, k::8] for k in range(8)])
+    got = from_compressed(words, packed([zeros[:2].T[row::8] for row in range(8)]), scales[:2].T, GROUP)
+    assert got.shape == (N, 96)
+    torch.testing.assert_close(floats(got), want[:, :96])
+
+
+@pytest.mark.parametrize("kind", ["rows", "blocks", "nibbles"])
+def test_joined_and_stacked(kind: str) -> None:
+    def make(size: int) -> Weight:
+        if kind == "nibbles":
+            words = torch.randint(-(1 << 31), 1 << 31, (16, size), dtype=torch.int64).to(torch.int32)
+            zeros = torch.randint(0, 16, (2, size), dtype=torch.uint8)
+            return FourBit(words, torch.rand(2, size), zeros, 64, 128)
+        shape = (-(-size // 128), 1) if kind == "blocks" else (size,)
+        return EightBit(torch.randint(-9, 9, (size, 128), dtype=torch.int8), torch.rand(shape))
+
+    for sizes, is_packed in (((128, 256, 40), True), ((40, 128), kind != "blocks")):
+        parts = [make(size) for size in sizes]
+        whole = joined(parts, torch.float32)
+        assert isinstance(whole, torch.Tensor) != is_packed
+        assert whole.shape == (sum(sizes), 128)
+        want = torch.cat([as_float(part, torch.float32) for part in parts])
+        torch.testing.assert_close(as_float(whole, torch.float32), want)
+    experts = [make(40) for _ in range(3)]
+    several = stacked(experts, torch.float32)
+    assert several.shape == (3, 40, 128)
+    for index, expert in enumerate(experts):
+        got = as_float(one_of(several, index), torch.float32)
+        torch.testing.assert_close(got, as_float(expert, torch.float32))
+    assert isinstance(joined([parts[0], torch.zeros(1, 128)], torch.bfloat16), torch.Tensor)

@@ -232,12 +232,17 @@ class Paged:
     What nobody has written is NaN, so that nobody can have read it."""
 
     def __init__(
-        self, model: Model, num_seqs: int, rng: random.Random, dtype: torch.dtype = torch.float32
+        self,
+        model: Model,
+        num_seqs: int,
+        rng: random.Random,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
     ) -> None:
         layout = model.spec.kv_layout(BLOCK, "float32")
         per_seq = CONTEXT // BLOCK
         shape = (num_seqs * per_seq, layout.num_planes, layout.num_kv_heads, BLOCK, layout.head_dim)
-        self.kv = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(layout.num_layers)]
+        self.kv = [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(layout.num_layers)]
         ids = list(range(num_seqs * per_seq))
         rng.shuffle(ids)
         self.tables = [np.array(ids[i * per_seq : (i + 1) * per_seq]) for i in range(num_seqs)]
@@ -261,9 +266,13 @@ class Paged:
             [start + len(part) for _, start, part in parts],
             [self.tables[s][: -(-(start + len(part)) // BLOCK)] for s, start, part in parts],
             slots,
-            CPU,
+            self.kv[0].device,
         )
         hidden = self.model.forward(
-            torch.tensor(tokens), torch.from_numpy(np.concatenate(spans)), self.kv, meta, on_layer
+            torch.tensor(tokens, device=self.kv[0].device),
+            torch.from_numpy(np.concatenate(spans)).to(self.kv[0].device),
+            self.kv,
+            meta,
+            on_layer,
         )
         return list(self.model.logits(hidden).split([len(part) for _, _, part in parts]))

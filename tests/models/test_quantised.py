@@ -1,9 +1,7 @@
 """Checkpoints of eight and four bits, against what transformers makes of them."""
 
-import json
 import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,19 @@ from parallel.mesh import Mesh
 from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, FAMILIES, Paged, make
 from tests.models.parts import Meeting
+from tests.models.stored import (
+    BLOCK,
+    compressed,
+    four_bits,
+    mxfp4_checkpoint,
+    packed_parts,
+    quantise_all,
+    rewrite,
+    scaled,
+)
 
 PROMPT = list(range(2, 40))
-BLOCK = (4, 2)
-"""Divides every size below: transformers knows no blocks that are cut off."""
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": BLOCK}
-
-
-def rewrite(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> None:
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
 
 
 def to_fp8(weight: torch.Tensor, block: tuple[int, int] = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,45 +69,6 @@ def compare(folder: Path, quantisation: Any) -> None:
 def test_fp8_in_blocks(family: str, tmp_path: Path) -> None:
     fp8_checkpoint(tmp_path, family)
     compare(tmp_path, transformers.FineGrainedFP8Config(weight_block_size=BLOCK, dequantize=True))
-
-
-def compressed(**weights: Any) -> dict[str, Any]:
-    """A quantization_config as compressed-tensors writes it."""
-    group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False, **weights}}
-    return {
-        "quant_method": "compressed-tensors",
-        "config_groups": {"group_0": group},
-        "format": "pack-quantized" if weights["num_bits"] == 4 else f"{weights['type']}-quantized",
-        "quantization_status": "compressed",
-        "ignore": ["lm_head"],
-    }
-
-
-def scaled(weight: torch.Tensor, kind: str, strategy: str) -> tuple[torch.Tensor, torch.Tensor]:
-    rows, columns = (math.ceil(size / of) for size, of in zip(weight.shape, BLOCK, strict=True))
-    shape = {"tensor": (1,), "channel": (len(weight), 1), "block": (rows, columns)}[strategy]
-    scales = torch.rand(shape) * 0.01 + 0.001
-    full = scales.expand(len(weight), 1) if strategy != "block" else scales
-    if strategy == "block":
-        full = scales.repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
-    values = weight / full[: weight.shape[0], : weight.shape[1]]
-    if kind == "int":
-        return values.round().clamp(-127, 127).to(torch.int8), scales
-    return values.clamp(-448, 448).to(torch.float8_e4m3fn), scales
-
-
-def quantise_all(folder: Path, family: str, quantise: Callable[[torch.Tensor], dict[str, torch.Tensor]], **config: Any) -> None:  # fmt: skip
-    """Every projection `x.weight` becomes x.* as `quantise` says; sizes are multiples of 16."""
-    made = FAMILIES[family](random.Random(0), 0)
-    made.hidden_size, made.intermediate_size, made.vocab_size = 64, 96, 62
-    made.num_attention_heads, made.num_key_value_heads = 4, 2
-    make(folder, made, seed=0)
-    torch.manual_seed(0)
-    tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if "_proj" in n and n.endswith("weight")]:
-        stem, weight = name.removesuffix(".weight"), tensors.pop(name)
-        tensors |= {f"{stem}.{suffix}": part.contiguous() for suffix, part in quantise(weight).items()}
-    rewrite(folder, tensors, **config)
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
@@ -172,43 +133,6 @@ def equal_models(stored: Path, plain: Path) -> None:
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-def four_bits(kind: str, parts: dict[str, torch.Tensor], size: int) -> torch.Tensor:
-    """AutoAWQ's and GPTQ's words by definition, number by number: (outputs, inputs)."""
-    order = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ: in which nibble column c of a word's eight is
-
-    def nibble(words: torch.Tensor, row: int, column: int) -> int:
-        at = order[column % 8] if kind == "awq" else column % 8
-        return int(words[row, column // 8]) >> 4 * at & 15
-
-    scales, zeros, words = parts["scales"].double(), parts["qzeros"], parts["qweight"]
-    inputs = len(words) * (1 if kind == "awq" else 8)
-    found = torch.empty(scales.shape[1], inputs, dtype=torch.float64)
-    for k in range(inputs):
-        group = int(parts["g_idx"][k]) if "g_idx" in parts else k // size
-        for n in range(len(found)):
-            number = nibble(words, k, n) if kind == "awq" else int(words[k // 8, n]) >> 4 * (k % 8) & 15
-            zero = nibble(zeros, group, n) + (1 if kind == "gptq" else 0)
-            found[n, k] = (number - zero) * scales[group, n]
-    return found.float()
-
-
-def packed_parts(kind: str, weight: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
-    """Any bits at all, for a matrix of `weight`'s shape."""
-
-    def words(*shape: int) -> torch.Tensor:
-        return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
-
-    outputs, inputs = weight.shape
-    parts = {
-        "qweight": words(inputs, outputs // 8) if kind == "awq" else words(inputs // 8, outputs),
-        "qzeros": words(inputs // size, outputs // 8),
-        "scales": (torch.rand(inputs // size, outputs) * 0.01 + 0.001).half(),
-    }
-    if kind == "gptq, any order":
-        parts["g_idx"] = torch.randint(0, inputs // size, (inputs,), dtype=torch.int32)
-    return parts
-
-
 @pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "gptq, any order"])
 def test_four_bits_of_awq_and_gptq(kind: str, tmp_path: Path) -> None:
     size, made = 16, []
@@ -225,19 +149,6 @@ def test_four_bits_of_awq_and_gptq(kind: str, tmp_path: Path) -> None:
     again = iter(list(made))
     quantise_all(plain, "llama", lambda _: {"weight": four_bits(kind.split(",")[0], next(again), size)})
     equal_models(stored, plain)
-
-
-def mxfp4_checkpoint(folder: Path) -> None:
-    config = FAMILIES["gpt_oss"](random.Random(3), 0)
-    config.hidden_size, config.intermediate_size = 64, 96
-    config.num_attention_heads, config.num_key_value_heads, config.vocab_size = 4, 2, 62
-    make(folder, config, seed=0)
-    tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
-        num, inputs, outputs = tensors.pop(name).shape
-        tensors[f"{name}_blocks"] = torch.randint(0, 256, (num, outputs, inputs // 32, 16), dtype=torch.uint8)
-        tensors[f"{name}_scales"] = torch.randint(120, 126, (num, outputs, inputs // 32), dtype=torch.uint8)
-    rewrite(folder, tensors, quantization_config={"quant_method": "mxfp4"})
 
 
 def test_mxfp4(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, ScaledKV
 from kernels.triton.attention import TritonAttention
 from tests.kernels.paged_step import Step, expected, make_step
 
@@ -67,7 +67,7 @@ def test_quantised_cache_with_a_scale_for_each_vector(device: torch.device, dtyp
     for i, table in enumerate(step.meta.block_tables):
         planes = read[table.to(device)].cpu().permute(1, 0, 3, 2, 4).flatten(1, 2)
         step.keys[i], step.values[i] = planes[:, : step.meta.context_lens[i]]
-    got = TritonAttention()(step.q, stored, step.meta, 0.7, 0, 0.0, None, scales)
+    got = TritonAttention()(step.q, ScaledKV(stored, scales), step.meta, 0.7, 0, 0.0, None)
     torch.testing.assert_close(got.cpu().double(), expected(step, 0.7, 0, 0.0), atol=1e-5, rtol=1e-5)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels import ref
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, ScaledKV
 from kernels.triton import activation, norm, rope
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -138,7 +138,7 @@ def test_quantised_kv_has_one_scale_for_each_vector(device: torch.device, dtype:
     scales = torch.zeros(3, 2, 2, 4, device=device)
     exact, plain = torch.zeros(3, 2, 2, 4, 16, device=device), torch.zeros(3, 2, 2, 4, 16, device=device)
     rope.rope_and_write_kv(qkv, cos, sin, slots, exact, 3)
-    rope.rope_and_write_kv(qkv, cos, sin, slots, pool, 3, scales)
+    rope.rope_and_write_kv(qkv, cos, sin, slots, ScaledKV(pool, scales), 3)
     written = exact.ne(plain).any(-1)
     assert written.sum() == 4 * 2 * 2
     quantised_like(pool[written], scales[written], exact[written])

@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from kernels import ref
 from kernels.ops import ExpertWeights
-from kernels.packing import FourBit, unpack
-from kernels.triton.gemm_four_bit import linear_four_bit
+from kernels.packed import EightBit, FourBit, as_float, on_device
 from kernels.triton.gemm_scaled import linear_scaled
-from kernels.triton.grouped import add_lora, experts
+from kernels.triton.grouped import add_lora
+from kernels.triton.weights import experts, linear
 
 SHAPES = [(1, 40, 128), (37, 100, 400), (90, 33, 256)]
 
@@ -47,33 +47,96 @@ def test_scaled_by_blocks(device: torch.device, shape: tuple[int, int, int]) -> 
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-3 * want.abs().max().item())
 
 
-def four_bit(size: int, inner: int, group: int, *, is_float: bool) -> FourBit:
-    words = torch.randint(-(1 << 31), 1 << 31, (inner // 8, size), dtype=torch.int64).to(torch.int32)
-    shape = (inner // group, size)
+def four_bit(*shape: int, group: int, is_float: bool) -> FourBit:
+    """Of `shape` (.., outputs, inputs), any bits."""
+    *rest, size, inner = shape
+    words = torch.randint(-(1 << 31), 1 << 31, (*rest, -(-inner // 128) * 16, size), dtype=torch.int64)
+    each = (*rest, -(-inner // group), size)
     if is_float:
-        return FourBit(words, torch.randint(118, 130, shape, dtype=torch.uint8), None, group)
-    return FourBit(words, torch.rand(shape), torch.randint(0, 17, shape, dtype=torch.uint8), group)
-
-
-def on(device: torch.device, weight: FourBit) -> FourBit:
-    zeros = None if weight.zeros is None else weight.zeros.to(device)
-    return FourBit(weight.words.to(device), weight.scales.to(device), zeros, weight.group)
+        exponents = torch.randint(118, 130, each, dtype=torch.uint8)
+        return FourBit(words.to(torch.int32), exponents, None, group, inner)
+    zeros = torch.randint(0, 17, each, dtype=torch.uint8)
+    return FourBit(words.to(torch.int32), torch.rand(each), zeros, group, inner)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("rows", "group", "is_float"),
-    [(5, 32, True), (5, 32, False), (1, 64, False), (70, 128, False), (5, 256, False)],
+    ("rows", "inner", "group", "is_float"),
+    [
+        (5, 256, 32, True),
+        (5, 256, 32, False),
+        (3, 224, 16, False),
+        (1, 96, 64, False),
+        (70, 128, 128, False),
+        (5, 320, 384, False),
+    ],
 )
-def test_four_bit(device: torch.device, rows: int, group: int, is_float: bool, dtype: torch.dtype) -> None:
-    weight = four_bit(40, 256, group, is_float=is_float)
-    x, bias = torch.randn(rows, 256, dtype=dtype), torch.randn(40, dtype=dtype)
-    want = x.double() @ unpack(weight).double().T + bias.double()
-    got = linear_four_bit(x.to(device), on(device, weight), bias.to(device))
+def test_four_bit(
+    device: torch.device, rows: int, inner: int, group: int, is_float: bool, dtype: torch.dtype
+) -> None:
+    weight = four_bit(40, inner, group=group, is_float=is_float)
+    x, bias = torch.randn(rows, inner, dtype=dtype), torch.randn(40, dtype=dtype)
+    want = x.double() @ as_float(weight, torch.float64).T + bias.double()
+    got = linear(x.to(device), on_device(weight, device), bias.to(device))
     assert got.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     largest = want.abs().max().item()
     torch.testing.assert_close(got.cpu().double(), want, rtol=tolerance, atol=tolerance * largest)
+
+
+def by_rows_or_blocks(dtype: torch.dtype, *shape: int, blockwise: bool) -> EightBit:
+    """Of `shape` (.., outputs, inputs), any numbers."""
+    *rest, size, inner = shape
+    each = (*rest, -(-size // 128), inner // 128) if blockwise else (*rest, size)
+    return EightBit(eight_bit(dtype, *shape), torch.rand(each) * 0.1)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("blockwise", [False, True])
+def test_activations_are_rounded_to_a_step_of_their_row_or_block(
+    device: torch.device, blockwise: bool, dtype: torch.dtype
+) -> None:
+    if blockwise and dtype == torch.int8:
+        pytest.skip("blocks are float8's")
+    weight = by_rows_or_blocks(dtype, 40, 256, blockwise=blockwise)
+    x = torch.randn(9, 256)
+    x[3] = 0.0
+    parts = x.unflatten(1, (-1, 128 if blockwise else 256))
+    scales = parts.abs().amax(-1, keepdim=True).clamp_min(1e-9) / (127 if dtype == torch.int8 else 448)
+    rounded = (parts / scales).round() if dtype == torch.int8 else (parts / scales).to(dtype).float()
+    want = (rounded * scales).flatten(1) @ as_float(weight, torch.float32).T
+    got = linear(x.to(device), on_device(weight, device), None).cpu()
+    assert not got[3].any()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * want.abs().max().item())
+
+
+PACKED = {
+    "int8": lambda *shape: by_rows_or_blocks(torch.int8, *shape, blockwise=False),
+    "float8": lambda *shape: by_rows_or_blocks(torch.float8_e4m3fn, *shape, blockwise=False),
+    "float8 by blocks": lambda *shape: by_rows_or_blocks(torch.float8_e4m3fn, *shape, blockwise=True),
+    "four bits": lambda *shape: four_bit(*shape, group=64, is_float=False),
+    "MXFP4": lambda *shape: four_bit(*shape, group=32, is_float=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_experts(device: torch.device, kind: str, dtype: torch.dtype) -> None:
+    """Of 4-bit kinds the inner size ends in the midst of 128 inputs."""
+    rows, count, hidden, inner = 11, 3, 128, 128 if "blocks" in kind else 96
+    x, weights = torch.randn(rows, hidden, dtype=dtype), torch.rand(rows, 2)
+    slots = torch.stack([torch.randperm(count + 1)[:2] - 1 for _ in range(rows)])
+    bias = torch.randn(count, 2 * inner, dtype=dtype)
+    gate_up, down = PACKED[kind](count, 2 * inner, hidden), PACKED[kind](count, hidden, inner)
+    wide = ExpertWeights(as_float(gate_up, torch.float32), as_float(down, torch.float32), bias.float())
+    want = ref.reference_ops().experts(x.float(), slots, weights, wide, ref.silu_mul)
+    there = ExpertWeights(on_device(gate_up, device), on_device(down, device), bias.to(device))
+    got = experts(x.to(device), slots.to(device), weights.to(device), there, ref.silu_mul).cpu().float()
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * want.abs().max().item())
+    packed = ExpertWeights(gate_up, down, bias.float())
+    again = ref.reference_ops().experts(x.float(), slots, weights, packed, ref.silu_mul)
+    torch.testing.assert_close(again, want)
 
 
 @pytest.mark.parametrize(("rows", "held", "has_bias"), [(1, 3, True), (25, 5, False), (40, 1, True)])

@@ -22,13 +22,13 @@ Chunks = list[list[tuple[int, int, list[int]]]]
 
 def model_in(folder: Path, ops: Ops, device: torch.device) -> Model:
     spec = read_spec(folder)
-    checkpoint = Checkpoint(folder, torch.float32, device, quantisation=spec.quantisation)
+    checkpoint = Checkpoint(folder, torch.float32, device, quantisation=spec.quantisation, keeps=ops.keeps)
     return Model(spec, ops, checkpoint, device)
 
 
-def logits(model: Model, steps: Chunks) -> dict[tuple[int, int], torch.Tensor]:
+def logits(model: Model, steps: Chunks, device: torch.device) -> dict[tuple[int, int], torch.Tensor]:
     """Of every (sequence, position)."""
-    paged = Paged(model, 3, random.Random(0))
+    paged = Paged(model, 3, random.Random(0), device=device)
     found: dict[tuple[int, int], torch.Tensor] = {}
     for step in steps:
         for (seq, start, _), rows in zip(step, paged.step(step), strict=True):
@@ -56,11 +56,11 @@ def test_any_batch_and_any_chunks(folder: Path, device: torch.device) -> None:
         [(0, 5, texts[0][5:20]), (1, 0, texts[1]), (2, 4, texts[2][4:])],
         [(0, 20, texts[0][20:])],
     ]
-    want = logits(model_in(folder, reference_ops(), device), whole)
-    for ops in (triton_ops(), invariant_triton_ops()):
-        got = logits(model_in(folder, ops, device), cut)
+    want = logits(model_in(folder, reference_ops(), device), whole, device)
+    for ops in (triton_ops(device), invariant_triton_ops(device)):
+        got = logits(model_in(folder, ops, device), cut, device)
         for key, row in want.items():
             torch.testing.assert_close(got[key], row, atol=2e-4, rtol=2e-4)
             assert got[key].argmax() == row.argmax()
-    alone = logits(model_in(folder, invariant_triton_ops(), device), whole)
+    alone = logits(model_in(folder, invariant_triton_ops(device), device), whole, device)
     assert [key for key, row in alone.items() if not torch.equal(row, got[key])] == []

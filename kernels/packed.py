@@ -1,0 +1,173 @@
+"""Weights that stay as small as a checkpoint stores them, in the layouts that kernels read; what they mean is `as_float`.
+
+All have the shape (N, K) of N outputs and K inputs; of S experts everything has a first dimension more."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["float8", "int8", "four_bit"]
+SCALE_BLOCK = 128
+"""Of 8-bit weights scaled by blocks: rows and columns that share a scale."""
+FLOAT8_CAPABILITY = 90
+"""Ten times the compute capability from which Triton's kernels have float8."""
+BLOCK, WORDS = 128, 16
+"""Each 128 inputs of 4-bit weights are 16 words of an output."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of the OCP Microscaling format's 4-bit numbers, by their three lower bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class EightBit:
+    """Numbers times scales. K is a multiple of 16, or of 128 where blocks share a scale."""
+
+    values: Tensor
+    """(N, K) float8_e4m3fn or int8"""
+    scales: Tensor
+    """float32: (N,), or (N / 128, K / 128), rounded up."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
+    def by_blocks(self) -> bool:
+        return self.scales.dim() == self.values.dim()
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything, as bytes where communicators know no other name for it."""
+        return self.values.view(torch.uint8), self.scales
+
+
+@dataclass(frozen=True, slots=True)
+class FourBit:
+    """(nibble - zero) * scale; or, without zeros, E2M1 numbers times powers of two.
+
+    Word j of the 16 of each 128 inputs has in bits [4 i, 4 i + 4) input 16 i + j, so that one shift and one mask of 16 words
+    give 16 neighbours. Behind the K-th input words have any numbers: nobody may multiply with them."""
+
+    words: Tensor
+    """(K / 8, N) int32, K rounded up to a multiple of 128."""
+    scales: Tensor
+    """(K / group, N), rounded up: floating point, or uint8 exponents with a bias of 127."""
+    zeros: Tensor | None
+    """(K / group, N) uint8, rounded up."""
+    group: int
+    """Inputs that share a scale: 16, 32, 64, or a multiple of 128."""
+    inputs: int
+    """K"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.words.shape[:-2], self.words.shape[-1], self.inputs)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.words, self.scales, *(() if self.zeros is None else (self.zeros,))
+
+
+Weight = Tensor | EightBit | FourBit
+
+
+def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
+    """What a weight consists of; they may be written to."""
+    return (weight,) if isinstance(weight, Tensor) else weight.tensors
+
+
+def as_float(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """What it means: (..., N, K) in `dtype`."""
+    match weight:
+        case EightBit():
+            return _from_eight_bits(weight).to(dtype)
+        case FourBit():
+            return _from_four_bits(weight).to(dtype)
+        case _:
+            return weight.to(dtype)
+
+
+def _from_eight_bits(weight: EightBit) -> Tensor:
+    if not weight.by_blocks:
+        return weight.values.float() * weight.scales[..., None]
+    rows, columns = weight.shape[-2:]
+    scales = weight.scales.repeat_interleave(SCALE_BLOCK, -2).repeat_interleave(SCALE_BLOCK, -1)
+    return weight.values.float() * scales[..., :rows, :columns]
+
+
+def _from_four_bits(weight: FourBit) -> Tensor:
+    words = weight.words.unflatten(-2, (-1, WORDS))
+    shifts = torch.arange(8, dtype=torch.int32, device=words.device)[:, None, None] * 4
+    nibbles = ((words.unsqueeze(-3) >> shifts) & 15).flatten(-4, -2)[..., : weight.inputs, :]
+
+    def spread(each: Tensor) -> Tensor:
+        return each.float().repeat_interleave(weight.group, -2)[..., : weight.inputs, :]
+
+    if weight.zeros is not None:
+        return ((nibbles - spread(weight.zeros)) * spread(weight.scales)).mT
+    table = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=words.device)
+    return (table[nibbles.long()] * torch.exp2(spread(weight.scales) - 127)).mT
+
+
+def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
+    """Of matrices with the same inputs one with all their outputs; of `dtype`, should they be stored in different ways or
+    end inside a block of scales."""
+    first = parts[0]
+    if isinstance(first, Tensor) or not all(_fits(first, part) for part in parts[1:]):
+        return torch.cat([as_float(part, dtype) for part in parts], -2)
+    if isinstance(first, EightBit) and first.by_blocks and any(p.shape[-2] % SCALE_BLOCK for p in parts[:-1]):
+        return torch.cat([as_float(part, dtype) for part in parts], -2)
+    return _each(parts, lambda own, outputs: torch.cat(own, outputs))
+
+
+def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
+    """Of one matrix for each expert one weight; of `dtype`, should they be stored in different ways."""
+    first = parts[0]
+    if isinstance(first, Tensor) or not all(_fits(first, part) for part in parts[1:]):
+        return torch.stack([as_float(part, dtype) for part in parts])
+    return _each(parts, lambda own, _: torch.stack(own))
+
+
+def one_of(weight: Weight, index: int) -> Weight:
+    """An expert's matrix."""
+    return weight[index] if isinstance(weight, Tensor) else _each([weight], lambda own, _: own[0][index])
+
+
+def on_device(weight: Weight, device: torch.device) -> Weight:
+    """In memory of its own, aligned as kernels need it: in a file it may begin anywhere."""
+    return _each([weight], lambda own, _: own[0].to(device, copy=True))
+
+
+def _fits(first: Weight, other: Weight) -> bool:
+    match first, other:
+        case EightBit(), EightBit():
+            return first.values.dtype == other.values.dtype and first.by_blocks == other.by_blocks
+        case FourBit(), FourBit():
+            alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
+            return alike and first.scales.dtype == other.scales.dtype
+        case _:
+            return False
+
+
+def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor]) -> Weight:
+    """A weight whose every tensor is `combine`d of those of `parts`, which are alike; (.., the dimension of its outputs)."""
+    first = parts[0]
+    match first:
+        case EightBit():
+            own = [part for part in parts if isinstance(part, EightBit)]
+            outputs = -2 if first.by_blocks else -1
+            return EightBit(combine([p.values for p in own], -2), combine([p.scales for p in own], outputs))
+        case FourBit():
+            own = [part for part in parts if isinstance(part, FourBit)]
+            zeros = [p.zeros for p in own if p.zeros is not None]
+            return FourBit(
+                combine([p.words for p in own], -1),
+                combine([p.scales for p in own], -1),
+                combine(zeros, -1) if zeros else None,
+                first.group,
+                first.inputs,
+            )
+        case _:
+            return combine([part for part in parts if isinstance(part, Tensor)], -2)

@@ -1,0 +1,54 @@
+"""KV of 8 bits with a scale for each vector, in pure PyTorch: how it is stored and what it means.
+
+Rounded as kvtransfer.convert does, so that a block holds the same whether it was computed in 8 bits or handed over in more."""
+
+import torch
+from torch import Tensor
+
+from kernels.ops import AttentionMeta, KVLayer, ScaledKV
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""Magnitudes of the dtypes that activations and KV are rounded to."""
+
+
+def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
+    """`vectors` (N, D) at `rows` (N,) int64 of the layer's vectors, in their order."""
+    size = vectors.shape[1]
+    if isinstance(kv_layer, Tensor):
+        kv_layer.view(-1, size).index_copy_(0, rows, vectors)
+        return
+    stored, scales = rounded(vectors, kv_layer.data.dtype)
+    kv_layer.data.view(torch.uint8).view(-1, size).index_copy_(0, rows, stored.view(torch.uint8))
+    kv_layer.scales.view(-1).index_copy_(0, rows, scales)
+
+
+def rounded(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(N, D) -> (N, D) in `dtype`, (N,) float32 to multiply them with; 1 for vectors of zeros."""
+    values, limit = vectors.float(), LARGEST[dtype]
+    largest = values.abs().amax(-1)
+    scales = torch.where(largest > 0, largest / limit, 1.0)
+    values = (values / scales[:, None]).clamp(-limit, limit)
+    return (values.round() if dtype == torch.int8 else values).to(dtype), scales
+
+
+def as_floats(kv_layer: KVLayer, meta: AttentionMeta, dtype: torch.dtype) -> tuple[Tensor, AttentionMeta]:
+    """Of 8 bits a layer in `dtype` of nothing but the blocks that a step attends to, and the step with their numbers there."""
+    if isinstance(kv_layer, Tensor):
+        return kv_layer, meta
+    if (found := meta.cache.get("blocks of 8 bits")) is None:
+        found = meta.cache["blocks of 8 bits"] = _compact(meta, kv_layer)
+    blocks, compact = found
+    data = kv_layer.data.view(torch.uint8)[blocks].view(kv_layer.data.dtype)
+    return (data.float() * kv_layer.scales[blocks][..., None]).to(dtype), compact
+
+
+def _compact(meta: AttentionMeta, kv_layer: ScaledKV) -> tuple[Tensor, AttentionMeta]:
+    block_size = kv_layer.shape[3]
+    tables = [
+        table[: -(-context // block_size)]
+        for table, context in zip(meta.block_tables, meta.context_lens, strict=True)
+    ]
+    used, places = torch.unique(torch.cat(tables), return_inverse=True)
+    own = places.split([len(table) for table in tables])
+    compact = AttentionMeta(meta.query_starts, meta.query_lens, meta.context_lens, own, meta.slots)
+    return used.to(kv_layer.data.device), compact

@@ -1,0 +1,127 @@
+"""Products of rows with the packed matrix of each row's group (grouped.py), made numbers of x's dtype in registers.
+
+Rows are not rounded: experts have few each, so that their weights' bytes are the floor in decode; with many rows the products
+run at x's rate, not at that of 8 bits."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.packed import SCALE_BLOCK, EightBit, FourBit
+from kernels.triton.gemm_four_bit import four_bit_product, offset_of
+from kernels.triton.grouped import Groups, group_of, rows_of_tile
+from kernels.triton.platform import INTERPRETED, dot_dtype
+
+MOST_ROWS = 64
+"""Of a tile: the two accumulators of a group of four bits leave no room for more."""
+
+
+@triton.jit
+def _eight_bit_product(
+    left, exists, values, scales, column, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCKWISE: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK_M, BLOCK_N) float32: rows that begin at `left` (BLOCK_M,), where they exist, times `column`s of a weight.
+
+    values (N, K); scales (N,), or BLOCKWISE for each BLOCK_K rows and columns."""
+    inner = tl.arange(0, BLOCK_K)
+    inside = column < N
+    right = values + column.to(tl.int64)[None, :] * K + inner[:, None]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in tl.range(0, K, BLOCK_K):
+        there = inner < K - k
+        a = tl.load(left[:, None] + (k + inner)[None, :], exists[:, None] & there[None, :], 0.0).to(DOT)
+        b = tl.load(right + k, inside[None, :] & there[:, None], 0.0).to(DOT)
+        if BLOCKWISE:
+            scale = tl.load(scales + column // BLOCK_K * (K // BLOCK_K) + k // BLOCK_K, inside, 0.0)
+            acc += tl.dot(a, b, input_precision="ieee") * scale[None, :]
+        else:
+            acc = tl.dot(a, b, acc, input_precision="ieee")
+    if not BLOCKWISE:
+        acc *= tl.load(scales + column, inside, 0.0)[None, :]
+    return acc
+
+
+@triton.jit
+def _grouped_packed_kernel(
+    x, weight, scales, zeros, bias, out, order, starts, tile_ends, num_groups, N, K, width, x_stride, weight_stride, scale_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
+    GROUP: tl.constexpr, FLOAT4: tl.constexpr, OFFSET: tl.constexpr, BLOCKWISE: tl.constexpr,
+    GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Program (columns, tile); see grouped._grouped_kernel. GROUP: 0 for weights of 8 bits, else inputs that share a scale."""
+    tile = tl.program_id(1)
+    group, before = group_of(tile, tile_ends, num_groups, BLOCK_G)
+    if group < num_groups:
+        place, pair, exists = rows_of_tile(tile - before, group, starts, order, BLOCK_M)
+        source = pair // width if GATHER else place
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        left = x + source * x_stride
+        held, own = group.to(tl.int64) * weight_stride, group.to(tl.int64) * scale_stride
+        if GROUP == 0:
+            acc = _eight_bit_product(
+                left, exists, weight + held, scales + own, column, N, K, BLOCK_M, BLOCK_N, BLOCK_K, BLOCKWISE, DOT
+            )  # fmt: skip
+        elif FLOAT4:
+            acc = four_bit_product(
+                left, exists, weight + held, scales + own, None, column, N, K, BLOCK_M, BLOCK_N, GROUP, FLOAT4, OFFSET, DOT
+            )  # fmt: skip
+        else:
+            acc = four_bit_product(
+                left, exists, weight + held, scales + own, zeros + own, column, N, K, BLOCK_M, BLOCK_N, GROUP, FLOAT4, OFFSET,
+                DOT,
+            )  # fmt: skip
+        inside = column < N
+        if BIAS:
+            acc += tl.load(bias + group * N + column, inside, 0.0).to(tl.float32)[None, :]
+        row = pair if SCATTER else place
+        target = out + row[:, None] * N + column[None, :]
+        tl.store(target, acc.to(out.dtype.element_ty), exists[:, None] & inside[None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A weight as the kernel takes it."""
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor | None = None
+    group: int = 0
+    offset: int = 0
+    blockwise: bool = False
+
+
+def grouped_linear_packed(
+    x: Tensor, weight: EightBit | FourBit, bias: Tensor | None, groups: Groups, out: Tensor, *,
+    width: int = 0, scatter: bool = False,
+) -> None:  # fmt: skip
+    """As grouped.grouped_linear, with G matrices that are packed."""
+    count, size, inner = weight.shape
+    stored = _stored(weight, x.dtype)
+    assert groups.block_m <= MOST_ROWS
+    assert stored.values.is_contiguous()
+    assert stored.scales.is_contiguous()
+    assert out.is_contiguous()
+    if not groups.max_tiles:
+        return
+    block_n = 32 if INTERPRETED else 64
+    _grouped_packed_kernel[(triton.cdiv(size, block_n), groups.max_tiles)](
+        x, stored.values, stored.scales, stored.zeros, bias, out, groups.order, groups.starts, groups.tile_ends, count, size,
+        inner, width or 1, x.stride(0), stored.values.stride(0), stored.scales.stride(0),
+        BLOCK_M=groups.block_m, BLOCK_N=block_n, BLOCK_K=SCALE_BLOCK, BLOCK_G=triton.next_power_of_2(count),
+        GROUP=stored.group, FLOAT4=stored.group > 0 and stored.zeros is None, OFFSET=stored.offset, BLOCKWISE=stored.blockwise,
+        GATHER=width > 0, SCATTER=scatter, BIAS=bias is not None, DOT=dot_dtype(x.dtype), num_warps=4,
+        num_stages=1 if INTERPRETED else 4,
+    )  # fmt: skip
+
+
+def _stored(weight: EightBit | FourBit, dtype: torch.dtype) -> _Stored:
+    match weight:
+        case EightBit():
+            return _Stored(weight.values, weight.scales, blockwise=weight.by_blocks)
+        case FourBit():
+            offset = offset_of(weight, dtype)
+            return _Stored(weight.words, weight.scales, weight.zeros, weight.group, offset)

@@ -1,0 +1,61 @@
+"""`Ops.linear` and `Ops.experts` over weights as they are stored: which kernel multiplies which."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.ops import ExpertWeights
+from kernels.packed import FLOAT8_CAPABILITY, SCALE_BLOCK, EightBit, FourBit, Kind, Weight
+from kernels.triton.gemm_four_bit import linear_four_bit
+from kernels.triton.gemm_scaled import linear_scaled
+from kernels.triton.grouped import Groups, combine, group_rows, grouped_linear
+from kernels.triton.grouped_packed import MOST_ROWS, grouped_linear_packed
+from kernels.triton.platform import capability
+from kernels.triton.quantise import quantise
+
+
+def kept(device: torch.device) -> frozenset[Kind]:
+    """`Ops.keeps`."""
+    every: frozenset[Kind] = frozenset(("float8", "int8", "four_bit"))
+    return every if capability(device) >= FLOAT8_CAPABILITY else every - {"float8"}
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """`Ops.linear`. Plain products are cuBLAS'."""
+    match weight:
+        case EightBit():
+            size = SCALE_BLOCK if weight.by_blocks else x.shape[1]
+            values, scales = quantise(x, weight.values.dtype, size)
+            scales = scales if weight.by_blocks else scales[:, 0]
+            return linear_scaled(values, weight.values, scales, weight.scales, x.dtype, bias)
+        case FourBit():
+            return linear_four_bit(x, weight, bias)
+        case _:
+            return F.linear(x, weight, bias)
+
+
+def experts(
+    x: Tensor, slots: Tensor, weights: Tensor, held: ExpertWeights, activate: Callable[[Tensor], Tensor],
+    block_m: int = 0,
+) -> Tensor:  # fmt: skip
+    """`Ops.experts`; `block_m`: see `group_rows`."""
+    width = slots.shape[1]
+    flat = slots.flatten()
+    plain = isinstance(held.gate_up, Tensor) and isinstance(held.down, Tensor)
+    groups = group_rows(flat, held.down.shape[0], block_m, 128 if plain else MOST_ROWS)
+    inner = torch.empty((flat.numel(), held.gate_up.shape[1]), dtype=x.dtype, device=x.device)
+    _multiply(x, held.gate_up, held.gate_up_bias, groups, inner, width=width)
+    pairs = torch.empty((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
+    _multiply(activate(inner), held.down, None, groups, pairs, scatter=True)
+    return combine(pairs, slots.contiguous(), weights.contiguous())
+
+
+def _multiply(
+    x: Tensor, weight: Weight, bias: Tensor | None, groups: Groups, out: Tensor, *, width: int = 0, scatter: bool = False
+) -> None:  # fmt: skip
+    if isinstance(weight, Tensor):
+        grouped_linear(x, weight, bias, groups, out, width=width, scatter=scatter)
+    else:
+        grouped_linear_packed(x, weight, bias, groups, out, width=width, scatter=scatter)

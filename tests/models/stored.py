@@ -1,0 +1,160 @@
+"""Tiny checkpoints whose matrices have eight or four bits, as those who make them store them."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models.checkpoints import FAMILIES, make
+
+BLOCK = (4, 2)
+"""Divides every size below: transformers knows no blocks that are cut off."""
+BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
+"""Sizes of which no block of 128 x 128 is cut off, nor shared by two projections."""
+
+
+def rewrite(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> None:
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+
+def compressed(**weights: Any) -> dict[str, Any]:
+    """A quantization_config as compressed-tensors writes it."""
+    group = {"targets": ["Linear"], "weights": {"symmetric": True, "dynamic": False, **weights}}
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": group},
+        "format": "pack-quantized" if weights["num_bits"] == 4 else f"{weights['type']}-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+    }
+
+
+def scaled(
+    weight: torch.Tensor, kind: str, strategy: str, block: tuple[int, int] = BLOCK
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, columns = (math.ceil(size / of) for size, of in zip(weight.shape, block, strict=True))
+    shape = {"tensor": (1,), "channel": (len(weight), 1), "block": (rows, columns)}[strategy]
+    scales = torch.rand(shape) * 0.01 + 0.001
+    full = scales.expand(len(weight), 1) if strategy != "block" else scales
+    if strategy == "block":
+        full = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+    values = weight / full[: weight.shape[0], : weight.shape[1]]
+    if kind == "int":
+        return values.round().clamp(-127, 127).to(torch.int8), scales
+    return values.clamp(-448, 448).to(torch.float8_e4m3fn), scales
+
+
+def quantise_all(
+    folder: Path, family: str, quantise: Callable[[torch.Tensor], dict[str, torch.Tensor]], sizes: dict[str, int] | None = None,
+    **config: Any,
+) -> None:  # fmt: skip
+    """Every projection `x.weight` becomes x.* as `quantise` says; sizes are multiples of 16, and what `sizes` says."""
+    made = FAMILIES[family](random.Random(0), 0)
+    made.hidden_size, made.intermediate_size, made.vocab_size = 64, 96, 62
+    made.num_attention_heads, made.num_key_value_heads, made.num_hidden_layers = 4, 2, 2
+    if getattr(made, "layer_types", None):
+        made.layer_types = made.layer_types[:2]
+    for name, size in (sizes or {}).items():
+        setattr(made, name, size)
+    make(folder, made, seed=0)
+    torch.manual_seed(0)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if "_proj" in n and n.endswith("weight")]:
+        stem, weight = name.removesuffix(".weight"), tensors.pop(name)
+        tensors |= {f"{stem}.{suffix}": part.contiguous() for suffix, part in quantise(weight).items()}
+    rewrite(folder, tensors, **config)
+
+
+def four_bits(kind: str, parts: dict[str, torch.Tensor], size: int) -> torch.Tensor:
+    """AutoAWQ's and GPTQ's words by definition, number by number: (outputs, inputs)."""
+    order = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ: in which nibble column c of a word's eight is
+
+    def nibble(words: torch.Tensor, row: int, column: int) -> int:
+        at = order[column % 8] if kind == "awq" else column % 8
+        return int(words[row, column // 8]) >> 4 * at & 15
+
+    scales, zeros, words = parts["scales"].double(), parts["qzeros"], parts["qweight"]
+    inputs = len(words) * (1 if kind == "awq" else 8)
+    found = torch.empty(scales.shape[1], inputs, dtype=torch.float64)
+    for k in range(inputs):
+        group = int(parts["g_idx"][k]) if "g_idx" in parts else k // size
+        for n in range(len(found)):
+            number = nibble(words, k, n) if kind == "awq" else int(words[k // 8, n]) >> 4 * (k % 8) & 15
+            zero = nibble(zeros, group, n) + (1 if kind == "gptq" else 0)
+            found[n, k] = (number - zero) * scales[group, n]
+    return found.float()
+
+
+def packed_parts(kind: str, weight: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
+    """Any bits at all, for a matrix of `weight`'s shape; `packed` is compressed-tensors'."""
+
+    def words(*shape: int) -> torch.Tensor:
+        return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
+
+    outputs, inputs = weight.shape
+    if kind == "packed":
+        return {
+            "weight_packed": words(outputs, inputs // 8),
+            "weight_scale": torch.rand(outputs, inputs // size) * 0.01 + 0.001,
+            "weight_shape": torch.tensor([outputs, inputs]),
+            "weight_zero_point": words(outputs // 8, inputs // size),
+        }
+    parts = {
+        "qweight": words(inputs, outputs // 8) if kind == "awq" else words(inputs // 8, outputs),
+        "qzeros": words(inputs // size, outputs // 8),
+        "scales": (torch.rand(inputs // size, outputs) * 0.01 + 0.001).half(),
+    }
+    if kind == "gptq, any order":
+        parts["g_idx"] = torch.randint(0, inputs // size, (inputs,), dtype=torch.int32)
+    return parts
+
+
+def mxfp4_checkpoint(folder: Path, **sizes: int) -> None:
+    config = FAMILIES["gpt_oss"](random.Random(3), 0)
+    config.hidden_size, config.intermediate_size = 64, 96
+    config.num_attention_heads, config.num_key_value_heads, config.vocab_size = 4, 2, 62
+    for name, size in sizes.items():
+        setattr(config, name, size)
+    make(folder, config, seed=0)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [n for n in tensors if n.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        num, inputs, outputs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (num, outputs, inputs // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(120, 126, (num, outputs, inputs // 32), dtype=torch.uint8)
+    rewrite(folder, tensors, quantization_config={"quant_method": "mxfp4"})
+
+
+def w8a8(folder: Path, kind: str, strategy: str, family: str = "qwen3", **sizes: int) -> None:
+    block = (128, 128)
+
+    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        values, scales = scaled(weight, kind, strategy, block)
+        return {"weight": values, "weight_scale": scales}
+
+    more = {"block_structure": block} if strategy == "block" else {}
+    how = compressed(num_bits=8, type=kind, strategy=strategy, **more)
+    group = how["config_groups"]["group_0"]
+    group["input_activations"] = {"num_bits": 8, "type": kind, "strategy": "token", "dynamic": True, "symmetric": True}  # fmt: skip
+    quantise_all(folder, family, quantise, sizes, quantization_config=how)
+
+
+def four_bit_checkpoint(folder: Path, kind: str, size: int) -> list[dict[str, torch.Tensor]]:
+    """The tensors of its matrices, in their order."""
+    made: list[dict[str, torch.Tensor]] = []
+
+    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        made.append(packed_parts(kind, weight, size))
+        return made[-1]
+
+    how: dict[str, Any] = {"quant_method": kind, "bits": 4, "group_size": size}
+    if kind == "packed":
+        how = compressed(num_bits=4, type="int", strategy="group", group_size=size, symmetric=False)
+    quantise_all(folder, "llama", quantise, quantization_config=how)
+    return made
