@@ -1,6 +1,6 @@
 """Every family on every mesh of ranks behind the real server: are greedy answers over HTTP transformers' own?
 
-    python -m benchmarks.served_grid [--json FILE] [--only FAMILY]
+    python -m benchmarks.served_grid [--json FILE] [--only FAMILY ...]
 
 The servers are those of `tests/parallel/served_grid.py`, their ranks forked from one process that has loaded torch
 (`forked_ranks.py`). Prediction: all of them."""
@@ -11,6 +11,7 @@ import json
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from baton.bench.report import machine
@@ -18,7 +19,8 @@ from tests.parallel.forked_ranks import start_forked
 from tests.parallel.served_grid import Found, is_right, pairs, prepare, serve
 
 
-def measure(families: list[str]) -> list[Found]:
+def measure(families: list[str], path: Path | None) -> list[Found]:
+    """`path`: where what is known is written after each server."""
     results: list[Found] = []
     with tempfile.TemporaryDirectory() as name:
         for family in families:
@@ -28,28 +30,33 @@ def measure(families: list[str]) -> list[Found]:
                 if pair.family == family:
                     results.append(asyncio.run(serve(pair, folder, prompts, want)))
                     print(json.dumps(asdict(results[-1])), flush=True)
+                    if path is not None:
+                        path.write_text(json.dumps(summary(results), indent=1) + "\n")
     return results
+
+
+def summary(results: list[Found]) -> dict[str, Any]:
+    return {
+        "command": "python -m benchmarks.served_grid",
+        "machine": machine(),
+        "note": "seconds: two cores that much else was running on",
+        "families on meshes": len({(o.family, mesh) for o in results for mesh in (o.prefill, o.decode)}),
+        "of": 2 * len(list(pairs())),
+        "servers": len(results),
+        "wrong": sum(not is_right(found) for found in results),
+        "results": [asdict(found) for found in results],
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", nargs="*", help="families")
     args = parser.parse_args()
     with patch("engine.ranks.spawn.start_children", start_forked):
-        results = measure([args.only] if args.only else sorted({pair.family for pair in pairs()}))
+        results = measure(args.only or sorted({pair.family for pair in pairs()}), args.json)
     wrong = sum(not is_right(found) for found in results)
     print(f"{len(results)} servers, {wrong} of them wrong")
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.served_grid",
-            "machine": machine(),
-            "families on meshes": len({(o.family, mesh) for o in results for mesh in (o.prefill, o.decode)}),
-            "servers": len(results),
-            "wrong": wrong,
-            "results": [asdict(found) for found in results],
-        }
-        args.json.write_text(json.dumps(content, indent=1) + "\n")
     raise SystemExit(bool(wrong))
 
 

@@ -86,7 +86,7 @@ class ParallelConfig(_Frozen):
     """Slots of each layer for copies of experts that are chosen often, over all ranks that share its experts."""
     ep_balance_interval_s: float = Field(default=0.0, ge=0)
     """How often experts move to where their loads of late are even, between two steps; 0: never."""
-    ep_move_bytes: int = Field(default=32 << 20, ge=1)
+    ep_move_bytes: int = Field(default=4 << 20, ge=1)
     """Of experts' weights that a rank gets from others before one step, and that it sends to them; one expert at least. The
     others follow before the next steps."""
     hosts: int = Field(default=1, ge=1, le=1024)

@@ -57,7 +57,7 @@ async def test_answers_over_http_equal_transformers(
 async def test_what_fits_the_instance_but_none_of_its_groups_is_refused_at_once(tmp_path: Path) -> None:
     reference, decode = make_served_as(tmp_path, awkward("mixtral")), load_tokenizer(tmp_path).decode
     keys = {"prefill_instances": 0, "decode.dp": 2, "engine.block_size": 4, "engine.num_blocks": 40}
-    fits, too_long = list(range(2, 70)), list(range(2, 71))
+    fits, too_long = list(range(2, 74)), list(range(2, 75))
     async with http_server(load(None, {}, {"model.path": str(tmp_path), **keys})) as (_, client):
         model = (await client.models.list()).data[0].id
         with pytest.raises(openai.BadRequestError, match="81 tokens .* do not fit: .* holds 80 of one"):
