@@ -219,7 +219,7 @@ LAUNCHES = (
     ),
     Launch("experts, four-bit", lambda: _four_bit_groups(4096, 64, torch.float16, torch.uint8)),
     Launch("experts, MXFP4", lambda: _four_bit_groups(16, 32, torch.uint8, None)),
-    Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8, None), (90,)),
+    Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8, None), (80, 90)),
     Launch("rounding to int8", lambda: _roundings(torch.int8)),
     Launch("rounding to float8", lambda: _roundings(torch.float8_e4m3fn), FLOAT8),
     Launch("adapters", _adapters, (80, 90)),

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights
 from kernels.packed import FLOAT8_CAPABILITY, SCALE_BLOCK, EightBit, FourBit, Kind, Weight
-from kernels.triton.gemm_four_bit import linear_four_bit
+from kernels.triton.gemm_four_bit import linear_four_bit, most_rows
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import Groups, combine, group_rows, grouped_linear
 from kernels.triton.grouped_packed import MOST_ROWS, grouped_linear_packed
@@ -43,13 +43,23 @@ def experts(
     """`Ops.experts`; `block_m`: see `group_rows`."""
     width = slots.shape[1]
     flat = slots.flatten()
-    plain = isinstance(held.gate_up, Tensor) and isinstance(held.down, Tensor)
-    groups = group_rows(flat, held.down.shape[0], block_m, 128 if plain else MOST_ROWS)
+    most = min(_most_rows(weight, x.device) for weight in (held.gate_up, held.down))
+    groups = group_rows(flat, held.down.shape[0], block_m, most)
     inner = torch.empty((flat.numel(), held.gate_up.shape[1]), dtype=x.dtype, device=x.device)
     _multiply(x, held.gate_up, held.gate_up_bias, groups, inner, width=width)
     pairs = torch.empty((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
     _multiply(activate(inner), held.down, None, groups, pairs, scatter=True)
     return combine(pairs, slots.contiguous(), weights.contiguous())
+
+
+def _most_rows(weight: Weight, device: torch.device) -> int:
+    match weight:
+        case EightBit():
+            return MOST_ROWS
+        case FourBit():
+            return most_rows(weight, device)
+        case _:
+            return 128
 
 
 def _multiply(
