@@ -197,14 +197,19 @@ async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() 
     keeper.theirs.sendall(frame(KeeperReady("", 0, "elsewhere", ((),), ())))
     far = started(keeper, True, 0.5)
     opened: list[str] = []
-    far.run(lambda *_: None, lambda *_: None)
-    far.open("g", (1,))
-    far.when_open(lambda: opened.append("g"))
-    fencing = asyncio.create_task(far.fence("writer", "g"))
+    inbox = Inbox(SHARD, BLOCKS, "holder", "h1", lambda _: None, lambda _: None, far=(far,))
+    far.run(inbox.arrived, inbox.corrupted)
+    grant = inbox.open("r#0", 0, "writer", [1], 0, 4, 60)
+    inbox.when_open(lambda: opened.append(grant.id))
+    fencing = asyncio.create_task(inbox.fence(grant.id, "writer"))
+    await asyncio.sleep(0.1)
+    assert inbox.num_live == 1, "it may still be written to there"
+    assert not fencing.done()
     error = await asyncio.wait_for(far.lost(), 5)
     assert "has not answered for 0.5 s" in str(error)
     assert keeper.ended
     await asyncio.wait_for(fencing, 1)
+    assert not inbox.num_live
     with pytest.raises(ReplicaLost):
         await far.ask(None)
     assert opened == [], "nobody was told that writes are admitted"

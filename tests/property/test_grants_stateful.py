@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from core.config import TransferConfig
 from core.errors import RequestError
-from core.kv import KVLayout, KVShard
+from core.kv import KVLayout, KVShard, RankPool
 from core.messages import (
     ChunkDone,
     Commit,
@@ -38,7 +38,9 @@ from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from decode.worker import DecodeWorker
 from engine.ledger import Reservation
 from kvtransfer.inbox import Inbox
+from kvtransfer.memory import OwnMemory
 from prefill.worker import PrefillWorker
+from tests.property.late_memory import Act, LateMemory
 
 SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
 NUM_BLOCKS = 8
@@ -206,7 +208,7 @@ class Memory:
     def lets_in(self, writer: Writer, push: Push) -> bool:
         grant_id = push.grant.id
         if self.checked:
-            return grant_id not in self.cut and self.machine.inbox.may_write(grant_id, *self.span(push))
+            return grant_id not in self.cut and self.machine.may_write(grant_id, *self.span(push))
         return grant_id not in self.taken_back and (push.claimed or not push.stopped)
 
     def span(self, push: Push) -> tuple[int, int]:
@@ -216,7 +218,7 @@ class Memory:
     def claim(self, push: Push) -> bool:
         grant_id = push.grant.id
         if self.checked:
-            return grant_id not in self.cut and self.machine.inbox.may_write(grant_id, *self.span(push))
+            return grant_id not in self.cut and self.machine.may_write(grant_id, *self.span(push))
         if grant_id in self.taken_back:
             return False
         push.claimed = True
@@ -225,7 +227,7 @@ class Memory:
     def wrote(self, push: Push) -> None:
         self.machine.check_write(push)
         if self.checked:
-            self.machine.inbox.arrived(push.grant.id, 1)
+            self.machine.arrived(push.grant.id)
         else:
             self.machine.post_chunk(push)
 
@@ -255,6 +257,8 @@ class Reporter:
 
 class Machine(RuleBasedStateMachine):
     checked = True
+    far = False
+    """The pool lies in the memory of another host."""
     loop: asyncio.AbstractEventLoop
 
     def __init__(self) -> None:
@@ -265,6 +269,9 @@ class Machine(RuleBasedStateMachine):
         self.bag: dict[tuple[str, str], deque[Message]] = {}
         self.clock, self.memory = ManualClock(), Memory(self, self.checked)
         self.writers = {name: Writer(name, self) for name in ("p0", "p1")}
+        pool = RankPool(SHARD, NUM_BLOCKS, memory=int(self.far))
+        self.late = LateMemory(OwnMemory([pool]))
+        self.late.own.attach([self.memory])  # type: ignore[list-item]
         self.inbox = Inbox(
             SHARD,
             NUM_BLOCKS,
@@ -272,8 +279,11 @@ class Machine(RuleBasedStateMachine):
             "d",
             lambda commit: self.decode.on_complete(commit),
             lambda grant_id: self.decode.on_corrupted(grant_id),
+            pools=[pool],
+            far=[self.late] if self.far else [],
         )
-        self.inbox.attach([self.memory])  # type: ignore[list-item]
+        if not self.far:
+            self.inbox.attach([self.memory])  # type: ignore[list-item]
         self.engine = Engine()
         self.decode = DecodeWorker(
             Post("d", self.bag),  # type: ignore[arg-type]
@@ -297,6 +307,38 @@ class Machine(RuleBasedStateMachine):
                 await asyncio.sleep(0)
 
         self.loop.run_until_complete(body())
+
+    def may_write(self, grant_id: str, start: int, end: int) -> bool:
+        memory = self.late.own if self.far else self.inbox
+        return memory.may_write(grant_id, start, end)
+
+    def arrived(self, grant_id: str) -> None:
+        """One of a grant's writes is in the pool."""
+        if self.far:
+            self.late.answers.append(lambda: self.inbox.arrived(grant_id, 1))
+        else:
+            self.inbox.arrived(grant_id, 1)
+
+    @precondition(lambda self: self.late.words)
+    @rule(count=st.integers(1, 4))
+    def words_reach_the_memory(self, count: int) -> None:
+        for _ in range(min(count, len(self.late.words))):
+            self.run(self.late.words.popleft())
+
+    @precondition(lambda self: self.late.answers)
+    @rule()
+    def answers_reach_the_instance(self) -> None:
+        self.pass_on(self.late.answers)
+
+    @precondition(lambda self: self.late.words)
+    @rule()
+    def all_is_said_and_answered(self) -> None:
+        for queue in (self.late.words, self.late.answers):
+            self.pass_on(queue)
+
+    def pass_on(self, queue: deque[Act]) -> None:
+        while queue:
+            self.run(queue.popleft())
 
     def post_chunk(self, push: Push) -> None:
         writer = next(w for w in self.writers.values() if push.grant.id in w.pushes)
@@ -450,6 +492,7 @@ class Machine(RuleBasedStateMachine):
                 while queue:
                     message = queue.popleft()
                     self.run(lambda pair=pair, message=message: self.deliver_to(*pair, message))
+            self.all_is_said_and_answered()
             for sleep in list(self.clock.sleeps):
                 self.run(lambda sleep=sleep: sleep.done() or sleep.set_result(None))
             if not self.decode.num_jobs and not self.pushes():
@@ -463,7 +506,18 @@ class OverSharedMemory(Machine):
     checked = False
 
 
-@pytest.mark.parametrize("machine", [Machine, OverSharedMemory], ids=["checked writes", "claims"])
+class OnAnotherHost(Machine):
+    far = True
+
+
+MACHINES = [
+    pytest.param(Machine, id="checked writes"),
+    pytest.param(OverSharedMemory, id="claims"),
+    pytest.param(OnAnotherHost, id="on another host"),
+]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_no_block_is_ever_writable_by_two_owners(machine: type[Machine]) -> None:
     depth = settings(
         max_examples=60, stateful_step_count=DEPTH, deadline=None, suppress_health_check=list(HealthCheck)
