@@ -126,12 +126,12 @@ def test_latents_of_8_bits_are_refused(tmp_path: Path) -> None:
         size_pool(tmp_path, ModelConfig(), EngineConfig(kv_dtype="int8"))
 
 
-@pytest.mark.parametrize("kv_dtype", ["float8", "int8"])
-def test_a_served_model_says_nearly_the_same(kv_dtype: str) -> None:
-    """Disaggregated, in one process: of the embedded model's text, what floats say first."""
+@pytest.mark.parametrize(("kv_dtype", "decode_tp"), [("float8", 1), ("int8", 2)])
+def test_a_served_model_says_nearly_the_same(kv_dtype: str, decode_tp: int) -> None:
+    """Disaggregated: of the embedded model's text, what floats say first."""
     params = SamplingParams(temperature=0.0, max_tokens=8)
     texts = ["def fibonacci(n):\n", "import os\n\n\nclass Path"]
     with LLM("embedded") as llm:
         want = [answer.text for answer in llm.generate(texts, params)]
-    with LLM("embedded", engine__kv_dtype=kv_dtype) as llm:
+    with LLM("embedded", engine__kv_dtype=kv_dtype, decode__tp=decode_tp) as llm:
         assert [answer.text for answer in llm.generate(texts, params)] == want
