@@ -85,8 +85,8 @@ async def running(config: ClusterConfig) -> AsyncIterator[LocalCluster]:
         node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule))
         stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
 
-        async def resolve() -> str:
-            return scheduler_mail.address
+        async def resolve() -> list[str]:
+            return [scheduler_mail.address]
 
         instances: list[Instance] = []
         roles: list[Role] = ["decode"] * config.decode_instances
