@@ -23,7 +23,7 @@ class Scheduler:
         configure_logging(config.serve.log_level, config.serve.log_format)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
         context, count = serve.get_replica_context(), config.serve.schedulers
-        name = "" if count == 1 else self._mail.address.replace(":", "-")
+        name = "" if count == 1 else self._mail.address
         scheduler, resolve = make_scheduler(config.schedule, name), None
         if count > 1:
             resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
