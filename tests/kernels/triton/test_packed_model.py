@@ -146,7 +146,7 @@ def test_four_bits(kind: str, device: torch.device, tmp_path: Path) -> None:
     assert greedy(model, device) == greedy(load(stored, reference_ops(), device), device)
 
 
-def greedy(model: Model, device: torch.device, count: int = 3) -> list[int]:
+def greedy(model: Model, device: torch.device, count: int = 2) -> list[int]:
     paged, tokens = Paged(model, 1, random.Random(0), device=device), list(PROMPT)
     (rows,) = paged.step([(0, 0, tokens)])
     for _ in range(count):
