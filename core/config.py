@@ -87,8 +87,7 @@ class ParallelConfig(_Frozen):
     ep_balance_interval_s: float = Field(default=0.0, ge=0)
     """How often experts move to where their loads of late are even, between two steps; 0: never."""
     ep_move_bytes: int = Field(default=4 << 20, ge=1)
-    """Of experts' weights that a rank gets from others before one step, and that it sends to them; one expert at least. The
-    others follow before the next steps."""
+    """Of experts' weights that a rank gets from others, and sends to them, before one step; one expert at least."""
     hosts: int = Field(default=1, ge=1, le=1024)
     """Over how many hosts at most an instance's ranks may be, where fewer have no room; those of one `tp` group stay together."""
 
@@ -338,9 +337,7 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     if config.serve.num_ports > 1 and not 0 < config.serve.port <= 65536 - config.serve.num_ports:
         raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")
     if (engine.host_cache_bytes or engine.disk_cache_bytes) and not engine.prefix_cache:
-        raise ConfigError(
-            "engine.host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache"
-        )
+        raise ConfigError("host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache")
     for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.hosts > 1:
             _check_hosts(config, role, pool)
