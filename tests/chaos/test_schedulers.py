@@ -10,6 +10,8 @@ from tests.chaos.world import Stream, World
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TWO = {"serve.schedulers": 2, "engine.num_blocks": 400}
 PROMPT, OUTPUT = 30, 60
+NUM_STREAMS = 12
+"""So many that hardly ever one scheduler is asked for all of them: each is drawn."""
 
 
 def begin(world: World, count: int, num_prompt: int = PROMPT, max_tokens: int = OUTPUT) -> list[Stream]:
@@ -36,13 +38,13 @@ async def total(world: World, role: str, what: str) -> int:
 
 async def test_a_scheduler_is_killed_under_streams(tmp_path: Path) -> None:
     async with World(tmp_path, TWO) as world:
-        running = begin(world, 6)
+        running = begin(world, NUM_STREAMS)
         while min(len(stream.tokens) for stream in running) < 5:
             await asyncio.sleep(0.01)
         for name in ("scheduler0", "scheduler1"):
             status = await world.nodes[name].status()
             assert status["placed"] > 0, "one of them has placed everything"
-            assert len(status["routes"]) == 6, "each knows what the other has placed"
+            assert len(status["routes"]) == NUM_STREAMS, "each knows what the other has placed"
         killed = asyncio.create_task(world.kill("scheduler0"))
         during = begin(world, 8)
         await killed

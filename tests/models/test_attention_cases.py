@@ -32,7 +32,9 @@ def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.Mo
     said: list[Case] = []
     called: set[Case] = set()
 
-    def select_ops(device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...]) -> Any:
+    def select_ops(
+        device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...], _: str
+    ) -> Any:
         said.extend(cases)
         ops = reference_ops()
 
@@ -68,7 +70,9 @@ def test_a_model_over_another_backend_says_what_transformers_says(
     lens = {"decode": [(1, 9), (1, 3)], "prefill": [(5, 7), (1, 2)]}
     chooser = Chooser(CPU, "", ChoiceFile(tmp_path / "choices.json"), device_timer(CPU), lens)  # type: ignore[arg-type]
 
-    def select_ops(device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...]) -> Any:
+    def select_ops(
+        device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...], _: str
+    ) -> Any:
         ops, backend = reference_ops(), Backend(name, BACKENDS[name]())
         current = Backend("torch", ops.paged_attention)
         attention = select_attention(name, cases, current, chooser, lambda _: backend)
