@@ -33,6 +33,8 @@ _PREFIX = "baton-kv"
 _TAKEN_BACK = "taken back"
 _TURN_BYTES = 4 << 20
 """What is copied in one turn of the event loop: a tenth or two of a millisecond, less than another thread's wake-up costs."""
+_LONG_BYTES = 64 << 20
+"""A longer run is copied in one go, on a thread: memmove then writes past the caches, which pieces are too short for."""
 
 
 def host_id() -> str:
@@ -173,6 +175,9 @@ class ShmSender:
             return
         if sum(run.num_bytes for run in runs) <= _TURN_BYTES:
             self._copy(target, runs)
+            return
+        if max(run.num_bytes for run in runs) > _LONG_BYTES:
+            await _in_thread(lambda: self._copy(target, runs))
             return
         for part in chunk_runs(runs, _TURN_BYTES):
             self._copy(target, part)

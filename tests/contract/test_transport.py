@@ -10,6 +10,7 @@ import pytest
 
 from core.errors import ReplicaLost, TransferError
 from kvtransfer.copies import CopyRun
+from kvtransfer.transport import shm
 from kvtransfer.transport.admission import Admission
 from kvtransfer.transport.shm import ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
@@ -184,6 +185,25 @@ async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up
     else:
         with pytest.raises(TransferError, match="corrupted twice"):
             await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
+    await sender.close()
+    await holder.inbox.shut()
+
+
+@pytest.mark.parametrize("long_bytes", [0, 1 << 40], ids=["in one go", "in pieces"])
+async def test_long_writes_into_shared_memory_leave_the_loop_its_turns(
+    long_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm, "_TURN_BYTES", 100)
+    monkeypatch.setattr(shm, "_LONG_BYTES", long_bytes)
+    holder = Holder("shm")
+    source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
+    sender, grant = ShmSender(source), holder.grant([2, 3])
+    writing = asyncio.create_task(sender.write(grant.id, grant.regions[0], runs_for([2, 3], [0, 1])))
+    await asyncio.sleep(0)
+    assert not writing.done()
+    await writing
+    for block, start in ((2, 0), (3, SHARD.block_bytes)):
+        assert holder.block(0, block) == bytes(source[start : start + SHARD.block_bytes])
     await sender.close()
     await holder.inbox.shut()
 
