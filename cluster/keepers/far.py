@@ -6,7 +6,6 @@ is left to be fenced, and the instance fails as a whole."""
 import asyncio
 import itertools
 import logging
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,17 +37,14 @@ from core.errors import ConfigError, ProtocolError, ReplicaLost, TransferError
 from core.kv import RankPool
 from core.messages import RegionKey
 from engine.ranks.rank import Rank
-from engine.ranks.wire import LENGTH, frame, read_frame
+from engine.ranks.wire import frame, next_frame, open_streams, read_frame
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.shm import host_id
-from net.codec import decode_one_of
 
 log = logging.getLogger(__name__)
 
 Keep = Callable[[Sequence[KeeperSetup], float], list[Rank]]
 """(setups, deadline in seconds) -> all keepers, each waiting for its setup, or none. Blocks. Raises ConfigError, ReplicaLost."""
-
-
 START_S = 300.0
 
 
@@ -186,16 +182,12 @@ class FarHost:
         )
 
     async def _converse(self) -> None:
-        sock = self._keeper.sock
-        is_local = sock.family == socket.AF_UNIX
-        connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
         try:
-            reader, writer = await connect(sock=sock)
+            reader, writer = await open_streams(self._keeper.sock)
             speaking = asyncio.ensure_future(self._speak(writer))
             try:
                 while True:
-                    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                    self._on_word(decode_one_of(FROM_KEEPER, await reader.readexactly(size)))
+                    self._on_word(await next_frame(reader, FROM_KEEPER))
             finally:
                 speaking.cancel()
                 await asyncio.gather(speaking, return_exceptions=True)

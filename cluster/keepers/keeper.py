@@ -10,7 +10,6 @@ import traceback
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any
 
 from cluster.keepers.wire import (
     TO_KEEPER,
@@ -37,12 +36,11 @@ from cluster.pool_access import PoolAccess, remote_access
 from core.config import TransferConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
-from engine.ranks.wire import LENGTH, frame
+from engine.ranks.wire import frame, next_frame, open_streams
 from kvtransfer.copies import CopyRun
 from kvtransfer.memory import OwnMemory
 from kvtransfer.transport.shm import host_id
 from net.channel import Identity
-from net.codec import decode_one_of
 
 
 def serve_keeper(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
@@ -51,12 +49,10 @@ def serve_keeper(sock: socket.socket, transfer: TransferConfig, key: bytes) -> N
 
 
 async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
-    is_local = sock.family == socket.AF_UNIX
-    connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
-    reader, writer = await connect(sock=sock)
+    reader, writer = await open_streams(sock)
     try:
         with suppress(asyncio.IncompleteReadError, OSError):
-            await _keep(await _read(reader), transfer, key, reader, writer)
+            await _keep(await next_frame(reader, TO_KEEPER), transfer, key, reader, writer)
     finally:
         writer.close()
         with suppress(OSError):
@@ -75,14 +71,9 @@ async def _keep(
         return
     try:
         while True:
-            keeper.on_word(await _read(reader))
+            keeper.on_word(await next_frame(reader, TO_KEEPER))
     finally:
         await keeper.close()
-
-
-async def _read(reader: StreamReader) -> Any:
-    (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-    return decode_one_of(TO_KEEPER, await reader.readexactly(size))
 
 
 class Keeper:

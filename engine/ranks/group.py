@@ -5,7 +5,6 @@ One failed rank fails them all: the others are killed, whatever they wait for, b
 import asyncio
 import logging
 import shutil
-import socket
 import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
@@ -21,7 +20,6 @@ from engine.ranks.rank import Companion, Rank, Start, start_all
 from engine.ranks.store import StoreServer
 from engine.ranks.wire import (
     FROM_RANK,
-    LENGTH,
     LayerReady,
     Meeting,
     RankFailed,
@@ -29,8 +27,9 @@ from engine.ranks.wire import (
     Ready,
     Relocate,
     frame,
+    next_frame,
+    open_streams,
 )
-from net.codec import decode_one_of
 
 log = logging.getLogger(__name__)
 
@@ -123,17 +122,14 @@ class ProcessGroup:
 
     async def _connect(self) -> None:
         for number, rank in enumerate(self.ranks):
-            is_local = rank.sock.family == socket.AF_UNIX
-            connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
-            reader, writer = await connect(sock=rank.sock, limit=1 << 20)
+            reader, writer = await open_streams(rank.sock)
             self._writers.append(writer)
             self._tasks.append(asyncio.get_running_loop().create_task(self._listen(number, reader)))
 
     async def _listen(self, number: int, reader: StreamReader) -> None:
         try:
             while True:
-                (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._on_word(number, decode_one_of(FROM_RANK, await reader.readexactly(size)))
+                self._on_word(number, await next_frame(reader, FROM_RANK))
         except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
             log.debug("%s: %s", self.ranks[number].name, error)
             self._ended.append(number)

@@ -3,8 +3,10 @@
 To a rank: RankSetup, then StepPlans, and Relocates between them. From it: Ready, then for each plan its layers (where a work is
 pushed) and a StepResult; or RankFailed, as its last word."""
 
+import asyncio
 import socket
 import struct
+from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,8 @@ from net.codec import decode_one_of, encode
 from parallel.mesh import Mesh
 from parallel.moves import Move
 
-LENGTH = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +87,15 @@ FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, StepResult, Ran
 
 def frame(message: Any) -> bytes:
     data = encode(message)
-    return LENGTH.pack(len(data)) + data
+    return _LENGTH.pack(len(data)) + data
 
 
 def read_frame(sock: socket.socket, kinds: dict[str, type[Any]]) -> Any | None:
     """Waits; None at the end of the stream. Raises ProtocolError, and OSError for a broken one."""
-    head = _read(sock, LENGTH.size)
+    head = _read(sock, _LENGTH.size)
     if not head:
         return None
-    return decode_one_of(kinds, _read(sock, LENGTH.unpack(head)[0]))
+    return decode_one_of(kinds, _read(sock, _LENGTH.unpack(head)[0]))
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
@@ -105,3 +108,16 @@ def _read(sock: socket.socket, size: int) -> bytes:
             return b""
         data += piece
     return bytes(data)
+
+
+async def open_streams(sock: socket.socket) -> tuple[StreamReader, StreamWriter]:
+    """For conversations on an event loop, over a socket of either family."""
+    is_local = sock.family == socket.AF_UNIX
+    connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
+    return await connect(sock=sock, limit=_BUFFER_BYTES)
+
+
+async def next_frame(reader: StreamReader, kinds: dict[str, type[Any]]) -> Any:
+    """Raises asyncio.IncompleteReadError at the end of the stream, ProtocolError, and OSError for a broken one."""
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return decode_one_of(kinds, await reader.readexactly(size))
