@@ -138,13 +138,12 @@ class Placer:
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
         return prefill
 
-    def take(self, taken: Taken, now: float) -> None:
+    def take(self, key: str, taken: Taken, now: float) -> None:
         """Another scheduler has placed it. Nothing happens where it is known already."""
-        place = taken.place
-        if (key := f"{place.request_id}#{place.attempt}") not in self._placements:
+        if key not in self._placements:
             placement = Placement(
                 taken.frontend,
-                place,
+                taken.place,
                 taken.route,
                 taken.num_blocks,
                 taken.compute_tokens,

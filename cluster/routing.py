@@ -147,8 +147,9 @@ class GlobalScheduler:
             case Colleagues():
                 return self._meet(word)
             case Taken(_, _, place):
-                if self._admission.queue.get(_key(place.request_id, place.attempt)) is None:
-                    self._placer.take(word, now)
+                key = _key(place.request_id, place.attempt)
+                if self._admission.queue.get(key) is None:
+                    self._placer.take(key, word, now)
                 return []
             case Kept():
                 self._circle.keep(word)

@@ -115,17 +115,16 @@ def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     """Of matrices with the same inputs one with all their outputs; of `dtype`, should they be stored in different ways or
     end inside a block of scales."""
     first = parts[0]
-    if isinstance(first, Tensor) or not all(_fits(first, part) for part in parts[1:]):
-        return torch.cat([as_float(part, dtype) for part in parts], -2)
-    if isinstance(first, EightBit) and first.by_blocks and any(p.shape[-2] % SCALE_BLOCK for p in parts[:-1]):
+    by_blocks = isinstance(first, EightBit) and first.by_blocks
+    inside_block = by_blocks and any(part.shape[-2] % SCALE_BLOCK for part in parts[:-1])
+    if inside_block or not _alike(parts):
         return torch.cat([as_float(part, dtype) for part in parts], -2)
     return _each(parts, lambda own, outputs: torch.cat(own, outputs))
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     """Of one matrix for each expert one weight; of `dtype`, should they be stored in different ways."""
-    first = parts[0]
-    if isinstance(first, Tensor) or not all(_fits(first, part) for part in parts[1:]):
+    if not _alike(parts):
         return torch.stack([as_float(part, dtype) for part in parts])
     return _each(parts, lambda own, _: torch.stack(own))
 
@@ -138,6 +137,12 @@ def one_of(weight: Weight, index: int) -> Weight:
 def on_device(weight: Weight, device: torch.device) -> Weight:
     """In memory of its own, aligned as kernels need it: in a file it may begin anywhere."""
     return _each([weight], lambda own, _: own[0].to(device, copy=True))
+
+
+def _alike(parts: Sequence[Weight]) -> bool:
+    """Are all of them packed, and in the same way?"""
+    first = parts[0]
+    return not isinstance(first, Tensor) and all(_fits(first, part) for part in parts[1:])
 
 
 def _fits(first: Weight, other: Weight) -> bool:

@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.2
 _MAX_RETRY_S = 5.0
 """How long a lost one that is still listed is left alone, at most, as long as others live: it may be stopped or cut off."""
-
-
 _FORGOTTEN_S = 60.0
 _MAX_AWAY = 64
 
