@@ -6,16 +6,13 @@ The shape of Qwen2.5-0.5B with 6 of its layers and random weights, one thread. B
 of the medians. Prediction: 1.3 for prompts, where tiles of 64 rows lose little; 4 for one sequence in float32, whose row is
 multiplied as 16 (the routine for a single row adds up in another order); 2 for 32 of them, which attend one by one."""
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from kernels.ops import AttentionMeta
 from kernels.select import select_ops
 from models.model import Model
@@ -106,12 +103,9 @@ def measure(dtype: torch.dtype, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=7)
+    args = options.parse_args()
     torch.set_num_threads(1)
     results = {
         str(dtype).removeprefix("torch."): measure(dtype, args.rounds)
@@ -120,13 +114,7 @@ def main() -> None:
     for dtype, steps in results.items():
         for name, row in steps.items():
             print(f"{dtype:9s} {name:24s} " + "  ".join(f"{key} {value:.2f}" for key, value in row.items()))
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.deterministic",
-            "machine": machine(),
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(args.json, "benchmarks.deterministic", {"results": results})
 
 
 if __name__ == "__main__":

@@ -4,17 +4,14 @@
 
 The model and the sampling arithmetic are left out: steps return tokens at once. Prediction: 0.5 ms at batch 32; target: 1 ms."""
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from core.config import EngineConfig
 from core.plan import Sampled, StepResult
 from core.types import Request, SamplingParams
@@ -78,11 +75,7 @@ def run(batch: int, prompt_tokens: int, steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     results = {
         f"batch {b}, prompt {p}": run(b, p, steps=300)
@@ -90,14 +83,7 @@ def main() -> None:
     }
     for name, figures in results.items():
         print(f"{name:24s} " + "  ".join(f"{part} {ms:.3f}" for part, ms in figures.items()) + "  (ms)")
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.engine_overhead",
-            "machine": machine(),
-            "unit": "ms",
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(args.json, "benchmarks.engine_overhead", {"unit": "ms", "results": results})
 
 
 if __name__ == "__main__":

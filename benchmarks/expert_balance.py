@@ -16,7 +16,6 @@ float32's rounding only. On four ranks that share two cores a step gets hardly s
 ep 4 or dp 4 reads 30 % of what one rank does. Of the 0.8 s that all experts take at once a part of one expert for each rank takes
 a tenth, of which most is the same whatever is moved; all parts together take twice as long. A layer is decided in 20 ms."""
 
-import argparse
 import json
 import random
 import statistics
@@ -33,9 +32,9 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 
-from baton.bench.report import machine
 from benchmarks.parallel_ranks import loading
 from benchmarks.rank_processes import on_ranks
+from benchmarks.report import parser, write
 from engine.ranks.build import ModelPart, load_part
 from kernels.ops import AttentionMeta
 from parallel.balance import Placement, first_placement, rebalance
@@ -213,9 +212,7 @@ def checkpoint(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint(folder)
@@ -227,14 +224,11 @@ def main() -> None:
             "loading, worst rank": loading(folder, MESHES),
         }
     print(json.dumps(results, indent=1))
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.expert_balance",
-            "machine": machine(),
-            "note": "two cores, shared with other work: compare within a table",
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(
+        args.json,
+        "benchmarks.expert_balance",
+        {"note": "two cores, shared with other work: compare within a table", "results": results},
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ Real processes on this machine: an instance, the keeper of its memory elsewhere,
 takes until the holder has every byte, from the instance's own memory and from its keeper's by turns. Predictions: 0.2 ms for each
 word there and back, so 0.2 ms more for any write (hidden behind the next layer) and 0.2 ms before a grant is given away."""
 
-import argparse
 import asyncio
-import json
 import multiprocessing
 import os
 import socket
@@ -16,10 +14,9 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from cluster.keepers.far import FarHost, start_keepers
 from cluster.keepers.keeper import serve_keeper
 from cluster.keepers.wire import KeeperSetup
@@ -104,16 +101,12 @@ async def _by_turns(calls: dict[str, Callable[[], Awaitable[Any]]], rounds: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser(__doc__).parse_args()
     with suppress(KeyboardInterrupt):
         found = asyncio.run(measure())
         for name, times in found.items():
             print(f"{name:20}", *(f"{way} {ms:.3f} ms" for way, ms in times.items()))
-        if arguments.json:
-            report = {"command": "python -m benchmarks.keepers", "machine": machine(), "p50 ms": found}
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write(arguments.json, "benchmarks.keepers", {"p50 ms": found})
 
 
 if __name__ == "__main__":

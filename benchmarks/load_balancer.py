@@ -16,7 +16,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from baton.bench.report import machine, plt
+from baton.bench.report import plt
+from benchmarks.report import write
 from tests.deploy.balancers import BALANCERS, Ingress, balancer
 from tests.deploy.streams import Load, Stream, burst
 
@@ -30,8 +31,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         gaps_ms, faults = measure(Path(folder))
     result = {
-        "command": f"python -m benchmarks.load_balancer --out {out}",
-        "machine": machine(),
         "balancers": {kind: version_of(kind) for kind in BALANCERS},
         "streams": NUM_STREAMS,
         "tokens": NUM_TOKENS,
@@ -39,7 +38,7 @@ def main() -> None:
         "gaps_ms": {way: quantiles(values) for way, values in gaps_ms.items()},
         "faults": faults,
     }
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    write(out, f"benchmarks.load_balancer --out {out}", result)
     picture(gaps_ms, out.with_suffix(".png"))
     print(json.dumps({"gaps_ms": result["gaps_ms"], "faults": faults}, indent=1))
 

@@ -9,7 +9,6 @@ computing. Loading: 150 MB of Llama in float32, real ranks.
 Predictions: an all-reduce of 64 rows (0.5 MB) 2 ms; waiting 1 / (m + 1) of the time for m micro-batches, less with the next step
 behind; a rank of tp 2 or pp 2 reads 50 % of what one rank does."""
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -23,8 +22,8 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from baton.bench.report import machine
 from benchmarks.rank_processes import on_ranks
+from benchmarks.report import parser, write
 from cluster.memory import take_memory
 from core.config import EngineConfig, ModelConfig
 from engine.build import size_pool
@@ -127,9 +126,7 @@ def checkpoint(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder))
         loads = loading(Path(folder), (Mesh(), Mesh(tp=2), Mesh(pp=2)))
@@ -139,14 +136,11 @@ def main() -> None:
         "loading, worst rank": loads,
     }
     print(json.dumps(results, indent=1))
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.parallel_ranks",
-            "machine": machine(),
-            "note": "two cores, shared with other work: compare within a table",
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(
+        args.json,
+        "benchmarks.parallel_ranks",
+        {"note": "two cores, shared with other work: compare within a table", "results": results},
+    )
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ would give.
 Prediction: hit_density closes 15 to 20 % of the gap from LRU to Belady at 4 M tokens, since a conversation's past says little
 about its future; all told, 95 % or more."""
 
-import argparse
 import heapq
-import json
 import random
 import time
 from collections import defaultdict
@@ -22,8 +20,8 @@ from typing import Any
 
 from rich.progress import track
 
-from baton.bench.report import machine
 from baton.bench.traces import TraceRow, read_trace
+from benchmarks.report import parser, write
 from engine.blocks import BlockPool
 from engine.eviction import Eviction, HitDensity, LeastRecentlyUsed
 from engine.radix import RadixCache
@@ -148,27 +146,21 @@ def run(prompts: Prompts, block_tokens: int, seed: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("trace", type=Path)
+    options.add_argument("--seed", type=int, default=0)
+    args = options.parse_args()
     trace = read_trace(args.trace, args.seed)
     results = run(prompts_of(trace), trace[0].prefix_block_tokens, args.seed)
     for row in results:
         print(
             f"{row['million_tokens']} M tokens: " + "  ".join(f"{k} {v:.3f}" for k, v in row["hits"].items())
         )
-    if args.json:
-        content = {
-            "command": f"python -m benchmarks.prefix_cache {args.trace.name} --seed {args.seed}",
-            "machine": machine(),
-            "unit": "share of an endless cache's hits",
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(
+        args.json,
+        f"benchmarks.prefix_cache {args.trace.name} --seed {args.seed}",
+        {"unit": "share of an endless cache's hits", "results": results},
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,7 @@ A model of Llama's shape (hidden 1024, 4 layers) with random bits, on one rank a
 tensors that the loaded model holds. A CPU has no kernel for packed weights, so that `Ops.linear` makes them floats in every step:
 the time of a step of 8 sequences so, over that with floats made at loading; medians of steps in turns, one thread."""
 
-import argparse
 import gc
-import json
 import random
 import statistics
 import tempfile
@@ -19,7 +17,7 @@ from typing import Any
 
 import torch
 
-from baton.bench.report import machine
+from benchmarks.report import parser
 from engine.dims import dims_of, rules_of
 from kernels.packed import Kind
 from kernels.ref import reference_ops
@@ -129,10 +127,9 @@ def measure(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=7)
+    args = options.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     print(
@@ -149,13 +146,8 @@ def main() -> None:
             f"{row['kept_bytes_tp2'] / 1e6:8.1f} {two:6.2f}   x {row['cpu_step_kept_s'] / row['cpu_step_floats_s']:.1f}",
             flush=True,
         )
-    if args.json:
-        about = {
-            "prediction": PREDICTION,
-            "command": "python -m benchmarks.quantised_weights",
-            "machine": machine(),
-        }
-        args.json.write_text(json.dumps({**about, "sizes": SIZES, "formats": rows}, indent=1) + "\n")
+    content = {"prediction": PREDICTION, "sizes": SIZES, "formats": rows}
+    write(args.json, "benchmarks.quantised_weights", content)
 
 
 if __name__ == "__main__":

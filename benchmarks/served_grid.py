@@ -5,7 +5,6 @@
 The servers are those of `tests/parallel/served_grid.py`, their ranks forked from one process that has loaded torch
 (`forked_ranks.py`). Prediction: all of them."""
 
-import argparse
 import asyncio
 import json
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from tests.parallel.forked_ranks import start_forked
 from tests.parallel.served_grid import Found, is_right, pairs, prepare, serve
 
@@ -30,15 +29,12 @@ def measure(families: list[str], path: Path | None) -> list[Found]:
                 if pair.family == family:
                     results.append(asyncio.run(serve(pair, folder, prompts, want)))
                     print(json.dumps(asdict(results[-1])), flush=True)
-                    if path is not None:
-                        path.write_text(json.dumps(summary(results), indent=1) + "\n")
+                    write(path, "benchmarks.served_grid", summary(results))
     return results
 
 
 def summary(results: list[Found]) -> dict[str, Any]:
     return {
-        "command": "python -m benchmarks.served_grid",
-        "machine": machine(),
         "note": "seconds: two cores that much else was running on",
         "families on meshes": len({(o.family, mesh) for o in results for mesh in (o.prefill, o.decode)}),
         "of": 2 * len(list(pairs())),
@@ -49,10 +45,9 @@ def summary(results: list[Found]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="*", help="families")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--only", nargs="*", help="families")
+    args = options.parse_args()
     with patch("engine.ranks.spawn.start_children", start_forked):
         results = measure(args.only or sorted({pair.family for pair in pairs()}), args.json)
     wrong = sum(not is_right(found) for found in results)

@@ -7,10 +7,8 @@ this process; `baton serve --local` (HTTP, one process); `baton serve` with one 
 Ray Serve, separate processes). All compute on one thread. The differences of the medians are the overheads.
 Prediction: Ray adds 8 ms to TTFT and 1 ms to ITL. Targets: 15 ms and 2 ms."""
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -26,8 +24,8 @@ import httpx
 
 from baton.bench.client import Client, Record, closed_loop
 from baton.bench.measure import gaps_s, percentiles, ttft_s
-from baton.bench.report import machine
 from baton.bench.workload import Job, synthetic
+from benchmarks.report import parser, write
 from cluster.local import LocalCluster
 from core.config import load
 from core.types import Request, SamplingParams
@@ -108,12 +106,9 @@ def figures(records: Sequence[Record]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=5)
+    args = options.parse_args()
     rounds: dict[str, list[dict[str, float]]] = {"engine": [], "local": [], "ray": []}
     with server("--local", "--prefill", "0") as local, server("--prefill", "0", "--decode", "1") as ray:
         for number in range(args.rounds + 1):  # the first warms up
@@ -142,16 +137,8 @@ def report(rounds: dict[str, list[dict[str, float]]], path: Path | None) -> None
         print(f"{name:8s} " + "  ".join(f"{key} {value:8.2f}" for key, value in values.items()))
     for name, values in added.items():
         print(f"{name:8s} adds " + "  ".join(f"{key} {value:+.2f}" for key, value in values.items()))
-    if path:
-        content = {
-            "command": "python -m benchmarks.serving_overhead",
-            "machine": machine(),
-            "streams": STREAMS,
-            "medians": medians,
-            "added_to_engine": added,
-            "rounds": rounds,
-        }
-        path.write_text(json.dumps(content, indent=2) + "\n")
+    content = {"streams": STREAMS, "medians": medians, "added_to_engine": added, "rounds": rounds}
+    write(path, "benchmarks.serving_overhead", content)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ the scan's. Predictions, written first: shortlists lose less than 2 %; of schedu
 two lose 1 %, four 3 % (measured: 2.6 and 6 %). Since they tell each other, which takes a millisecond where a report is up to 100
 old, less than 2 % is wanted."""
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from baton.bench.report import machine
 from baton.bench.traces import TraceRow, read_trace
+from benchmarks.report import parser, write
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
@@ -78,33 +77,24 @@ def relative(rows: list[dict[str, Any]], variant: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--traces", type=Path, required=True)
-    parser.add_argument("--cases", nargs="*", default=list(CASES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--traces", type=Path, required=True)
+    options.add_argument("--cases", nargs="*", default=list(CASES))
+    options.add_argument("--seeds", type=int, default=3)
+    args = options.parse_args()
     found: list[dict[str, Any]] = []
     for row in study(args.traces, args.cases, args.seeds):
         found.append(row)
         print(json.dumps(row), flush=True)
-        if args.json:
-            summary = {
-                name: {
-                    variant: round(relative([r for r in found if r["case"] == name], variant), 4)
-                    for variant in VARIANTS
-                }
-                for name in {row["case"]: None for row in found}
+        summary = {
+            name: {
+                variant: round(relative([r for r in found if r["case"] == name], variant), 4)
+                for variant in VARIANTS
             }
-            content = {
-                "command": "python -m benchmarks.shortlists --traces ../shared/traces",
-                "machine": machine(),
-                "relative_to_scan": summary,
-                "windows": found,
-            }
-            args.json.write_text(json.dumps(content, indent=2) + "\n")
+            for name in {row["case"]: None for row in found}
+        }
+        content = {"relative_to_scan": summary, "windows": found}
+        write(args.json, "benchmarks.shortlists --traces ../shared/traces", content)
 
 
 if __name__ == "__main__":

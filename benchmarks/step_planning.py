@@ -6,16 +6,13 @@ No model runs: every planned draw is answered at once. Prediction, written first
 block every 16th time, so the time per sequence does not depend on its length (at most the copy of a block table: 8 bytes for
 each block of the context, every 16th step)."""
 
-import argparse
-import json
 import random
 import statistics
 import time
-from pathlib import Path
 
 from rich.progress import track
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
@@ -52,12 +49,9 @@ def step(scheduler: StepScheduler) -> StepPlan:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--contexts", default="1000,8000,32000,128000")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--contexts", default="1000,8000,32000,128000")
+    args = options.parse_args()
     contexts = [int(size) for size in args.contexts.split(",")]
     batches = {context: started(context) for context in track(contexts, "prompts")}
     times_ms: dict[int, list[float]] = {context: [] for context in contexts}
@@ -73,9 +67,7 @@ def main() -> None:
     ]
     for row in results:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
-    if args.json:
-        content = {"command": "python -m benchmarks.step_planning", "machine": machine(), "results": results}
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(args.json, "benchmarks.step_planning", {"results": results})
 
 
 if __name__ == "__main__":

@@ -7,16 +7,13 @@ The production engine, tiers and gate; the device is modelled by sleeping and re
 long as the prefix's copy, a layer's KV is ready after 12 % of the layer. In turns: the copy alone, TTFT with the copy before the
 step, TTFT with the copy under it; `hidden` is the saved share of the copy."""
 
-import argparse
 import asyncio
-import json
 import mmap
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, RankPool
@@ -132,21 +129,11 @@ async def measure(rounds: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=10)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=10)
+    args = options.parse_args()
     rows = asyncio.run(measure(args.rounds))
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.tier_restore",
-            "machine": machine(),
-            "prediction": PREDICTION,
-            "rows": rows,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(args.json, "benchmarks.tier_restore", {"prediction": PREDICTION, "rows": rows})
 
 
 if __name__ == "__main__":

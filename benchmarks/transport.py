@@ -9,9 +9,7 @@ best median), by medians and, `of_raw_best`, by the best rounds, which other wor
 NCCL.
 Predictions are in PREDICTIONS, written before the first run."""
 
-import argparse
 import asyncio
-import json
 import mmap
 import multiprocessing
 import os
@@ -27,7 +25,7 @@ from typing import Any
 import torch
 import uvloop
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from benchmarks.transport_raw import STREAMS, RawCopy, RawNixl, RawSockets, nixl_sink, shared_file, sink
 from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
@@ -210,13 +208,10 @@ def _row(times: dict[str, list[float]], size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--only", default="", help="transports, by name; empty: all")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=40)
+    options.add_argument("--only", default="", help="transports, by name; empty: all")
+    args = options.parse_args()
     torch.set_num_threads(1)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -235,14 +230,7 @@ def main() -> None:
     os.unlink(path)
     ours.send(None)
     process.join(10)
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.transport",
-            "machine": machine(),
-            "predictions": PREDICTIONS,
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(args.json, "benchmarks.transport", {"predictions": PREDICTIONS, "results": results})
 
 
 if __name__ == "__main__":

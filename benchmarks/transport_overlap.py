@@ -12,19 +12,16 @@ there; hidden share = 1 - exposed / time that writes were under way; `exposed_of
 that TTFT can be. `handover` is from the draw to the moment when decode could go on: it has the Commit's way in it, which any
 message with the token would take, and `hidden_share_with_message` is by that."""
 
-import argparse
 import asyncio
-import json
 import mmap
 import multiprocessing
 import statistics
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from baton.bench.report import machine
+from benchmarks.report import parser, write
 from core.kv import KVLayout, KVShard, num_blocks_for
 from core.messages import ChunkDone, Commit, Grant, Message, RegionKey
 from core.plan import Push, SeqWork, StepPlan
@@ -240,13 +237,10 @@ async def measure(pipe: Any, only: Sequence[str], num_requests: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--requests", type=int, default=12)
-    parser.add_argument("--only", default="shm,tcp")
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--requests", type=int, default=12)
+    options.add_argument("--only", default="shm,tcp")
+    args = options.parse_args()
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=holder, args=(theirs,), daemon=True)
@@ -255,14 +249,7 @@ def main() -> None:
     ours.send(None)
     process.join(10)
     assert threading.active_count() == 1
-    if args.json:
-        content = {
-            "command": "python -m benchmarks.transport_overlap",
-            "machine": machine(),
-            "predictions": PREDICTIONS,
-            "results": results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    write(args.json, "benchmarks.transport_overlap", {"predictions": PREDICTIONS, "results": results})
 
 
 if __name__ == "__main__":

@@ -1,0 +1,22 @@
+"""What the benchmarks' command lines have in common: a module's text is its help, and results name their machine."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from baton.bench.report import machine
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """With `--json FILE`, which `write` takes."""
+    made = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--json", type=Path, metavar="FILE")
+    return made
+
+
+def write(path: Path | None, command: str, content: dict[str, Any]) -> None:
+    """Nothing without a path. `command` makes such results again; it names no path of this machine."""
+    if path:
+        whole = {"command": f"python -m {command}", "machine": machine(), **content}
+        path.write_text(json.dumps(whole, indent=2) + "\n")
