@@ -4,10 +4,13 @@ Invariant: every reference that the pool counts belongs to a sequence, to a step
 
 import itertools
 from collections.abc import Iterable
+from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass
 
+from core.errors import Bug
 from core.kv import num_blocks_for
 from core.plan import BlockCopy
+from core.types import Request
 from engine.blocks import BlockPool
 from engine.radix import Match, RadixCache
 from engine.sequence import Sequence
@@ -34,12 +37,24 @@ class Reservation:
     num_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A request's match with the prefix cache, when `num_tokens` of its tokens were known."""
+
+    request: Request
+    tokens: SeqOf[int]
+    num_tokens: int
+    match: Match
+
+
 class BlockLedger:
     def __init__(self, pool: BlockPool, cache: RadixCache, block_size: int) -> None:
         self._pool, self._cache, self._block_size = pool, cache, block_size
         self._copy_sources: dict[int, list[int]] = {}
         """Step -> blocks referenced until it is committed, because it copies from them."""
         self._restores: list[Restore] = []
+        self._found: dict[bool, _Found] = {}
+        """With and without part of a block: what was looked for last, which is mostly who waits for room."""
         self.num_queried_tokens = self.num_hit_tokens = 0
         """Known tokens of admitted sequences, and of these the cached ones."""
 
@@ -52,6 +67,19 @@ class BlockLedger:
     def num_restores(self) -> int:
         """Those that are under way."""
         return len(self._restores)
+
+    def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> Match:
+        """RadixCache.match of `request`, of which `tokens` are known; not looked for again while the same would be found."""
+        found = self._found.get(partial)
+        if (
+            found is None
+            or found.request is not request
+            or found.num_tokens != len(tokens)
+            or not self._cache.still_finds(found.match)
+        ):
+            match = self._cache.match(tokens, request.salt, partial=partial)
+            found = self._found[partial] = _Found(request, tokens, len(tokens), match)
+        return found.match
 
     def admit(self, seq: Sequence, match: Match, num_tokens: int, headroom: int) -> bool:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
@@ -130,6 +158,13 @@ class BlockLedger:
             refs[block] += 1
         self._pool.check_integrity(refs)
         self._cache.check_integrity()
+        for partial, found in self._found.items():
+            tokens, salt = found.tokens[: found.num_tokens], found.request.salt
+            if (
+                self._cache.still_finds(found.match)
+                and self._cache.match(tokens, salt, partial=partial) != found.match
+            ):
+                raise Bug(f"what {found.request.key} has in the prefix cache has changed unnoticed")
 
     def _take(self, count: int) -> list[int]:
         if (short := count - self._pool.num_free) > 0:

@@ -42,6 +42,8 @@ class _Node:
     group: int = 0
     queued: bool = False
     """Is in a queue of eviction candidates, at most once."""
+    num_changes: int = 0
+    """Children that came or went; its own going is one, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Match:
     blocks: tuple[int, ...]
     partial_block: int = -1
     partial_tokens: int = 0
+    end: _Node | None = field(default=None, compare=False, repr=False)
+    num_changes: int = field(default=0, compare=False, repr=False)
+    """Of `end`, when it was found."""
 
 
 class RadixCache:
@@ -97,10 +102,16 @@ class RadixCache:
                 break
             blocks.append(child.block)
             node, start = child, start + size
-        if node is None or not partial:
+        if node is None:
             return Match(tuple(blocks))
-        best, best_length = _longest_common(node, tokens[start : min(start + size, limit)])
-        return Match(tuple(blocks), best, best_length)
+        best, best_length = -1, 0
+        if partial:
+            best, best_length = _longest_common(node, tokens[start : min(start + size, limit)])
+        return Match(tuple(blocks), best, best_length, node, node.num_changes)
+
+    def still_finds(self, match: Match) -> bool:
+        """Would the same be found for the same tokens? Its last block tells: while that is kept, so is what it follows."""
+        return match.end is not None and match.end.num_changes == match.num_changes
 
     def use(self, blocks: Sequence[int]) -> None:
         """A sequence is about to refer to these cached blocks, which `match` gave it."""
@@ -216,6 +227,7 @@ class RadixCache:
         node = _Node(key, block, child_hash(parent.hash, key), parent, parent.depth + 1)
         node.uses = self._uses_before(node, parent)
         parent.children[key] = node
+        parent.num_changes += 1
         self._nodes[block] = node
         self._pool.keep(block)
         if self._removed.pop(node.hash, 0) == 0:
@@ -243,6 +255,8 @@ class RadixCache:
             if len(self._ghosts) > _GHOSTS * self._pool.num_blocks:
                 del self._ghosts[next(iter(self._ghosts))]
         del parent.children[node.tokens]
+        parent.num_changes += 1
+        node.num_changes += 1
         del self._nodes[node.block]
         self._pool.forget(node.block)
         if self._added.pop(node.hash, 0) == 0:

@@ -146,7 +146,7 @@ class StepScheduler:
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
         self.check_fits(request)
-        match = self._cache.match(request.tokens, request.salt, partial=False)
+        match = self._ledger.find(request, request.tokens, partial=False)
         seq = self._new(request, None)
         # One block more: whoever writes the others may go on generating meanwhile.
         wanted = min(
@@ -339,7 +339,7 @@ class StepScheduler:
         for seq in self._policy.order(self._waiting, now):
             if budget <= 0 or len(self._running) >= self._config.max_num_seqs:
                 return
-            match = self._cache.match(seq.tokens, seq.request.salt, partial=True)
+            match = self._ledger.find(seq.request, seq.tokens, partial=True)
             if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
                 # The source of a shared part is one block more; alone, a request may need them all.
                 match = Match(match.blocks)

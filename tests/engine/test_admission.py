@@ -1,11 +1,15 @@
 """Requests that take the whole pool, leave while they give way, or hit the same prefix for ever."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.blocks import BlockPool
 from engine.policy import FifoPolicy
-from engine.radix import RadixCache
+from engine.radix import Match, RadixCache
 from engine.scheduler import StepScheduler
 
 
@@ -68,3 +72,58 @@ def test_hits_without_evictions_do_not_grow_the_cache() -> None:
         pool.share(match.blocks)
         cache.release(pool.drop([*reversed(match.blocks)]))
     assert len(cache._idle) <= 2  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long the prompts were that the prefix cache was asked for."""
+    match, found = RadixCache.match, list[int]()
+
+    def counted(cache: RadixCache, tokens: Sequence[int], salt: str, *, partial: bool) -> Match:
+        found.append(len(tokens))
+        return match(cache, tokens, salt, partial=partial)
+
+    monkeypatch.setattr(RadixCache, "match", counted)
+    return found
+
+
+SHARED = tuple(range(12))
+
+
+def full(beside: tuple[int, ...], num_blocks: int = 10, reserving: Request | None = None) -> StepScheduler:
+    """Fifteen steps of a request that leaves no room for one of 28 tokens, of which three blocks are cached."""
+    engine = scheduler(num_blocks, block_size=4)
+    engine.add(Request("before", SHARED, SamplingParams(max_tokens=2), "f"))
+    assert finish(engine) == ["before#0"]
+    engine.add(Request("beside", beside, SamplingParams(max_tokens=16), "f"))
+    waiting = Request("waiting", (*SHARED, 20, 40, 40, 40, *range(60, 72)), SamplingParams(max_tokens=2), "f")
+    for number in range(15):
+        plan = engine.plan(0.0)
+        assert plan is not None
+        engine.commit(plan, run(plan))
+        if reserving is not None:
+            assert engine.reserve(reserving) is None
+        elif number == 0:
+            engine.add(waiting)
+    assert reserving is not None or engine.num_waiting == 1
+    return engine
+
+
+def test_who_waits_is_not_looked_up_again_while_the_same_would_be_found(lookups: list[int]) -> None:
+    engine = full(beside=tuple(range(80, 93)))
+    assert lookups.count(28) == 1
+    assert finish(engine) == ["beside#0", "waiting#0"]
+
+
+def test_a_reservation_that_waits_is_not_looked_up_again_either(lookups: list[int]) -> None:
+    request = Request("reserving", (*SHARED, *range(60, 76)), SamplingParams(max_tokens=2), "f")
+    full(beside=tuple(range(80, 93)), reserving=request)
+    assert lookups.count(28) == 1
+
+
+def test_who_waits_finds_what_was_kept_meanwhile(lookups: list[int]) -> None:
+    engine = full(beside=(*SHARED, 20), num_blocks=8)
+    before = engine.prefix_tokens[1]
+    assert finish(engine) == ["beside#0", "waiting#0"]
+    assert engine.prefix_tokens[1] - before == 16
+    assert lookups.count(28) > 1
