@@ -1,13 +1,12 @@
 """The seams: what each part asks of its neighbours. Everything behind them can be replaced, and is, in the simulator."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence, Sized
 from typing import Protocol, TypeVar
 
 from core.messages import Message
 from core.plan import StepPlan, StepResult
 from core.steps import StepModels
-
-S = TypeVar("S")
+from core.types import Request
 
 
 class Clock(Protocol):
@@ -58,8 +57,36 @@ class WorkerGroup(Protocol):
     async def close(self) -> None: ...
 
 
+class Served(Protocol):
+    """What a SchedulerPolicy asks of a sequence: engine.sequence.Sequence, or a modelled one."""
+
+    @property
+    def request(self) -> Request: ...
+    @property
+    def arrival(self) -> int:
+        """Order of arrival on this instance."""
+        ...
+
+    @property
+    def tokens(self) -> Sized:
+        """Those that are known."""
+        ...
+
+    @property
+    def num_output(self) -> int: ...
+    @property
+    def num_computed(self) -> int: ...
+    @property
+    def num_missing(self) -> int:
+        """Tokens that a step could compute now."""
+        ...
+
+
+S = TypeVar("S", bound=Served)
+
+
 class SchedulerPolicy(Protocol[S]):
-    """The order in which an engine serves its sequences. `S` is engine.sequence.Sequence. Pure."""
+    """The order in which an engine serves its sequences. Pure."""
 
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]: ...
     def chunk(self, seq: S, budget_tokens: int) -> int: ...

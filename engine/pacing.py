@@ -5,8 +5,8 @@ targets most of it, with tight ones little."""
 
 from collections.abc import Sequence as Seq
 
+from core.ports import Served
 from core.steps import StepModels
-from engine.sequence import Sequence
 
 SHARE = 0.8
 """Of the tightest time per output token; the rest is for what the model gets wrong."""
@@ -15,9 +15,9 @@ MIN_TOKENS = 64
 
 
 def tokens_in_time(
-    decoding: Seq[Sequence],
+    decoding: Seq[Served],
     context_tokens: int,
-    prompts: Seq[Sequence],
+    prompts: Seq[Served],
     steps: StepModels,
     budget_tokens: int,
 ) -> int:

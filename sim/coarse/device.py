@@ -9,7 +9,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 from core.ports import SchedulerPolicy
 from core.reports import LoadReport, Register
@@ -50,7 +50,7 @@ class _Chunk:
 
 class Device:
     def __init__(
-        self, info: Register, config: DeviceConfig, policy: SchedulerPolicy[Sequence], world: Surroundings
+        self, info: Register, config: DeviceConfig, policy: SchedulerPolicy[Stay], world: Surroundings
     ) -> None:
         self.info, self._config, self._policy, self._world = info, config, policy, world
         self._blocks = Blocks(info.num_blocks, info.block_size, world.new_block_id)
@@ -262,7 +262,7 @@ class Device:
         if not self._waiting or budget <= 0:
             return chunks
         known = [stay for stay in self._waiting if stay.ready_s <= planned_s]
-        for stay in cast(list[Stay], self._policy.order(cast(list[Sequence], known), now)):
+        for stay in self._policy.order(known, now):
             if budget <= 0 or self._num_running >= self.info.max_num_seqs:
                 break
             if not self._blocks.admit(stay, stay.num_known, self._num_running):
@@ -280,10 +280,9 @@ class Device:
         budget = self.info.max_batch_tokens - batch
         if not batch or not (self._prompts or self._waiting):
             return budget
-        decoding = cast(list[Sequence], [*self._decoding])
-        prompts = cast(list[Sequence], self._prompts)
+        decoding = self._decoding
         return self._policy.prompt_tokens(
-            decoding, self._decoding.context, prompts, self._config.steps, budget
+            [*decoding], decoding.context, self._prompts, self._config.steps, budget
         )
 
     @property
@@ -291,7 +290,7 @@ class Device:
         return len(self._decoding) + len(self._prompts) + len(self._joining)
 
     def _take_chunk(self, stay: Stay, budget: int, chunks: list[_Chunk]) -> int:
-        count = self._policy.chunk(cast(Sequence, stay), budget) if budget > 0 else 0
+        count = self._policy.chunk(stay, budget) if budget > 0 else 0
         if count > 0:
             chunks.append(_Chunk(stay, stay.num_computed, count))
             stay.num_computed += count
@@ -327,7 +326,7 @@ class Device:
             for other in self._decoding:
                 self._decoding.count_tokens(other)
             running = [*self._decoding, *(s for s in self._prompts if s.holder is None)]
-            victim = cast(Stay, self._policy.victim(cast(list[Sequence], running)))
+            victim = self._policy.victim(running)
             self._preempt(victim, now)
             if victim is stay:
                 return False

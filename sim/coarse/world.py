@@ -16,12 +16,11 @@ from core.messages import Finished, Place, Placed, Rejected
 from core.ports import SchedulerPolicy
 from core.reports import Register
 from decode.policy import HeadroomPolicy
-from engine.sequence import Sequence as EngineSequence
 from prefill.policy import DeadlinePolicy
 from sim.coarse.config import DeviceConfig
 from sim.coarse.device import Device
 from sim.coarse.learned import learned
-from sim.coarse.sequence import Job
+from sim.coarse.sequence import Job, Stay
 from sim.cost import LinkCost, StepCost, StepModel
 from sim.run import HOST, SETTLE_S, STAGGER_S
 
@@ -215,7 +214,7 @@ class _World:
                 config.kv_token_bytes,
                 sends=True,
             )
-            policy: SchedulerPolicy[EngineSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
+            policy: SchedulerPolicy[Stay] = HeadroomPolicy() if decodes else DeadlinePolicy()
             self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
             self.devices[address] = Device(info, device_config, policy, self)
             self._feed(0.0, info)
