@@ -76,10 +76,6 @@ class Served(Protocol):
     def num_output(self) -> int: ...
     @property
     def num_computed(self) -> int: ...
-    @property
-    def num_missing(self) -> int:
-        """Tokens that a step could compute now."""
-        ...
 
 
 S = TypeVar("S", bound=Served)
@@ -89,7 +85,6 @@ class SchedulerPolicy(Protocol[S]):
     """The order in which an engine serves its sequences. Pure."""
 
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]: ...
-    def chunk(self, seq: S, budget_tokens: int) -> int: ...
     def prompt_tokens(
         self,
         decoding: Sequence[S],

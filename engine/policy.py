@@ -12,10 +12,6 @@ class FifoPolicy:
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, seq.arrival))
 
-    def chunk(self, seq: Served, budget_tokens: int) -> int:
-        """How many of the sequence's missing tokens the next step computes."""
-        return min(seq.num_missing, budget_tokens)
-
     def prompt_tokens(
         self,
         decoding: Seq[Served],

@@ -291,7 +291,7 @@ class StepScheduler:
             or seq.is_complete(self._max_context_tokens)
         ):
             return 0
-        count = self._policy.chunk(seq, budget)
+        count = min(seq.num_missing, budget)
         needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
         if count <= 0 or (needed > 0 and not self._grow(seq, needed)):
             return 0

@@ -290,11 +290,11 @@ class Device:
         return len(self._decoding) + len(self._prompts) + len(self._joining)
 
     def _take_chunk(self, stay: Stay, budget: int, chunks: list[_Chunk]) -> int:
-        count = self._policy.chunk(stay, budget) if budget > 0 else 0
-        if count > 0:
+        count = max(0, min(stay.num_missing, budget))
+        if count:
             chunks.append(_Chunk(stay, stay.num_computed, count))
             stay.num_computed += count
-        return max(0, count)
+        return count
 
     # The decode batch -----------------------------------------------------------------------------------------------
 
