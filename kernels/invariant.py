@@ -16,6 +16,7 @@ from kernels.invariant_attention import InvariantAttention, InvariantLatentAtten
 from kernels.moe import experts, route, top_stable
 from kernels.ops import ExpertWeights, Ops
 from kernels.packed import Weight, as_float
+from kernels.rounding import Activations
 from kernels.routing import Routing
 from kernels.row_tiles import RowTiles
 
@@ -53,7 +54,8 @@ def _clamped_swiglu(tiles: RowTiles, x: Tensor, alpha: float, limit: float) -> T
     return tiles.one("swiglu", lambda tile: ref.clamped_swiglu(tile, alpha, limit), x.float()).to(x.dtype)
 
 
-def _linear(tiles: RowTiles, x: Tensor, stored: Weight, bias: Tensor | None) -> Tensor:
+def _linear(tiles: RowTiles, x: Activations, stored: Weight, bias: Tensor | None) -> Tensor:
+    assert isinstance(x, Tensor), "nothing is rounded here"
     weight = as_float(stored, x.dtype)
     key = ("linear", weight.shape, weight.stride(), bias is None)
 

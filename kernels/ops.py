@@ -6,13 +6,14 @@ core.kv's layout, which may have 8 bits with a scale for each vector."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.packed import Kind, Weight, tensors_of
+from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
 from kernels.sampling import Draw, Penalties
 
@@ -88,6 +89,7 @@ class ScaledKV:
 
 KVLayer = Tensor | ScaledKV
 """Of one layer; latents are Tensors."""
+Gate = Literal["silu", "gelu_tanh"]
 HeadNorms = tuple[Tensor, Tensor, float]
 """Weights (D,) float32 of the RMSNorm of queries' and of keys' heads; eps."""
 
@@ -109,9 +111,15 @@ class Ops:
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     """(x (T, 2N), alpha, limit) -> g * sigmoid(alpha * g) * (u + 1), g being x[:, :N] where it is at most `limit`, and u being
     x[:, N:] where it is between -limit and limit."""
-    linear: Callable[[Tensor, Weight, Tensor | None], Tensor]
-    """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M). For a weight of 8 bits x may be rounded to the same dtype, with one
-    scale for each row, or for each 128 of one where the weight's are for blocks."""
+    linear: Callable[[Activations, Weight, Tensor | None], Tensor]
+    """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M). x is rounded first as `rounds` says, unless it has been."""
+    rounds: Callable[[Weight], Rounding | None]
+    """What `linear` rounds the other side of a weight to: whoever makes it can make it so, once for all who take it."""
+    norm_rounded: Callable[[Tensor, Tensor | None, Tensor, float, Rounding], tuple[Tensor, Rounded]]
+    """(x (T, N), residual (T, N) or None, weight, eps, rounding) -> their sum, and its `rms_norm`, rounded. `residual` may be
+    overwritten."""
+    gated_rounded: Callable[[Tensor, Gate, Rounding], Rounded]
+    """(x (T, 2N), gate, rounding) -> `silu_mul` or `gelu_tanh_mul` of x, rounded."""
     by_rows: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
     """(operation, x (T, ...)) -> operation(x), which is row by row and the same object at every call."""
     rope_write_kv: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KVLayer, AttentionMeta], Tensor]

@@ -3,7 +3,7 @@
 All have the shape (N, K) of N outputs and K inputs; of S experts everything has a first dimension more."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -28,6 +28,8 @@ class EightBit:
     """(N, K) float8_e4m3fn or int8"""
     scales: Tensor
     """float32: (N,), or (N / 128, K / 128), rounded up."""
+    input_scale: Tensor | None = None
+    """(1,) float32: what inputs are divided by before they are rounded, where the checkpoint says it."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -123,10 +125,11 @@ def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """Of one matrix for each expert one weight; of `dtype`, should they be stored in different ways."""
+    """Of one matrix for each expert one weight; of `dtype`, should they be stored in different ways. Experts round no inputs."""
     if not _alike(parts):
         return torch.stack([as_float(part, dtype) for part in parts])
-    return _each(parts, lambda own, _: torch.stack(own))
+    free = [replace(part, input_scale=None) if isinstance(part, EightBit) else part for part in parts]
+    return _each(free, lambda own, _: torch.stack(own))
 
 
 def one_of(weight: Weight, index: int) -> Weight:
@@ -163,7 +166,11 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
         case EightBit():
             own = [part for part in parts if isinstance(part, EightBit)]
             outputs = -2 if first.by_blocks else -1
-            return EightBit(combine([p.values for p in own], -2), combine([p.scales for p in own], outputs))
+            values, scales = combine([p.values for p in own], -2), combine([p.scales for p in own], outputs)
+            given = [p.input_scale for p in own if p.input_scale is not None]
+            # Matrices of one input are given one scale for it; of two, the larger one cuts nothing off.
+            shared = combine(given, 0).amax(0, keepdim=True) if len(given) == len(own) else None
+            return EightBit(values, scales, shared)
         case FourBit():
             own = [part for part in parts if isinstance(part, FourBit)]
             zeros = [p.zeros for p in own if p.zeros is not None]

@@ -9,9 +9,10 @@ from torch.nn import functional as F
 
 from kernels.latent import latent_attention, write_latent
 from kernels.moe import experts, route
-from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
+from kernels.ops import AttentionMeta, Gate, HeadNorms, KVLayer, Ops
 from kernels.packed import Weight, as_float
 from kernels.paged import PagedAttention
+from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.sampling import draw, logprobs, penalise
 from kernels.scaled_kv import store_vectors
 
@@ -89,8 +90,24 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, meta: AttentionMeta) -> No
     store_vectors(v.reshape(-1, head_dim), kv_layer, rows[1])
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    return F.linear(x, as_float(weight, x.dtype), bias)
+def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
+    return F.linear(as_floats(x), as_float(weight, x.dtype), bias)
+
+
+def no_rounding(weight: Weight) -> Rounding | None:
+    """`Ops.rounds` where weights of 8 bits are multiplied as the floats that they mean."""
+    del weight
+
+
+def norm_rounded(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, how: Rounding
+) -> tuple[Tensor, Rounded]:
+    total = x if residual is None else residual + x
+    return total, round_to(rms_norm(total, weight, eps), how)
+
+
+def gated_rounded(x: Tensor, gate: Gate, how: Rounding) -> Rounded:
+    return round_to(silu_mul(x) if gate == "silu" else gelu_tanh_mul(x), how)
 
 
 def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -107,6 +124,9 @@ def reference_ops() -> Ops:
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
         linear=linear,
+        rounds=no_rounding,
+        norm_rounded=norm_rounded,
+        gated_rounded=gated_rounded,
         by_rows=by_rows,
         rope_write_kv=partial(rope_write_kv, rms_norm),
         paged_attention=PagedAttention(),

@@ -6,9 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops import AttentionMeta, KVLayer, ScaledKV
-
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
-"""Magnitudes of the dtypes that activations and KV are rounded to."""
+from kernels.rounding import rounded
 
 
 def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
@@ -20,15 +18,6 @@ def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
     stored, scales = rounded(vectors, kv_layer.data.dtype)
     kv_layer.data.view(torch.uint8).view(-1, size).index_copy_(0, rows, stored.view(torch.uint8))
     kv_layer.scales.view(-1).index_copy_(0, rows, scales)
-
-
-def rounded(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(N, D) -> (N, D) in `dtype`, (N,) float32 to multiply them with; 1 for vectors of zeros."""
-    values, limit = vectors.float(), LARGEST[dtype]
-    largest = values.abs().amax(-1)
-    scales = torch.where(largest > 0, largest / limit, 1.0)
-    values = (values / scales[:, None]).clamp(-limit, limit)
-    return (values.round() if dtype == torch.int8 else values).to(dtype), scales
 
 
 def as_floats(kv_layer: KVLayer, meta: AttentionMeta, dtype: torch.dtype) -> tuple[Tensor, AttentionMeta]:

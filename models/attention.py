@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.joins import Joins
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import joined
+from kernels.rounding import Activations, Rounding
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
@@ -27,8 +28,12 @@ class Step:
 
 
 class AttentionLayer(Protocol):
-    def __call__(self, x: Tensor, kv_layer: KVLayer, step: Step) -> Tensor:
-        """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual. Writes the step's KV to `kv_layer`."""
+    takes: Rounding | None
+    """What its input is rounded to; None: not, or not for all who take it."""
+
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
+        """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual. Writes the step's KV
+        to `kv_layer`."""
         ...
 
 
@@ -43,6 +48,7 @@ class Attention:
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
         self._read_projections(spec, checkpoint, prefix)
+        self.takes = ops.rounds(self._qkv)
         self._norms = self._sinks = None
         if spec.qk_norm:
             q_norm, k_norm = (
@@ -68,7 +74,7 @@ class Attention:
         self._out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
-    def __call__(self, x: Tensor, kv_layer: KVLayer, step: Step) -> Tensor:
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
         ops, heads = self._ops, self._heads
         qkv = ops.linear(x, self._qkv, self._qkv_bias)
         q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)

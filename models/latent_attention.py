@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.joins import Joins
 from kernels.ops import KVLayer, Ops
+from kernels.rounding import Activations, Rounding
 from models.attention import Step
 from models.spec import MlaSpec, ModelSpec
 from models.weights import Checkpoint
@@ -26,6 +27,8 @@ class _Down:
 
 class LatentAttention:
     """Over as many heads as this rank has weights of; the latent is the same on every rank."""
+
+    takes: Rounding | None = None
 
     def __init__(
         self, spec: ModelSpec, index: int, checkpoint: Checkpoint, prefix: str, ops: Ops, joins: Joins
@@ -50,7 +53,8 @@ class LatentAttention:
         self._out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
-    def __call__(self, x: Tensor, kv_layer: KVLayer, step: Step) -> Tensor:
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
+        assert isinstance(x, Tensor), "what takes it is floats"
         assert isinstance(kv_layer, Tensor), "latents of 8 bits are refused where the pool is sized"
         ops = self._ops
         ops.write_latent(self._latent(x, step), kv_layer, step.meta)

@@ -1,18 +1,28 @@
 """One layer: attention and a feed-forward block, each behind a norm and added to the residual."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.joins import Joins
 from kernels.ops import ExpertWeights, KVLayer, Ops
+from kernels.rounding import Activations, Rounding
 from models.attention import Attention, AttentionLayer, Step
 from models.latent_attention import LatentAttention
-from models.mlp import Mlp, activation_of
+from models.mlp import Mlp
 from models.moe import Moe
 from models.spec import ModelSpec
 from models.weights import Checkpoint
+
+
+class FeedForward(Protocol):
+    takes: Rounding | None
+    """What its input is rounded to; None: not, or not for all who take it."""
+
+    def __call__(self, x: Activations) -> Tensor:
+        """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual."""
+        ...
 
 
 class Layer:
@@ -26,7 +36,7 @@ class Layer:
         self._attention: AttentionLayer = attention(
             spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
         )
-        self._mlp: Callable[[Tensor], Tensor]
+        self._mlp: FeedForward
         self.experts: ExpertWeights | None = None
         """None where every token passes the same weights."""
         if spec.moe is not None and spec.moe.sparse[index]:
@@ -35,9 +45,7 @@ class Layer:
             moe = self._mlp = Moe(spec, index, checkpoint, block, load, ops, joins)
             self.experts = moe.held
         else:
-            sizes = (spec.hidden_size, spec.intermediate_size)
-            activate = activation_of(spec, ops)
-            self._mlp = Mlp(checkpoint, f"{prefix}mlp.", sizes, spec.mlp_bias, activate, ops, joins)
+            self._mlp = Mlp(spec, checkpoint, f"{prefix}mlp.", spec.intermediate_size, ops, joins)
 
         def norm(name: str) -> Tensor:
             return read_norm(spec, checkpoint, f"{prefix}{name}.weight")
@@ -54,20 +62,27 @@ class Layer:
     ) -> tuple[Tensor, Tensor]:
         """(T, hidden) each: the residual, and what is to be added to it (None: nothing) -> the same behind this layer. `x` may
         be overwritten."""
-        x, normed = add_and_norm(self._ops, x, added, self._before_attention, self._eps)
+        ops, eps = self._ops, self._eps
+        x, normed = add_and_norm(ops, x, added, self._before_attention, eps, self._attention.takes)
         # Without rows a rank only computes other ranks' on its experts.
-        out = self._attention(normed, kv_layer, step) if len(x) else normed
+        out = self._attention(normed, kv_layer, step) if len(x) else x
         if self._after_attention is not None:
-            out = self._ops.rms_norm(out, self._after_attention, self._eps)
-        x, normed = add_and_norm(self._ops, x, out, self._before_mlp, self._eps)
+            out = ops.rms_norm(out, self._after_attention, eps)
+        x, normed = add_and_norm(ops, x, out, self._before_mlp, eps, self._mlp.takes)
         out = self._mlp(normed)
-        return x, out if self._after_mlp is None else self._ops.rms_norm(out, self._after_mlp, self._eps)
+        return x, out if self._after_mlp is None else ops.rms_norm(out, self._after_mlp, eps)
 
 
 def add_and_norm(
-    ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """The sum, and its norm."""
+    ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor, eps: float, takes: Rounding | None
+) -> tuple[Tensor, Activations]:
+    """The sum, and its norm as it is taken."""
+    if takes is not None:
+        return (
+            ops.norm_rounded(x, None, weight, eps, takes)
+            if added is None
+            else ops.norm_rounded(added, x, weight, eps, takes)
+        )
     if added is None:
         return x, ops.rms_norm(x, weight, eps)
     return ops.add_rms_norm(added, x, weight, eps)

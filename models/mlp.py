@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.joins import Joins
-from kernels.ops import Ops
-from kernels.packed import joined
+from kernels.ops import Gate, Ops
+from kernels.packed import Weight, joined
+from kernels.rounding import Activations
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
@@ -24,24 +25,27 @@ def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
             return lambda x: ops.clamped_swiglu(x, alpha, limit)
 
 
+def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tensor], Activations]:
+    """The same as the product with `weight` behind it takes it."""
+    how = ops.rounds(weight)
+    if how is None or spec.activation == "clamped_swiglu":
+        return activation_of(spec, ops)
+    gate: Gate = spec.activation
+    return lambda x: ops.gated_rounded(x, gate, how)
+
+
 class Mlp:
     """gate_proj, up_proj and down_proj under `prefix`; `inner` is their full inner size."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        prefix: str,
-        sizes: tuple[int, int],
-        bias: bool,
-        activate: Callable[[Tensor], Tensor],
-        ops: Ops,
-        joins: Joins,
+        self, spec: ModelSpec, checkpoint: Checkpoint, prefix: str, inner: int, ops: Ops, joins: Joins
     ) -> None:
-        hidden, inner = sizes
-        self._linear, self._sum, self._activate = ops.linear, joins.sum_partial, activate
+        hidden, bias = spec.hidden_size, spec.mlp_bias
+        self._linear, self._sum = ops.linear, joins.sum_partial
         gate_up = [checkpoint.matrix(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
         self._gate_up, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
         self._down = checkpoint.matrix(f"{prefix}down_proj.weight", (hidden, inner))
+        self.takes, self._activate = ops.rounds(self._gate_up), activation_for(spec, ops, self._down)
         self._down_bias = None
         if bias:
             self._gate_up_bias = torch.cat(
@@ -49,7 +53,7 @@ class Mlp:
             )
             self._down_bias = checkpoint.take(f"{prefix}down_proj.bias", (hidden,))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
         out = self._sum(self._linear(inner, self._down, None))

@@ -96,7 +96,9 @@ class Model:
             x, added = layer(x, added, kv_layer, step)
         if self._norm is None:
             return x if added is None else x + added
-        return add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps)[1]
+        normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]
+        assert isinstance(normed, Tensor), "the head's product is one of floats"
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32."""

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kernels.joins import Joins
 from kernels.ops import Ops
+from kernels.rounding import Activations, Rounding
 from models.experts import read_experts
 from models.mlp import Mlp, activation_of
 from models.spec import ModelSpec
@@ -13,6 +14,8 @@ from models.weights import Checkpoint
 
 class Moe:
     """Everything under `prefix`. Adds each token's choices to `load` ((num_experts,) int64)."""
+
+    takes: Rounding | None = None
 
     def __init__(
         self,
@@ -44,20 +47,13 @@ class Moe:
             self._down_bias = biases.T.contiguous()
         self._shared = self._shared_gate = None
         if moe.shared_size:
-            self._shared = Mlp(
-                checkpoint,
-                f"{prefix}{moe.shared_name}.",
-                (hidden, moe.shared_size),
-                spec.mlp_bias,
-                self._activate,
-                ops,
-                joins,
-            )
+            self._shared = Mlp(spec, checkpoint, f"{prefix}{moe.shared_name}.", moe.shared_size, ops, joins)
         if moe.shared_gate:
             self._shared_gate = checkpoint.take(f"{prefix}{moe.shared_name}_gate.weight", (1, hidden))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Activations) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
+        assert isinstance(x, Tensor), "the router and the experts take floats"
         logits = self._ops.linear(x.float(), self._router, self._router_bias)
         experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
         chosen = experts.flatten()

@@ -32,9 +32,11 @@ def eight_bit_kind(how: Quantisation, stored: str, shape: tuple[int, ...]) -> Ki
 
 
 def eight_bits(
-    name: str, read: Callable[[], Tensor], scales: Tensor, block: tuple[int, int], shape: tuple[int, ...], cut: Sequence[Runs]
+    name: str, read: Callable[[], Tensor], scales: Tensor, block: tuple[int, int], shape: tuple[int, ...], cut: Sequence[Runs],
+    input_scale: Tensor | None = None,
 ) -> EightBit | None:  # fmt: skip
-    """`scales` (rows / block[0], columns / block[1]) are all of the matrix's. None where what is left has too odd a width."""
+    """`scales` (rows / block[0], columns / block[1]) are all of the matrix's, `input_scale` is its inputs'. None where what is
+    left has too odd a width."""
     rows, columns = cut
     if block == (SCALE_BLOCK, SCALE_BLOCK):
         parts = [_divided(name, runs, size, SCALE_BLOCK) for runs, size in zip(cut, shape, strict=True)]
@@ -42,7 +44,7 @@ def eight_bits(
     if sum(run.stop - run.start for run in columns) % 16:
         return None
     each = scales.expand(shape[0], 1) if scales.shape[0] == 1 else scales
-    return EightBit(read(), _at(each, rows, 0)[:, 0].float().contiguous())
+    return EightBit(read(), _at(each, rows, 0)[:, 0].float().contiguous(), input_scale)
 
 
 def four_bits(

@@ -36,7 +36,7 @@ _IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq",
     *(f".{what}_scale" for what in ("input", "output", "q", "k", "v")),
 )
-"""Scales of activations and of a quantised KV cache: here both stay what the model's dtype is."""
+"""Scales of activations, which weights that stay as they are stored read, and of a quantised KV cache, which nobody does."""
 
 
 def whole(name: str, shape: tuple[int, ...]) -> Cut:
@@ -104,9 +104,9 @@ class Checkpoint:
             if eight_bit_kind(how, stored, shape) not in self.keeps or stored not in _SCALED:
                 return None
             cut = self._shard(name, shape)
-            return eight_bits(
-                name, partial(self._read, name, cut), *self._scales(name, shape, how.block), shape, cut
-            )
+            scales, block = self._scales(name, shape, how.block)
+            read, given = partial(self._read, name, cut), self._input_scale(name)
+            return eight_bits(name, read, scales, block, shape, cut, given)
         if "four_bit" not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
             return None
         return four_bits(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
@@ -147,6 +147,14 @@ class Checkpoint:
         if tuple(scales.shape) != blocks and (block or scales.shape != blocks[:1]):
             raise UnsupportedModel(f"tensor {own!r} is {tuple(scales.shape)}; it must be {blocks}")
         return scales.view(blocks), (rows, columns)
+
+    def _input_scale(self, name: str) -> Tensor | None:
+        """(1,) float32: that of everything that is multiplied with the matrix, if the checkpoint has one."""
+        own = f"{_stem(name)}.input_scale"
+        if own not in self._where:
+            return None
+        scale = self._where[own].get_tensor(own)
+        return scale.float().view(1) if scale.numel() == 1 else None
 
     def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
         """Of one of the tensors that a matrix of four bits consists of the part that `cut` says, or all."""

@@ -12,12 +12,14 @@ from benchmarks.gpu.peers import paged, sdpa
 from kernels.attention.case import Case as Attention
 from kernels.ops import AttentionMeta, ExpertWeights, ScaledKV
 from kernels.packed import EightBit, FourBit
+from kernels.rounding import Rounding
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
+from kernels.triton.quantise import round_to
 from kernels.triton.sampling import sample
 from kernels.triton.weights import experts, linear
 
@@ -91,15 +93,22 @@ class Cases:
         yield Case("rms_norm", lambda: norm.rms_norm(x, weight, 1e-5), 2 * x.nbytes, target=0.85, peers=peers)
         added = 4 * x.nbytes
         yield Case("add_rms_norm", lambda: norm.add_rms_norm(x, residual, weight, 1e-5), added, target=0.85)
-        quantised = x.nbytes * 1.5
-        yield Case(
-            "rms_norm, int8",
-            lambda: norm.rms_norm_quantised(x, weight, 1e-5, torch.int8),
-            quantised,
-            target=0.85,
-        )
         wide = self._randn(rows, 2 * size)
         yield Case("silu_mul", lambda: activation.silu_mul(wide), 1.5 * wide.nbytes, target=0.85)
+        for how in (Rounding(torch.int8), Rounding(torch.float8_e4m3fn, 128)):
+            yield from self._rounded(how, x, weight, wide)
+
+    def _rounded(self, how: Rounding, x: Tensor, weight: Tensor, wide: Tensor) -> Iterator[Case]:
+        """What norms and activations make for W8A8 layers; rounding behind the plain ones is what it saves."""
+        name = "int8" if how.dtype == torch.int8 else "float8, groups of 128"
+        yield Case(
+            f"rms_norm, {name}", lambda: norm.norm_rounded(x, None, weight, 1e-5, how), 1.5 * x.nbytes, target=0.85,
+            peers={"in two steps": lambda: round_to(norm.rms_norm(x, weight, 1e-5), how)},
+        )  # fmt: skip
+        yield Case(
+            f"silu_mul, {name}", lambda: activation.gated_rounded(wide, "silu", how), 1.25 * wide.nbytes, target=0.85,
+            peers={"in two steps": lambda: round_to(activation.silu_mul(wide), how)},
+        )  # fmt: skip
 
     def _rotation(self) -> Iterator[Case]:
         s = self._s

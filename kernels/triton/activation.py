@@ -1,4 +1,4 @@
-"""Gated activations: SiLU or GELU (tanh approximation) of one half times the other, with quantisation for each token.
+"""Gated activations: SiLU or GELU (tanh approximation) of one half times the other, and the same rounded to 8 bits.
 
 Memory-bound. Floor: (T, 2N) is read once and (T, N) written once."""
 
@@ -7,9 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.scaled_kv import LARGEST
+from kernels.ops import Gate
+from kernels.rounding import LARGEST, Rounded, Rounding
 from kernels.triton.platform import warps_for
-from kernels.triton.quantise import quantise_rows
+from kernels.triton.quantise import empty_rounded, quantise_groups
 
 _BLOCK = 1024
 
@@ -33,18 +34,20 @@ def _gated_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constex
     tl.store(out + row * N + column, gated(gate, up, GELU).to(out.dtype.element_ty), mask)
 
 
-@triton.jit
-def _gated_quantised_kernel(
-    x, out, scales, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, LARGEST: tl.constexpr
-):
+@triton.jit(do_not_specialize=["num_rows"])
+def _gated_rounded_kernel(
+    x, out, scales, given, num_rows, N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr,
+    LARGEST: tl.constexpr,
+):  # fmt: skip
     """A whole row, kept in registers until its largest magnitude is known."""
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     column = tl.arange(0, BLOCK)[None, :]
     mask = column < N
     gate = tl.load(x + row * 2 * N + column, mask, 0.0).to(tl.float32)
     up = tl.load(x + row * 2 * N + N + column, mask, 0.0).to(tl.float32)
-    values, scale = quantise_rows(gated(gate, up, GELU), LARGEST, out.dtype.element_ty)
-    tl.store(scales + row + tl.arange(0, 1), scale)
+    values = quantise_groups(
+        gated(gate, up, GELU), given, scales, row, num_rows, N, 1, BLOCK, GROUP, LARGEST, out.dtype.element_ty
+    )
     tl.store(out + row * N + column, values.to(out.dtype.element_ty), mask)
 
 
@@ -70,21 +73,15 @@ def _gate(x: Tensor, gelu: bool) -> Tensor:
     return out
 
 
-def gated_quantised(x: Tensor, gelu: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(T, 2N), contiguous -> ((T, N) in `dtype` (float8_e4m3fn or int8), (T,) float32 to multiply it with)."""
+def gated_rounded(x: Tensor, gate: Gate, how: Rounding) -> Rounded:
+    """`Ops.gated_rounded`; x is contiguous."""
     assert x.is_contiguous()
     num_rows, size = x.shape[0], x.shape[1] // 2
-    out = torch.empty((num_rows, size), dtype=dtype, device=x.device)
-    scales = torch.empty(num_rows, dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(size)
-    _gated_quantised_kernel[(num_rows,)](
-        x,
-        out,
-        scales,
-        N=size,
-        BLOCK=block,
-        GELU=gelu,
-        LARGEST=LARGEST[dtype],
-        num_warps=warps_for(2 * block),
-    )
-    return out, scales
+    out = empty_rounded(num_rows, size, x.dtype, how, x.device)
+    if num_rows:
+        block = triton.next_power_of_2(size)
+        _gated_rounded_kernel[(num_rows,)](
+            x, out.values, out.scales, how.scale, num_rows, N=size, BLOCK=block, GROUP=how.group or block,
+            GELU=gate == "gelu_tanh", LARGEST=LARGEST[how.dtype], num_warps=warps_for(2 * block),
+        )  # fmt: skip
+    return out

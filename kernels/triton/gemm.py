@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.packed import Weight, as_float
+from kernels.rounding import Activations
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
 
@@ -56,8 +57,9 @@ def _gemm_kernel(
     tl.store(target, acc.to(out.dtype.element_ty), exists[:, None] & inside[None, :])
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
     """`Ops.linear`."""
+    assert isinstance(x, Tensor), "nothing is rounded here"
     return _multiply(x[:, None], as_float(weight, x.dtype)[None], bias)[:, 0]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, ScaledKV
 from kernels.packed import EightBit, FourBit
+from kernels.rounding import Rounding
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
@@ -16,7 +17,7 @@ from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora
 from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
-from kernels.triton.quantise import quantise
+from kernels.triton.quantise import round_to
 from kernels.triton.sampling import logprobs, penalise_entries, sample
 from kernels.triton.weights import experts
 
@@ -46,16 +47,26 @@ def _elementwise() -> None:
     norm.rms_norm(x, weight, 1e-5)
     norm.rms_norm(tensor(TOKENS, HEADS, HEAD_DIM), _float(HEAD_DIM), 1e-5)
     norm.add_rms_norm(x, x, weight, 1e-5)
-    norm.rms_norm_quantised(x, weight, 1e-5, torch.int8, x)
+    norm.norm_rounded(x, x, weight, 1e-5, Rounding(torch.int8))
     activation.silu_mul(tensor(TOKENS, 2 * MIDDLE))
     activation.gelu_tanh_mul(tensor(TOKENS, 2 * MIDDLE))
-    activation.gated_quantised(tensor(TOKENS, 2 * MIDDLE), False, torch.int8)
+    activation.gated_rounded(tensor(TOKENS, 2 * MIDDLE), "silu", Rounding(torch.int8))
 
 
 def _elementwise_float8() -> None:
     x, weight = tensor(TOKENS, HIDDEN), _float(HIDDEN)
-    norm.rms_norm_quantised(x, weight, 1e-5, torch.float8_e4m3fn, x)
-    activation.gated_quantised(tensor(TOKENS, 2 * MIDDLE), True, torch.float8_e4m3fn)
+    for how in (Rounding(torch.float8_e4m3fn), Rounding(torch.float8_e4m3fn, 128)):
+        norm.norm_rounded(x, x, weight, 1e-5, how)
+        activation.gated_rounded(tensor(TOKENS, 2 * MIDDLE), "gelu_tanh", how)
+
+
+def _elementwise_given() -> None:
+    """With a checkpoint's own scale for all rows."""
+    how = Rounding(torch.float8_e4m3fn, scale=_float(1))
+    x = tensor(TOKENS, HIDDEN)
+    norm.norm_rounded(x, None, _float(HIDDEN), 1e-5, how)
+    activation.gated_rounded(tensor(TOKENS, 2 * MIDDLE), "silu", how)
+    round_to(x, how)
 
 
 def _pool(dtype: torch.dtype, head_dim: int = HEAD_DIM) -> KVLayer:
@@ -159,9 +170,9 @@ def _four_bit_groups(rows: int, group: int, scales: torch.dtype, zeros: torch.dt
 
 
 def _roundings(dtype: torch.dtype) -> None:
-    quantise(tensor(TOKENS, HIDDEN), dtype, HIDDEN)
-    quantise(tensor(TOKENS, MIDDLE), dtype, MIDDLE)
-    quantise(tensor(TOKENS, HIDDEN), dtype, 128)
+    round_to(tensor(TOKENS, HIDDEN), Rounding(dtype))
+    round_to(tensor(TOKENS, MIDDLE), Rounding(dtype))
+    round_to(tensor(TOKENS, HIDDEN), Rounding(dtype, 128))
 
 
 def _adapters() -> None:
@@ -188,6 +199,7 @@ PREFILL, DECODE = [(2048, 4096)], [(1, 8192)] * 16
 LAUNCHES = (
     Launch("elementwise", _elementwise),
     Launch("elementwise, float8", _elementwise_float8, FLOAT8),
+    Launch("elementwise, float8 by a given scale", _elementwise_given, (90,)),
     Launch("rotations and KV writes", _rotations),
     Launch("KV writes, int8", lambda: _rotations_into(torch.int8)),
     Launch("KV writes, float8", lambda: _rotations_into(torch.float8_e4m3fn), FLOAT8),

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019), with the residual's addition before it and quantisation for each token after it.
+"""RMSNorm (Zhang and Sennrich, 2019), with the residual's addition before it and rounding to 8 bits after it.
 
 Memory-bound. Floor: every row of x (and of the residual, twice) is moved once, and once more as the result."""
 
@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.scaled_kv import LARGEST
+from kernels.rounding import LARGEST, Rounded, Rounding
 from kernels.triton.platform import warps_for
-from kernels.triton.quantise import quantise_rows
+from kernels.triton.quantise import empty_rounded, quantise_groups
 
 _TILE = 2048
 """Elements of a program, at least: short rows (a head's) are taken several at a time."""
@@ -17,8 +17,9 @@ _TILE = 2048
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
-    x, residual, weight, out, scales, eps, num_rows, inner, outer_stride, inner_stride,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, LARGEST: tl.constexpr,
+    x, residual, weight, out, scales, given, eps, num_rows, inner, outer_stride, inner_stride,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, GROUP: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of N. Row r of x lies at (r // inner) * outer_stride + (r % inner) * inner_stride."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -36,38 +37,39 @@ def _rms_norm_kernel(
     gain = tl.load(weight + column, column < N, 0.0).to(tl.float32)
     values = values * inverse[:, None] * gain[None, :]
     if LARGEST > 0:
-        values, scale = quantise_rows(values, LARGEST, out.dtype.element_ty)
-        tl.store(scales + row, scale, row < num_rows)
+        values = quantise_groups(
+            values, given, scales, row, num_rows, N, ROWS, BLOCK_N, GROUP, LARGEST, out.dtype.element_ty
+        )
     tl.store(out + packed, values.to(out.dtype.element_ty), mask)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(..., N) with contiguous rows, up to three dimensions -> the same, contiguous."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, None, weight, eps, out, None)
+    _launch(x, None, weight, eps, out)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`residual` (..., N), contiguous, becomes x + residual; -> its norm."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, residual, weight, eps, out, None)
+    _launch(x, residual, weight, eps, out)
     return out
 
 
-def rms_norm_quantised(
-    x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype, residual: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """-> ((..., N) in `dtype` (float8_e4m3fn or int8), (...) float32 to multiply it with). A `residual` is added as above."""
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    scales = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    _launch(x, residual, weight, eps, out, scales)
-    return out, scales
+def norm_rounded(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, how: Rounding
+) -> tuple[Tensor, Rounded]:
+    """`Ops.norm_rounded`; x and `residual`, which becomes the sum, are (T, N)."""
+    out = empty_rounded(len(x), x.shape[1], x.dtype, how, x.device)
+    _launch(x, residual, weight, eps, out.values, out.scales, how)
+    return x if residual is None else residual, out
 
 
 def _launch(
-    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor, scales: Tensor | None
-) -> None:
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor,
+    scales: Tensor | None = None, how: Rounding | None = None,
+) -> None:  # fmt: skip
     assert x.stride(-1) == 1
     assert x.dim() <= 3
     size = x.shape[-1]
@@ -76,9 +78,9 @@ def _launch(
     block = triton.next_power_of_2(size)
     rows = max(1, _TILE // block)
     _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
-        x, residual, weight, out, scales, eps, num_rows, inner,
+        x, residual, weight, out, scales, how and how.scale, eps, num_rows, inner,
         x.stride(0) if x.dim() > 1 else size, x.stride(1) if x.dim() == 3 else 0,
         N=size, BLOCK_N=block, ROWS=rows, ADD=residual is not None,
-        LARGEST=0.0 if scales is None else LARGEST[out.dtype],
+        GROUP=how.group or block if how else 0, LARGEST=LARGEST[how.dtype] if how else 0.0,
         num_warps=warps_for(rows * block),
     )  # fmt: skip

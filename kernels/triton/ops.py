@@ -8,12 +8,13 @@ from torch import Tensor
 
 from kernels.moe import route, top_stable
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
-from kernels.ref import reference_ops
+from kernels.ref import no_rounding, reference_ops
+from kernels.rounding import rounding_of
 from kernels.triton import gemm
-from kernels.triton.activation import gelu_tanh_mul, silu_mul
+from kernels.triton.activation import gated_rounded, gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention
 from kernels.triton.latent import invariant_latent_attention, latent_attention
-from kernels.triton.norm import add_rms_norm, rms_norm
+from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
 from kernels.triton.sampling import draw, logprobs, penalise
 from kernels.triton.weights import experts, kept, linear
@@ -37,6 +38,9 @@ def triton_ops(device: torch.device) -> Ops:
     return replace(
         reference_ops(),
         linear=linear,
+        rounds=rounding_of,
+        norm_rounded=norm_rounded,
+        gated_rounded=gated_rounded,
         rms_norm=rms_norm,
         add_rms_norm=_add_rms_norm,
         rope=rope,
@@ -60,6 +64,7 @@ def invariant_triton_ops(device: torch.device) -> Ops:
     return replace(
         triton_ops(device),
         linear=gemm.linear,
+        rounds=no_rounding,
         keeps=frozenset(),
         paged_attention=TritonAttention(_SPLIT_TOKENS),
         route=partial(route, top=top_stable),

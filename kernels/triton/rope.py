@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import KVLayer
-from kernels.scaled_kv import LARGEST
+from kernels.rounding import LARGEST
 from kernels.triton.platform import parts_of
 from kernels.triton.quantise import scale_for, stored
 

@@ -7,13 +7,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights
-from kernels.packed import FLOAT8_CAPABILITY, SCALE_BLOCK, EightBit, FourBit, Kind, Weight
+from kernels.packed import FLOAT8_CAPABILITY, EightBit, FourBit, Kind, Weight
+from kernels.rounding import Activations, rounding_of
 from kernels.triton.gemm_four_bit import linear_four_bit, most_rows
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import Groups, combine, group_rows, grouped_linear
 from kernels.triton.grouped_packed import MOST_ROWS, grouped_linear_packed
 from kernels.triton.platform import capability
-from kernels.triton.quantise import quantise
+from kernels.triton.quantise import round_to
 
 
 def kept(device: torch.device) -> frozenset[Kind]:
@@ -22,14 +23,14 @@ def kept(device: torch.device) -> frozenset[Kind]:
     return every if capability(device) >= FLOAT8_CAPABILITY else every - {"float8"}
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
     """`Ops.linear`. Plain products are cuBLAS'."""
+    if (how := rounding_of(weight)) is not None:
+        x = round_to(x, how) if isinstance(x, Tensor) else x
+        assert isinstance(weight, EightBit)
+        return linear_scaled(x.values, weight.values, x.scales, weight.scales, x.dtype, bias)
+    assert isinstance(x, Tensor), "rounded for another weight"
     match weight:
-        case EightBit():
-            size = SCALE_BLOCK if weight.by_blocks else x.shape[1]
-            values, scales = quantise(x, weight.values.dtype, size)
-            scales = scales if weight.by_blocks else scales[:, 0]
-            return linear_scaled(values, weight.values, scales, weight.scales, x.dtype, bias)
         case FourBit():
             return linear_four_bit(x, weight, bias)
         case _:

@@ -10,7 +10,7 @@ from core.kv import KVLayout
 from kernels.invariant import invariant_ops
 from kernels.ops import AttentionMeta, Ops, ScaledKV
 from kernels.ref import reference_ops
-from kernels.scaled_kv import rounded
+from kernels.rounding import rounded
 from kvtransfer.convert import convert
 
 DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}

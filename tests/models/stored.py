@@ -131,17 +131,22 @@ def mxfp4_checkpoint(folder: Path, **sizes: int) -> None:
     rewrite(folder, tensors, quantization_config={"quant_method": "mxfp4"})
 
 
-def w8a8(folder: Path, kind: str, strategy: str, family: str = "qwen3", **sizes: int) -> None:
+def w8a8(
+    folder: Path, kind: str, strategy: str, family: str = "qwen3", input_scale: float = 0.0, **sizes: int
+) -> None:
+    """`input_scale`: of all activations; 0: each token has its own."""
     block = (128, 128)
 
     def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
         values, scales = scaled(weight, kind, strategy, block)
-        return {"weight": values, "weight_scale": scales}
+        given = {"input_scale": torch.tensor([input_scale])} if input_scale else {}
+        return {"weight": values, "weight_scale": scales, **given}
 
     more = {"block_structure": block} if strategy == "block" else {}
     how = compressed(num_bits=8, type=kind, strategy=strategy, **more)
     group = how["config_groups"]["group_0"]
-    group["input_activations"] = {"num_bits": 8, "type": kind, "strategy": "token", "dynamic": True, "symmetric": True}  # fmt: skip
+    own = {"strategy": "tensor", "dynamic": False} if input_scale else {"strategy": "token", "dynamic": True}
+    group["input_activations"] = {"num_bits": 8, "type": kind, "symmetric": True, **own}
     quantise_all(folder, family, quantise, sizes, quantization_config=how)
 
 

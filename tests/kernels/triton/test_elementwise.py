@@ -6,7 +6,9 @@ import torch
 
 from kernels import ref
 from kernels.ops import AttentionMeta, ScaledKV
+from kernels.rounding import Rounding, as_floats
 from kernels.triton import activation, norm, rope
+from kernels.triton.quantise import round_to
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -57,11 +59,13 @@ def test_the_residual_is_added_in_its_own_precision(device: torch.device, dtype:
 
 @pytest.mark.parametrize("dtype", QUANTISED)
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_rms_norm_quantised(device: torch.device, dtype: torch.dtype, with_residual: bool) -> None:
+def test_rms_norm_rounded(device: torch.device, dtype: torch.dtype, with_residual: bool) -> None:
     x, weight = torch.randn(5, 200, device=device), torch.randn(200, device=device)
     residual = torch.randn(5, 200, device=device) if with_residual else None
-    want = ref.rms_norm(x + residual if residual is not None else x, weight, 1e-5)
-    quantised_like(*norm.rms_norm_quantised(x, weight, 1e-5, dtype, residual), want)
+    total = x if residual is None else x + residual
+    got_total, got = norm.norm_rounded(x, residual, weight, 1e-5, Rounding(dtype))
+    torch.testing.assert_close(got_total, total, rtol=0, atol=0)
+    quantised_like(got.values, got.scales, ref.rms_norm(total, weight, 1e-5))
 
 
 @pytest.mark.parametrize("size", [7, 1500])
@@ -74,16 +78,44 @@ def test_gated_activations(device: torch.device, size: int, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
-def test_gated_activations_quantised(device: torch.device, dtype: torch.dtype) -> None:
+def test_gated_activations_rounded(device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randn(4, 2 * 90, device=device) * 2
-    quantised_like(*activation.gated_quantised(x, False, dtype), ref.silu_mul(x))
-    quantised_like(*activation.gated_quantised(x, True, dtype), ref.gelu_tanh_mul(x))
+    for gate, want in (("silu", ref.silu_mul(x)), ("gelu_tanh", ref.gelu_tanh_mul(x))):
+        got = activation.gated_rounded(x, gate, Rounding(dtype))
+        quantised_like(got.values, got.scales, want)
 
 
-def test_a_row_of_zeros_is_quantised_to_zeros(device: torch.device) -> None:
-    got, scales = activation.gated_quantised(torch.zeros(2, 8, device=device), False, torch.int8)
-    assert not got.any()
-    assert scales.eq(1).all()
+def test_a_row_of_zeros_is_rounded_to_zeros(device: torch.device) -> None:
+    got = activation.gated_rounded(torch.zeros(2, 8, device=device), "silu", Rounding(torch.int8))
+    assert not got.values.any()
+    assert got.scales.eq(1).all()
+
+
+@pytest.mark.parametrize(("group", "given"), [(0, False), (128, False), (0, True)])
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_rounding_in_one_go_is_rounding_behind(
+    device: torch.device, dtype: torch.dtype, given: bool, group: int
+) -> None:
+    """A row of 384 fills no power of two. What is halfway between two numbers may become either."""
+    scale = torch.tensor([0.02], device=device) if given else None
+    how, rows = Rounding(dtype, group, scale), 5
+    x, wide = torch.randn(rows, 384, device=device), torch.randn(rows, 768, device=device) * 3
+    residual, weight = torch.randn(rows, 384, device=device), torch.randn(384, device=device)
+    pairs = [
+        (norm.norm_rounded(x, residual.clone(), weight, 1e-5, how)[1], ref.norm_rounded(x, residual, weight, 1e-5, how)[1]),
+        (norm.norm_rounded(x, None, weight, 1e-5, how)[1], ref.norm_rounded(x, None, weight, 1e-5, how)[1]),
+        (activation.gated_rounded(wide, "silu", how), ref.gated_rounded(wide, "silu", how)),
+        (round_to(x, how), ref.round_to(x, how)),
+    ]  # fmt: skip
+    for got, want in pairs:
+        assert got.scales.shape == want.scales.shape == ((rows, 3) if group else (1 if given else rows,))
+        torch.testing.assert_close(got.scales, want.scales, rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            as_floats(got), as_floats(want), rtol=0.13, atol=1.01 * got.scales.max().item()
+        )
+        assert (got.values.float() != want.values.float()).float().mean() < 0.01
+        assert got.dtype == torch.float32
+    assert len(activation.gated_rounded(wide[:0], "silu", how).values) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

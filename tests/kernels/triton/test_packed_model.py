@@ -14,6 +14,7 @@ import transformers
 from kernels.ops import Ops
 from kernels.packed import EightBit, FourBit, Weight
 from kernels.ref import reference_ops
+from kernels.rounding import Activations, Rounded
 from kernels.triton.ops import triton_ops
 from models.families import read_spec
 from models.model import Model
@@ -40,11 +41,15 @@ class Seen:
 
     def __init__(self, ops: Ops) -> None:
         self.kinds: set[type] = set()
+        self.rounded: list[bool] = []
+        """Whether what it was to multiply weights of 8 bits with had been rounded already."""
         self.ops = replace(ops, linear=self._linear(ops), experts=self._experts(ops))
 
     def _linear(self, ops: Ops) -> Callable[..., torch.Tensor]:
-        def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
+        def linear(x: Activations, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
             self.kinds.add(type(weight))
+            if isinstance(weight, EightBit):
+                self.rounded.append(isinstance(x, Rounded))
             return ops.linear(x, weight, bias)
 
         return linear
@@ -83,33 +88,45 @@ def transformers_logits(folder: Path, quantisation: Any, rounding: Round | None)
         return model(torch.tensor([PROMPT])).logits[0]
 
 
-def rounded(x: torch.Tensor, kind: str, size: int) -> torch.Tensor:
-    """Each `size` numbers of a token with one scale, that of the largest."""
+def rounded(x: torch.Tensor, kind: str, size: int, given: float = 0.0) -> torch.Tensor:
+    """Each `size` numbers of a token with one scale, that of the largest, or all with the one that is `given`."""
     parts = x.unflatten(-1, (-1, size or x.shape[-1]))
     largest = 127 if kind == "int" else 448
-    scale = parts.abs().amax(-1, keepdim=True).clamp_min(1e-12) / largest
-    stored = parts / scale
+    scale = given or parts.abs().amax(-1, keepdim=True).clamp_min(1e-12) / largest
+    stored = (parts / scale).clamp(-largest, largest)
     stored = stored.round() if kind == "int" else stored.to(torch.float8_e4m3fn).float()
     return (stored * scale).flatten(-2)
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 @pytest.mark.parametrize(
-    ("kind", "strategy"), [("float", "tensor"), ("float", "channel"), ("float", "block"), ("int", "channel")]
+    ("kind", "strategy", "given"),
+    [
+        ("float", "tensor", 0.0),
+        ("float", "tensor", 0.048),
+        ("float", "channel", 0.0),
+        ("float", "block", 0.0),
+        ("int", "channel", 0.0),
+        ("int", "channel", 0.1),
+    ],
 )
-def test_eight_bits(kind: str, strategy: str, device: torch.device, tmp_path: Path) -> None:
+def test_eight_bits(kind: str, strategy: str, given: float, device: torch.device, tmp_path: Path) -> None:
     """A number between two steps may be rounded to either where sums before it are added up in another order."""
-    w8a8(tmp_path, kind, strategy, **BLOCKS if strategy == "block" else {})
+    w8a8(tmp_path, kind, strategy, input_scale=given, **BLOCKS if strategy == "block" else {})
     seen = Seen(triton_ops(device))
     got = logits(load(tmp_path, seen.ops, device), device)
     assert EightBit in seen.kinds
+    assert seen.rounded[:4] == [True, False, True, True]  # all but what attention gives out_proj
+    later = replace(triton_ops(device), rounds=lambda _: None)
+    unfused = logits(load(tmp_path, later, device), device)
+    assert cosine(got, unfused) > 0.99999
     size = 128 if strategy == "block" else 0
     dequantised = transformers.CompressedTensorsConfig(dequantize=True)
-    want = transformers_logits(tmp_path, dequantised, lambda x: rounded(x, kind, size))
+    want = transformers_logits(tmp_path, dequantised, lambda x: rounded(x, kind, size, given))
     plain = transformers_logits(tmp_path, dequantised, None)
     assert cosine(got, want) > 0.9999
     assert (got - want).abs().max() < 0.02 * want.std()
-    assert cosine(got, plain) > (0.998 if kind == "int" else 0.98)
+    assert cosine(got, plain) > (0.998 if kind == "int" and not given else 0.97)
 
 
 def cosine(got: torch.Tensor, want: torch.Tensor) -> float:
