@@ -22,13 +22,18 @@ RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" \
 FROM ${PYTHON} AS build
 ARG TORCH=torch==2.13.0
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/baton
+# A C compiler for the scheduler (docs/adr/013).
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/* \
+ && python -m venv /opt/baton
 ENV PATH=/opt/baton/bin:$PATH
 WORKDIR /src
 COPY . .
 # TORCH names its version; NIXL's own metadata asks for an unpinned torch.
 # hadolint ignore=DL3013
-RUN pip install "$TORCH" ".[k8s]" \
+RUN BATON_COMPILE=1 pip install "$TORCH" ".[k8s]" \
  && pip install --no-deps nixl-cu13==1.5.1
 
 FROM ${PYTHON}

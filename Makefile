@@ -10,14 +10,14 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := baton benchmarks charts cluster core decode engine examples kernels kvtransfer models net parallel prefill sim tests
+SOURCES := baton benchmarks charts cluster core decode engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
-.PHONY: help serve local chat test lint format chart-schema setup clean
+.PHONY: help serve local chat test lint format compiled chart-schema setup clean
 help:
 	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
 	@echo "make local                                             the same in one process, without Ray"
 	@echo "make chat                                              talk to it"
-	@echo "make test | lint | format | clean"
+	@echo "make test | lint | format | compiled | clean"
 
 setup: $(READY)
 
@@ -50,6 +50,12 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# The scheduler as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
+compiled: $(READY)
+	rm -rf build/compiled
+	BATON_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .
+	@echo "==> run anything on it: PYTHONPATH=build/compiled:. $(BIN)/python -P -m benchmarks.decisions ..."
 
 chart-schema: $(READY)
 	$(BIN)/python charts/schema.py

@@ -21,6 +21,7 @@ from typing import Any
 
 from baton.bench.report import machine
 from baton.bench.traces import TraceRow, read_trace
+from cluster.compiled import scheduler_is_compiled
 from cluster.events import Event, Send
 from cluster.roster import SCAN_UP_TO
 from cluster.routing import GlobalScheduler
@@ -91,6 +92,7 @@ def run(rows: list[TraceRow], case: Case) -> dict[str, Any]:
     simulate(config, work, make, until_s=total_s)
     gc.enable()
     return {
+        "compiled": scheduler_is_compiled(),
         "loop_ns": _loop_ns(),
         "instances": case.size,
         "any_role": case.any_role,

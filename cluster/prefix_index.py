@@ -56,7 +56,7 @@ class PrefixIndex:
     def match(self, hashes: Sequence[int]) -> "Match":
         """Who holds how much of the prompt with these block hashes, in prompt order."""
         mask = self.stride - 1
-        ends = range(1, len(hashes) + 1)
+        ends: Sequence[int] = range(1, len(hashes) + 1)
         if mask:
             kept = [(end, block) for end, block in zip(ends, hashes, strict=True) if not block & mask]
             ends, hashes = [end for end, _ in kept], [block for _, block in kept]

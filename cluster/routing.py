@@ -167,7 +167,9 @@ class GlobalScheduler:
         """Those that are new hear of everything that was placed here."""
         news = self._circle.meet(colleagues)
         self._admission.num_schedulers = self._circle.size
-        words = [self._taken(placed) for placed in self._placer.placements if not placed.scheduler]
+        words: list[Taken | Kept] = [
+            self._taken(placed) for placed in self._placer.placements if not placed.scheduler
+        ]
         words += [Kept(colleagues.me, self._told_kept)] if self._told_kept else []
         return [Send(other, word) for other in news for word in words] + self._pair()
 

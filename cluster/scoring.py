@@ -193,7 +193,8 @@ class CostPolicy:
         """Seconds of the cheapest, and who it is: `decode` alone (None), the quickest few, the quickest of the nearest.
 
         What takes `limit_s` or more is not wanted: it need not be told how much more."""
-        best_s, best = self._local_s(decode, to_move), None
+        best_s: float = self._local_s(decode, to_move)
+        best: Member | None = None
         if nearest is None or to_move <= self._threshold:
             return best_s, best
         handover_s = self._model.handover_s

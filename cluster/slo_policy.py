@@ -94,8 +94,8 @@ class SloPolicy:
                     best, chosen = cost, (decode, source.member)
         if chosen is None:
             return None
-        decode, source = chosen
-        return Choice(decode, None if source is decode else source, best[1])
+        decode, computes = chosen
+        return Choice(decode, None if computes is decode else computes, best[1])
 
     def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
         sources, nearest = self._sources(ask, prefills)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from cluster.compiled import scheduler_is_compiled
 from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.nccl_tests import check_nccl_tests
 
@@ -25,6 +26,7 @@ def check_host(where: str, kv_bytes: int, root: Path = Path("/")) -> list[Findin
         *rdma,
         _nixl(where, has_rdma=bool(rdma)),
         *_gpus(where),
+        _scheduler(where),
         check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
     ]
 
@@ -42,6 +44,11 @@ def _shared_memory(where: str, kv_bytes: int, folder: Path) -> Finding:
         if enough
         else "make /dev/shm larger (docker run --shm-size, an emptyDir with medium: Memory) or lower engine.kv_bytes",
     )
+
+
+def _scheduler(where: str) -> Finding:
+    measured = "compiled" if scheduler_is_compiled() else "interpreted"
+    return Finding(where, "scheduler", Verdict.OK, measured, "compiled, for thousands of instances")
 
 
 def _memlock(where: str, needed: bool) -> Finding:

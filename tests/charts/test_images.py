@@ -75,9 +75,17 @@ def test_the_context_has_all_packages_and_nothing_that_a_build_does_not_need() -
     lines = (ROOT / ".dockerignore").read_text().split()
     allowed = {line.removeprefix("!") for line in lines if line.startswith("!")}
     assert lines[0] == "*"
-    assert allowed == {*PACKAGES, "LICENSE", "README.md", "pyproject.toml"}
+    assert allowed == {*PACKAGES, "LICENSE", "README.md", "pyproject.toml", "setup.py"}
     assert all((ROOT / name).exists() for name in allowed)
     assert not any(fnmatch.fnmatch(name, "*secret*") for name in allowed)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_image_has_the_compiled_scheduler(name: str) -> None:
+    steps = values(name, "RUN")
+    [built] = [index for index, one in enumerate(steps) if '".[k8s]"' in one]
+    assert "BATON_COMPILE=1 pip install" in steps[built]
+    assert any("gcc" in one and "libc6-dev" in one for one in steps[:built])
 
 
 def test_the_wheel_in_the_image_has_every_file_of_the_packages() -> None:
