@@ -26,7 +26,16 @@ import torch
 import uvloop
 
 from benchmarks.report import parser, write
-from benchmarks.transport_raw import STREAMS, RawCopy, RawNixl, RawSockets, nixl_sink, shared_file, sink
+from benchmarks.transport_raw import (
+    STREAMS,
+    RawCopy,
+    RawNixl,
+    RawSockets,
+    gone_with_the_writer,
+    nixl_sink,
+    shared_memory,
+    sink,
+)
 from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
@@ -76,14 +85,13 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
 
     torch.set_num_threads(1)
 
-    async def main() -> None:
+    async def main(segment: SharedSegment) -> None:
         counter = Counter(memoryview(wanted).cast("Q"), back)
-        segment = SharedSegment(POOL_BYTES)
         admission = Admission(lambda *_: True, counter.arrived, lambda _: None)
         tcp = TcpReceiver(KEY, Identity("holder", "h", os.getpid()), "127.0.0.1", segment.buffer, admission)
         raw = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=sink, args=(raw, segment.buffer), daemon=True).start()
-        path, _ = shared_file(POOL_BYTES)
+        path, _ = shared_memory(POOL_BYTES)
         blocks = POOL_BYTES // SHARD.block_bytes
         pulled = [
             PullReceiver(KEY, Identity("holder", "h", os.getpid()), "127.0.0.1", medium, admission)
@@ -98,11 +106,12 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
         await tcp.close()
         for receiver in pulled:
             await receiver.close()
-        segment.close()
-        os.unlink(path)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+    with (
+        gone_with_the_writer(POOL_BYTES) as segment,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(main(segment))
 
 
 def media(pool: memoryview) -> list[Medium]:
@@ -216,7 +225,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     back, their_back = socket.socketpair()
-    path, wanted = shared_file(1 << 20)
+    path, wanted = shared_memory(1 << 20)
     process = context.Process(target=holder, args=(theirs, their_back, path), daemon=True)
     process.start()
     regions, raw, raw_nixl, raw_path = ours.recv()
@@ -227,7 +236,6 @@ def main() -> None:
         ways.measured = {name: call for name, call in ways.calls.items() if name in kept}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(measure(ways, args.rounds))
-    os.unlink(path)
     ours.send(None)
     process.join(10)
     write(args.json, "benchmarks.transport", {"predictions": PREDICTIONS, "results": results})

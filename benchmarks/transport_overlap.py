@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.report import parser, write
+from benchmarks.transport_raw import gone_with_the_writer
 from core.kv import KVLayout, KVShard, num_blocks_for
 from core.messages import ChunkDone, Commit, Grant, Message, RegionKey
 from core.plan import Push, SeqWork, StepPlan
@@ -57,10 +58,9 @@ LAYER_CHUNK_BYTES = CHUNK_TOKENS // LAYOUT.block_size * SHARD.block_bytes
 def holder(pipe: Any) -> None:
     """The decode side: grants on request, and tells when each grant was complete."""
 
-    async def main() -> None:
+    async def main(segment: SharedSegment) -> None:
         mail = TcpMail(KEY)
         committed_s: dict[str, float] = {}
-        segment = SharedSegment(SHARD.pool_bytes(NUM_BLOCKS))
         inbox = Inbox(
             SHARD,
             NUM_BLOCKS,
@@ -95,7 +95,8 @@ def holder(pipe: Any) -> None:
         await inbox.shut()
         await mail.close()
 
-    asyncio.run(main())
+    with gone_with_the_writer(SHARD.pool_bytes(NUM_BLOCKS)) as segment:
+        asyncio.run(main(segment))
 
 
 class Timed:

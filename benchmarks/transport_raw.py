@@ -3,12 +3,14 @@
 Sockets: blocking threads, one connection each, the largest possible system calls (as iperf does), one acknowledging byte for each
 transfer. Memory: one copy into pages that the other process has mapped. NIXL: one read on request of a socket's message."""
 
+import contextlib
 import ctypes
 import mmap
 import os
 import select
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from kvtransfer.transport.nixl import load
+from kvtransfer.transport.shm import SharedSegment
 
 STREAMS = (1, 2, 4)
 
@@ -66,7 +69,7 @@ class RawSockets:
 
 
 class RawCopy:
-    """memmove into a file of /dev/shm that the holder has mapped and filled."""
+    """memmove into shared memory that the holder has mapped and filled."""
 
     def __init__(self, path: str, source: memoryview) -> None:
         with Path(path).open("r+b") as file:
@@ -79,13 +82,23 @@ class RawCopy:
             ctypes.memmove(self._to, self._from, size)
 
 
-def shared_file(num_bytes: int) -> tuple[str, mmap.mmap]:
-    path = f"/dev/shm/baton-bench-{os.getpid()}"
-    with Path(path).open("w+b") as file:
-        file.truncate(num_bytes)
-        mapped = mmap.mmap(file.fileno(), num_bytes)
+def shared_memory(num_bytes: int) -> tuple[str, mmap.mmap]:
+    """Where another process of ours can open it while this one lives. It has no name that could outlive those who mapped it."""
+    descriptor = os.memfd_create("baton-bench")
+    os.truncate(descriptor, num_bytes)
+    mapped = mmap.mmap(descriptor, num_bytes)
     memoryview(mapped)[:] = bytes(1 << 20) * (num_bytes >> 20)
-    return path, mapped
+    return f"/proc/{os.getpid()}/fd/{descriptor}", mapped
+
+
+@contextlib.contextmanager
+def gone_with_the_writer(num_bytes: int) -> Iterator[SharedSegment]:
+    """A holder's pool, which leaves no file behind when the process that measures is killed."""
+    with (
+        contextlib.closing(SharedSegment(num_bytes)) as segment,
+        contextlib.suppress(EOFError, BrokenPipeError),
+    ):
+        yield segment
 
 
 def nixl_sink(server: socket.socket, pool: memoryview) -> None:
