@@ -3,6 +3,7 @@
 Blocks that are expected to be used again alike often form a group. Within a group the longest idle goes first; between groups,
 the one whose longest idle block is worth least. Ages count blocks released, not seconds."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class Eviction(Protocol):
         """A block was wanted again after `age`, whether it was still there or not."""
         ...
 
-    def learn(self, groups: Sequence[int], ages: Sequence[int]) -> None:
+    def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
         """The blocks that are idle now, or were given up not long ago: not wanted for so long. Called now and then."""
         ...
 
@@ -54,7 +55,7 @@ class LeastRecentlyUsed:
     def reused(self, group: int, age: int) -> None:
         return
 
-    def learn(self, groups: Sequence[int], ages: Sequence[int]) -> None:
+    def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
         return
 
 
@@ -96,7 +97,7 @@ class HitDensity:
         self._ended[group, bucket] += 1
         self._excess[group, bucket] += age - _BEGINS[bucket]
 
-    def learn(self, groups: Sequence[int], ages: Sequence[int]) -> None:
+    def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
         waiting, excess = _histogram(groups, ages, len(self._rows))
         exposure = _exposure(waiting + self._ended, excess + self._excess)
         pooled = (self._ended.sum(0) + 0.1) / (exposure.sum(0) + _BEGINS[1:] - _BEGINS[:-1])
@@ -120,14 +121,15 @@ def _bucket(age: int) -> int:
 
 
 def _rank(limits: Sequence[int], number: int) -> int:
-    return sum(number > limit for limit in limits)
+    """How many of `limits`, which rise, are below `number`."""
+    return bisect_left(limits, number)
 
 
-def _histogram(groups: Sequence[int], ages: Sequence[int], num_groups: int) -> tuple[np.ndarray, np.ndarray]:
+def _histogram(groups: np.ndarray, ages: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
     """(num_groups, _NUM_AGES) each: how many, and the sum of their ages beyond the bucket's begin."""
-    age = np.asarray(ages, dtype=float)
+    age = ages.astype(float)
     bucket = np.clip(np.searchsorted(_BEGINS, age, "right") - 1, 0, _NUM_AGES - 1)
-    cell = np.asarray(groups, dtype=np.int64) * _NUM_AGES + bucket
+    cell = groups * _NUM_AGES + bucket
     size = num_groups * _NUM_AGES
     count = np.bincount(cell, minlength=size).reshape(num_groups, _NUM_AGES)
     excess = np.bincount(cell, age - _BEGINS[bucket], size).reshape(num_groups, _NUM_AGES)

@@ -9,10 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from core.errors import Bug
 from core.kv import child_hash, root_hash
 from engine.blocks import BlockPool
 from engine.eviction import Eviction, LeastRecentlyUsed
+from engine.ghosts import Ghost, Ghosts
 
 _MAX_SIBLINGS_SCANNED = 64
 _MIN_LESSON = 256
@@ -47,15 +50,6 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ghost:
-    """What is remembered of a block that was given up."""
-
-    group: int
-    idle_since: int
-    uses: int
-
-
-@dataclass(frozen=True, slots=True)
 class Match:
     """Cached KV of a prefix: full blocks, and perhaps the first `partial_tokens` tokens of one more."""
 
@@ -78,8 +72,7 @@ class RadixCache:
         self._nodes: dict[int, _Node] = {}
         self._idle: dict[int, list[tuple[int, int, _Node]]] = {}
         """By group: a heap of leaves that nobody refers to, the longest idle first."""
-        self._ghosts: dict[int, _Ghost] = {}
-        """By hash, the longest ago first; at most twice as many as there are blocks."""
+        self._ghosts = Ghosts(_GHOSTS * pool.num_blocks)
         self._num_released = 0
         self._next_lesson = max(_MIN_LESSON, pool.num_blocks)
         self._added: dict[int, None] = {}
@@ -158,12 +151,16 @@ class RadixCache:
         Unless `wanted`, they go first; but not those from where several sequences have gone on."""
         nodes = [self._nodes[block] for block in idle_blocks]
         num_tokens = max((node.depth for node in nodes), default=0) * self._block_size
+        groups: dict[int, int] = {}
         for node in nodes:
             node.idle_since = self._num_released
-            if wanted or len(node.children) > 1:
-                node.group = self._eviction.group(node.uses, num_tokens, priority)
-            else:
+            if not wanted and len(node.children) <= 1:
                 node.group = _UNWANTED
+            else:
+                group = groups.get(node.uses)
+                if group is None:
+                    group = groups[node.uses] = self._eviction.group(node.uses, num_tokens, priority)
+                node.group = group
             self._num_released += 1
             self._offer(node)
         if self._eviction.learns and self._num_released >= self._next_lesson:
@@ -237,7 +234,7 @@ class RadixCache:
     def _uses_before(self, node: _Node, parent: _Node) -> int:
         """It was given up and is wanted again; or it goes on from what was used before. Where many go on differently (from a
         system prompt), each of them was used once."""
-        ghost = self._ghosts.pop(node.hash, None)
+        ghost = self._ghosts.recall(node.hash)
         if ghost is None:
             return max(1, parent.uses // (1 + len(parent.children)))
         self._reused(ghost.group, ghost.idle_since)
@@ -251,9 +248,7 @@ class RadixCache:
         parent = node.parent
         assert parent is not None
         if self._eviction.learns:
-            self._ghosts[node.hash] = _Ghost(node.group, node.idle_since, node.uses)
-            if len(self._ghosts) > _GHOSTS * self._pool.num_blocks:
-                del self._ghosts[next(iter(self._ghosts))]
+            self._ghosts.remember(node.hash, Ghost(node.group, node.idle_since, node.uses))
         del parent.children[node.tokens]
         parent.num_changes += 1
         node.num_changes += 1
@@ -295,8 +290,11 @@ class RadixCache:
 
     def _learn(self) -> None:
         idle = [node for node in self._nodes.values() if not self._pool.refs(node.block)]
-        entries = [entry for entry in (*idle, *self._ghosts.values()) if entry.group != _UNWANTED]
-        self._eviction.learn([e.group for e in entries], [self._num_released - e.idle_since for e in entries])
+        given_up, since = self._ghosts.groups_and_times()
+        groups = np.concatenate((np.array([node.group for node in idle], np.int64), given_up))
+        times = np.concatenate((np.array([node.idle_since for node in idle], np.int64), since))
+        wanted = groups != _UNWANTED
+        self._eviction.learn(groups[wanted], self._num_released - times[wanted])
 
     def _is_idle_leaf(self, node: _Node) -> bool:
         return (
