@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.serve import read_yaml
+from cluster.deploy.bundles import most_kv_bytes
 from cluster.preflight.fabric import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.host import check_host
-from cluster.preflight.ray_nodes import living_nodes
-from core.config import load
+from cluster.preflight.ray_nodes import check_room, living_nodes
+from core.config import ClusterConfig, load
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 
@@ -56,16 +57,15 @@ def doctor(
             "needs --rendezvous, a --rank below it, and no --ray-address", param_hint="--world"
         )
     settings = load(read_yaml(config), os.environ)
-    kv_bytes = settings.engine.kv_bytes * settings.decode_instances
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
         chosen = _backend(backend)
         expected = expect_gb_per_s * 1e9
         if world > 1:
-            findings = check_host(f"rank {rank}", kv_bytes)
+            findings = check_host(f"rank {rank}", _all_kv_bytes(settings))
             findings += asyncio.run(check_as_rank(rank, world, rendezvous, chosen, mib, wait_s, expected))
         else:
-            findings = asyncio.run(_examine(ray_address, kv_bytes, chosen, mib, expected))
+            findings = asyncio.run(_examine(settings, ray_address, chosen, mib, expected))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:
@@ -84,21 +84,29 @@ def _backend(wanted: str) -> str:
 
 
 async def _examine(
-    ray_address: str, kv_bytes: int, backend: str, mib: int, expected_bytes_per_s: float
+    config: ClusterConfig, ray_address: str, backend: str, mib: int, expected_bytes_per_s: float
 ) -> list[Finding]:
     if not ray_address:
         here = LocalNode()
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
-        return [*check_host(here.name, kv_bytes), *fabric]
+        return [*check_host(here.name, _all_kv_bytes(config)), *fabric]
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = living_nodes()
-        hosts = await asyncio.gather(*(node.check_host(kv_bytes) for node in nodes))
+        room = check_room(config, [node.resources for node in nodes])
+        hosts = await asyncio.gather(
+            *(node.check_host(most_kv_bytes(config, node.resources)) for node in nodes)
+        )
         clocks = [await node.check_clock() for node in nodes]
         fabric = await check_fabric(nodes, backend, mib, expected_bytes_per_s)
-        return [*(finding for findings in hosts for finding in findings), *clocks, *fabric]
+        return [*(finding for findings in hosts for finding in findings), room, *clocks, *fabric]
     finally:
         ray.shutdown()
+
+
+def _all_kv_bytes(config: ClusterConfig) -> int:
+    """Of a machine that has every instance."""
+    return config.engine.kv_bytes * config.decode_instances
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -56,6 +56,16 @@ def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
     return ""
 
 
+def most_kv_bytes(config: ClusterConfig, node: Mapping[str, float]) -> int:
+    """Shared memory for KV on a node with these resources in all, where it has as many decode instances, or as many bundles of
+    instances that may be on several hosts, as it could hold."""
+    bundles, pool = bundles_of(config, config.decode), config.decode
+    held = min(config.decode_instances * len(bundles), _num_bundles(node, bundles[0]))
+    if pool.hosts == 1:
+        held -= held % len(bundles)
+    return held * config.engine.kv_bytes // len(bundles)
+
+
 def _num_bundles(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
     """How many of them a node could hold."""
     return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in bundle.items())

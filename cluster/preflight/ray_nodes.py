@@ -3,15 +3,19 @@
 import asyncio
 import socket
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.deploy.bundles import no_room
 from cluster.preflight.fabric import run_rank_here
-from cluster.preflight.findings import Finding, judge_clock
+from cluster.preflight.findings import Finding, Verdict, judge_clock
 from cluster.preflight.host import check_host
+from core.config import ClusterConfig
 
 _START_S = 60.0
 _PINGS = 5
@@ -39,8 +43,9 @@ class _Probe:
 class RayNode:
     """cluster.preflight.fabric.Node. The probe ends with this object."""
 
-    def __init__(self, name: str, node_id: str) -> None:
-        self.name = name
+    def __init__(self, name: str, node_id: str, resources: Mapping[str, float]) -> None:
+        """`resources`: all that it has for Ray, used or not."""
+        self.name, self.resources = name, resources
         pinned = NodeAffinitySchedulingStrategy(node_id, soft=False)
         self._probe: Any = _Probe.options(scheduling_strategy=pinned).remote()
 
@@ -68,9 +73,24 @@ class RayNode:
 
 
 def living_nodes() -> list[RayNode]:
-    """One for each node of the cluster that this process is connected to, in the order of their addresses."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
+    """One for each node of the cluster that this process is connected to, in the order of their addresses, which are their names;
+    several on one machine have the beginnings of their ids beside it."""
+    alive = sorted(
+        (n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerAddress"], n["NodeID"])
+    )
+    count = Counter(n["NodeManagerAddress"] for n in alive)
     return [
-        RayNode(n["NodeManagerAddress"], n["NodeID"])
-        for n in sorted(alive, key=lambda n: n["NodeManagerAddress"])
+        RayNode(
+            host if count[host] == 1 else f"{host} ({n['NodeID'][:6]})", n["NodeID"], n.get("Resources", {})
+        )
+        for n in alive
+        for host in [n["NodeManagerAddress"]]
     ]
+
+
+def check_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> Finding:
+    """Could an instance of each pool be placed on nodes with these resources in all?"""
+    if not (why := no_room(config, nodes)):
+        return Finding("all nodes", "placement", Verdict.OK, "an instance of each pool has room")
+    fix = "add nodes of that size, or let an instance be on more of them (prefill.hosts, decode.hosts)"
+    return Finding("all nodes", "placement", Verdict.FAIL, why, "room for an instance of each pool", fix)

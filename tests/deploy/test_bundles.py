@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.deploy.app import build_application
-from cluster.deploy.bundles import Share, bundles_of, no_room, shares
+from cluster.deploy.bundles import Share, bundles_of, most_kv_bytes, no_room, shares
 from cluster.deploy.launch import Cluster
 from cluster.deploy.serve_file import check_serve_file
 from core.config import ClusterConfig, load
@@ -72,6 +72,24 @@ def test_an_instance_that_no_host_could_hold_is_named() -> None:
     assert no_room(config, [{"CPU": 64.0, "GPU": 4.0}] * 2) == (
         "decode: an instance of 8 ranks must be on one host, and no node has 2 CPU, 8 GPU"
     )
+
+
+@pytest.mark.parametrize(
+    ("keys", "node", "gib"),
+    [
+        ({"decode_instances": 3}, {"CPU": 8.0}, 3),
+        ({"decode_instances": 3}, {"CPU": 0.5}, 2),
+        ({"decode.pp": 4, "decode.hosts": 2}, {"CPU": 0.5}, 0.5),
+        ({"decode.pp": 4, "decode.hosts": 2, "decode_instances": 2}, {"CPU": 1.75}, 1.75),
+        ({"decode.pp": 4}, {"CPU": 0.75}, 0),
+        ({"decode.pp": 4, "decode_instances": 2}, {"CPU": 1.75}, 1),
+    ],
+)
+def test_a_node_needs_memory_for_the_parts_of_instances_that_it_could_hold(
+    keys: dict[str, int], node: dict[str, float], gib: float
+) -> None:
+    config = load(None, {}, {"engine.kv_bytes": 1 << 30, **keys})
+    assert most_kv_bytes(config, node) == gib * 2**30
 
 
 def test_an_instance_may_be_on_several_hosts() -> None:

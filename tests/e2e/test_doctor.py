@@ -1,0 +1,47 @@
+"""`baton doctor` on the nodes of a Ray cluster whose instances are on several of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster_process import ROOT
+
+CONFIG = """
+cpus_per_instance: 1
+decode_instances: 1
+engine: {kv_bytes: 1073741824}
+prefill: {pp: 4, hosts: 3}
+decode: {pp: 2, hosts: 2}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_named(tmp_path: Path) -> None:
+    """In a process of its own, since a process has one Ray."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    command = [sys.executable, "-m", "tests.e2e.doctor_on_nodes", str(tmp_path / "config.yaml")]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    found = json.loads(done.stdout)
+    memory = [f for f in found if f["check"] == "shared memory"]
+    assert [f["expected"] for f in memory] == ["0.50 GiB for the KV pools"] * 3
+    assert len({f["where"] for f in memory}) == 3
+    assert len([f for f in found if f["check"] == "gloo send/recv"]) == 6
+    (room,) = [f for f in found if f["check"] == "placement"]
+    assert room["verdict"] == "fail"
+    assert room["measured"] == (
+        "prefill: an instance of 4 ranks must be on 3 hosts, and so many nodes have no 4 CPU"
+    )
+    assert done.returncode == 1
