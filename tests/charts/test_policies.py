@@ -100,9 +100,14 @@ def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
         {"prefill": 1},
         {"decode": 16},
     ]
-    several = render({"config": {"decode_instances": 5, "decode": {"tp": 2}}, "decode": {"gpusPerPod": 8}})
+    mesh = {"decode_instances": 5, "decode": {"tp": 2}, "engine": {"kv_bytes": 8 << 30}}
+    several = render({"config": mesh, "decode": {"gpusPerPod": 8}})
     [decode] = [one for one in cluster_spec(several)["workerGroupSpecs"] if one["groupName"] == "decode"]
     assert (decode["replicas"], offered_resources(decode)) == (2, {"decode": 4})
+    [shm] = [v for v in decode["template"]["spec"]["volumes"] if v["name"] == "shm"]
+    assert 0 <= int(shm["emptyDir"]["sizeLimit"]) - 4 * (8 << 30) < 2 << 30, (
+        "an instance's ranks share kv_bytes"
+    )
 
 
 def test_an_instance_may_span_pods_of_several_hosts() -> None:

@@ -79,7 +79,7 @@ where one has too few GPUs.
   {{- range until $groups -}}{{- $bundles = append $bundles $bundle -}}{{- end -}}
   {{- $actor = dict "num_cpus" 0 -}}
 {{- end -}}
-{{- $kv := mul (int64 $config.engine.kv_bytes) $podRanks $perPod -}}
+{{- $kv := mul (int64 $config.engine.kv_bytes) $perPod -}}
 {{- dict "perPod" $perPod "podGpus" (ternary (mul $podRanks $perPod) 0 (gt $gpus 0) | int) "actor" $actor "bundles" $bundles "resource" $resource
     "strategy" (ternary "STRICT_PACK" "PACK" (eq (int $mesh.hosts) 1))
     "offered" (mul $perPod $groupsPerPod | int)
