@@ -304,6 +304,9 @@ _FACTS = {
     "grants": _Fact("Rights to write into its pool that it has given", lambda i: i.work.grants, grows=True),
     "fences": _Fact("Writers that had to be shut out", lambda i: i.work.fences, grows=True),
     "steps": _Fact("Engine steps", lambda i: i.work.steps, grows=True),
+    "replayed_steps": _Fact(
+        "Of these, decode steps replayed from CUDA graphs", lambda i: i.work.replayed_steps, grows=True
+    ),
     "computed_tokens": _Fact(
         "Tokens computed, prompts and outputs", lambda i: i.work.computed_tokens, grows=True
     ),

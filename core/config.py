@@ -65,6 +65,9 @@ class EngineConfig(_Frozen):
     kernels: Literal["auto", "triton", "torch", "flashinfer", "flash_attention"] = "auto"
     """Which operations run on a GPU; `auto`: Triton's where it is installed, and attention by FlashInfer or FlashAttention where
     they are installed and measured to be faster; either name forces that one for attention. CPUs have PyTorch's."""
+    cuda_graphs: Literal["auto", "off"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
+    """Numbers of sequences for which a decode step's launches are captured as a CUDA graph; fewer are padded to the next one.
+    `auto`: some up to `max_num_seqs` on a GPU whose kernels can be captured; `off`: none."""
     profile: str = ""
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False
@@ -341,6 +344,11 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.hosts > 1:
             _check_hosts(config, role, pool)
+        if pool.num_ranks > 1 and isinstance(engine.cuda_graphs, tuple):
+            raise ConfigError(
+                f"engine.cuda_graphs names sizes, and {role} instances have {pool.num_ranks} ranks, whose meetings are not "
+                "captured: leave it at auto"
+            )
         if engine.deterministic and (pool.ep_redundant_experts or pool.ep_balance_interval_s):
             raise ConfigError(
                 f"engine.deterministic adds an expert's part up where it lies: it needs {role}.ep_redundant_experts and "

@@ -93,3 +93,5 @@ class StepResult:
     duration_s: float = 0.0
     expert_loads: tuple[ExpertLoad, ...] = ()
     """Not with every step."""
+    replayed: bool = False
+    """Its launches had been captured before."""

@@ -74,6 +74,8 @@ class WorkCounts:
     live_grants: int = 0
     fences: int = 0
     """Writers that had to be shut out."""
+    replayed_steps: int = 0
+    """Of the steps those that were replayed from CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """From a model's folder and a configuration to the ranks of an instance: loads weights, sizes the pool, binds the runner."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,19 +9,24 @@ import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
-from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes
+from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.ports import LayerSink
+from engine.capture import CudaCapture
 from engine.devices import choose_device
 from engine.dims import dims_of, shards_of
 from engine.expert_load import counted
+from engine.graphs import DecodeGraphs, auto_sizes
 from engine.group import InlineGroup
 from engine.kvpool import KVPool, Pool
 from engine.mirror import MirroredPool
 from engine.runner import Runner
 from models.families import read_spec
+from models.model import Model
 from models.registry import choose_dtype, load_model
 from parallel.mesh import ONE_RANK, Mesh
 from parallel.plans import check
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,35 @@ def build_group(
         kv_dtype=size.shard.layout.dtype,
     )
     pool = make_pool(size.pools[0], buffer, device)
-    return InlineGroup(counted(Runner(loaded, pool, engine.block_size, sink).step, loaded))
+    graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
+    return InlineGroup(counted(Runner(loaded, pool, engine.block_size, sink, graphs).step, loaded))
+
+
+def make_graphs(
+    model: Model, pool: Pool, engine: EngineConfig, max_context_tokens: int
+) -> DecodeGraphs | None:
+    """As `engine.cuda_graphs` says. Raises ConfigError where sizes are named that cannot be captured."""
+    asked = engine.cuda_graphs
+    if asked == "off":
+        return None
+    if reason := why_no_graphs(model, pool):
+        if asked != "auto":
+            raise ConfigError(f"engine.cuda_graphs names sizes, but {reason}: leave it at auto")
+        _log.info("decode steps are launched one kernel at a time: %s", reason)
+        return None
+    assert isinstance(pool, MirroredPool)
+    sizes = auto_sizes(engine.max_num_seqs) if asked == "auto" else asked
+    most_blocks = num_blocks_for(max_context_tokens, engine.block_size)
+    return DecodeGraphs(model, pool, engine.block_size, most_blocks, sizes, CudaCapture(pool.device))
+
+
+def why_no_graphs(model: Model, pool: Pool) -> str:
+    """As a clause; empty where decode steps can be captured."""
+    if pool.device.type != "cuda":
+        return "CUDA graphs are captured on GPUs alone"
+    if model.ops.fixed_decode is None:
+        return "only Triton's kernels can be captured (engine.kernels auto or triton, without engine.deterministic)"
+    return ""
 
 
 def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:

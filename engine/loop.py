@@ -69,7 +69,7 @@ class Engine:
         self._reserving: deque[_Waiter] = deque()
         self._pace = PromptPace()
         self._step_s = 0.0
-        self._num_steps = self._num_computed = 0
+        self._num_steps = self._num_computed = self._num_replayed = 0
         self._closing = False
         if tiers is not None:
             tiers.on_freed(self._blocks_may_be_free)
@@ -159,7 +159,9 @@ class Engine:
     def work_counts(self) -> WorkCounts:
         queried, hit = self._scheduler.prefix_tokens
         preempted = self._scheduler.num_preempted
-        return WorkCounts(self._num_steps, self._num_computed, queried, hit, preempted)
+        return WorkCounts(
+            self._num_steps, self._num_computed, queried, hit, preempted, replayed_steps=self._num_replayed
+        )
 
     def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
         """How often each expert was chosen so far; nothing when nothing is new, unless it is said `again`."""
@@ -226,6 +228,7 @@ class Engine:
         tokens = self._scheduler.commit(plan, result)
         self._experts.add(result.expert_loads)
         self._num_steps += 1
+        self._num_replayed += result.replayed
         self._num_computed += sum(work.count for work in plan.work)
         self._measure(plan, result)
         if tokens:

@@ -24,7 +24,10 @@ class MirroredPool:
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
         flat = _seen_by(device, bytes_of(shard, num_blocks, buffer))
         self._host = pool_parts(shard, num_blocks, flat)
-        self._pool = pool_parts(shard, num_blocks, torch.zeros(flat.shape, dtype=flat.dtype, device=device))
+        own = torch.zeros(shard.pool_bytes(num_blocks + 1), dtype=flat.dtype, device=device)
+        self._pool = pool_parts(shard, num_blocks + 1, own)
+        self.empty_block = num_blocks
+        """Behind all others, in the device's memory alone. Nobody is given it: rows that only fill up a step write there."""
         self._block_size = shard.layout.block_size
         self.device = device
         self.layers = layers_of(shard, self._pool)
@@ -43,6 +46,12 @@ class MirroredPool:
         block, offset = slots // self._block_size, slots % self._block_size
         for host, pool in zip(self._host, self._pool, strict=True):
             host[layer][block, :, :, offset] = pool[layer][block, :, :, offset]
+
+    def written_in_all(self, slots: Tensor) -> None:
+        """`written` in all layers at once."""
+        block, offset = slots // self._block_size, slots % self._block_size
+        for host, pool in zip(self._host, self._pool, strict=True):
+            host[:, block, :, :, offset] = pool[:, block, :, :, offset]
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":

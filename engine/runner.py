@@ -9,14 +9,24 @@ from core.kv import num_blocks_for
 from core.plan import Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.batch import RankSeq, build_batch
+from engine.graphs import DecodeGraphs
 from engine.kvpool import Pool
 from engine.sampler import sample
 from models.model import Model
 
 
 class Runner:
-    def __init__(self, model: Model, pool: Pool, block_size: int, sink: LayerSink | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pool: Pool,
+        block_size: int,
+        sink: LayerSink | None = None,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """`graphs`: of the same model and pool."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
+        self._graphs = graphs
         self._device = pool.device
         self._seqs: dict[str, RankSeq] = {}
 
@@ -32,17 +42,23 @@ class Runner:
         self._pool.copy_blocks(plan.copies)
         take_in(self._pool, plan, self._block_size)
         seqs = [self._seqs[item.key] for item in plan.work]
-        batch = build_batch(plan.work, seqs, self._block_size, self._device)
-        hidden = self._model.forward(
-            batch.tokens,
-            batch.positions,
-            self._pool.layers,
-            batch.meta,
-            layer_hook(self._pool, batch.meta.slots, layer_done),
-        )
-        sampled = self._sample(plan, seqs, hidden[batch.sample_rows])
+        graphs = self._graphs
+        if graphs is not None and layer_done is None and graphs.fit(plan.work):
+            hidden, replayed = graphs.hidden(plan.work, seqs), True
+            if not all(item.samples for item in plan.work):
+                hidden = hidden[[row for row, item in enumerate(plan.work) if item.samples]]
+        else:
+            hidden, replayed = self._forward(plan, seqs, layer_done), False
+        sampled = self._sample(plan, seqs, hidden)
         self._pool.synchronise()
-        return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
+        return StepResult(plan.step, tuple(sampled), time.perf_counter() - started, replayed=replayed)
+
+    def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
+        """(N, hidden_size): rows whose next token is drawn."""
+        batch = build_batch(plan.work, seqs, self._block_size, self._device)
+        on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
+        hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
+        return hidden[batch.sample_rows]
 
     def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
         chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]

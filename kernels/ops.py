@@ -6,7 +6,7 @@ core.kv's layout, which may have 8 bits with a scale for each vector."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ class AttentionMeta:
     """(T,) int64: block_id * block_size + offset, where each token's KV goes."""
     cache: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """What an implementation derives from the above, once a step and not once a layer."""
+    counted: Tensor | None = None
+    """(T,) int64: 1, or 0 for rows that only fill up a step; None: all are somebody's tokens."""
+    is_fixed: bool = False
+    """Lengths and blocks are in device memory that a `FixedDecode` fills before each step; those above are of no step."""
 
     @classmethod
     def build(
@@ -53,6 +57,23 @@ class AttentionMeta:
             tuple(torch.from_numpy(table) for table in block_tables),
             torch.from_numpy(slots).to(device),
         )
+
+
+class FixedDecode(Protocol):
+    """Decode steps of one number of sequences that launch the same kernels with the same arguments, so that the launches can be
+    captured once and replayed: what differs between them is read from memory whose place does not change."""
+
+    @property
+    def meta(self) -> AttentionMeta:
+        """What a model's forward pass is captured with. Its slots are filled with the rest."""
+        ...
+
+    def fill(
+        self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
+    ) -> None:
+        """For the next replay, one of each for each sequence, of which there may be fewer: rows behind them are of sequences of
+        one token in a block that nobody else has."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,5 +170,8 @@ class Ops:
     latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
     """(q (T, H, N + P), kv_layer of latents, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
     of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""
+    fixed_decode: Callable[[int, int, int, int, torch.device], FixedDecode] | None
+    """(sequences, blocks of a sequence at most, a block that is nobody's, block_size, device) -> what captured decode steps are
+    over; None: some operations here cannot be captured."""
     keeps: frozenset[Kind]
     """Weights that are multiplied fastest as they are stored; others are better made floats once."""

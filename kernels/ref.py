@@ -137,5 +137,6 @@ def reference_ops() -> Ops:
         experts=experts,
         write_latent=write_latent,
         latent_attention=latent_attention,
+        fixed_decode=None,
         keeps=frozenset(),
     )

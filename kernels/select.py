@@ -7,16 +7,17 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from core.errors import ConfigError
-from kernels.attention.case import Backend, Case
+from kernels.attention.case import Attend, Backend, Case
 from kernels.attention.choosing import Chooser
 from kernels.attention.installed import INSTALL, about
 from kernels.attention.remembered import ChoiceFile, default_path
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import device_timer
 from kernels.invariant import invariant_ops
-from kernels.ops import Ops
+from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import FLOAT8_CAPABILITY
 from kernels.ref import reference_ops
 
@@ -67,7 +68,21 @@ def select_ops(
         return ops
     chooser = Chooser(device, about(device), ChoiceFile(default_path()), device_timer(device))
     attention = select_attention(wanted, cases, Backend(chosen, ops.paged_attention), chooser)
-    return replace(ops, paged_attention=attention)
+    if wanted in INSTALL:
+        return replace(ops, paged_attention=attention, fixed_decode=None)
+    return replace(ops, paged_attention=fixed_by(ops.paged_attention, attention))
+
+
+def fixed_by(own: Attend, chosen: Attend) -> Attend:
+    """`chosen`, but for steps whose lengths it would have to read from memory."""
+
+    def attend(
+        q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float, sinks: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        taken = own if meta.is_fixed else chosen
+        return taken(q, kv_layer, meta, scale, window, soft_cap, sinks)
+
+    return attend
 
 
 def _check_eight_bits(device: torch.device, wanted: Kernels, kv_dtype: str) -> None:

@@ -20,7 +20,7 @@ class FeedForward(Protocol):
     takes: Rounding | None
     """What its input is rounded to; None: not, or not for all who take it."""
 
-    def __call__(self, x: Activations) -> Tensor:
+    def __call__(self, x: Activations, step: Step) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual."""
         ...
 
@@ -69,7 +69,7 @@ class Layer:
         if self._after_attention is not None:
             out = ops.rms_norm(out, self._after_attention, eps)
         x, normed = add_and_norm(ops, x, out, self._before_mlp, eps, self._mlp.takes)
-        out = self._mlp(normed)
+        out = self._mlp(normed, step)
         return x, out if self._after_mlp is None else ops.rms_norm(out, self._after_mlp, eps)
 
 

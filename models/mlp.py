@@ -9,6 +9,7 @@ from kernels.joins import Joins
 from kernels.ops import Gate, Ops
 from kernels.packed import Weight, joined
 from kernels.rounding import Activations
+from models.attention import Step
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
@@ -53,8 +54,9 @@ class Mlp:
             )
             self._down_bias = checkpoint.take(f"{prefix}down_proj.bias", (hidden,))
 
-    def __call__(self, x: Activations) -> Tensor:
+    def __call__(self, x: Activations, step: Step) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
+        del step
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
         out = self._sum(self._linear(inner, self._down, None))
         return out if self._down_bias is None else out + self._down_bias

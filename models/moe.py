@@ -6,6 +6,7 @@ from torch import Tensor
 from kernels.joins import Joins
 from kernels.ops import Ops
 from kernels.rounding import Activations, Rounding
+from models.attention import Step
 from models.experts import read_experts
 from models.mlp import Mlp, activation_of
 from models.spec import ModelSpec
@@ -51,19 +52,20 @@ class Moe:
         if moe.shared_gate:
             self._shared_gate = checkpoint.take(f"{prefix}{moe.shared_name}_gate.weight", (1, hidden))
 
-    def __call__(self, x: Activations) -> Tensor:
+    def __call__(self, x: Activations, step: Step) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         assert isinstance(x, Tensor), "the router and the experts take floats"
         logits = self._ops.linear(x.float(), self._router, self._router_bias)
         experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
-        chosen = experts.flatten()
-        self._load.index_add_(0, chosen, torch.ones_like(chosen))
+        counted = step.meta.counted
+        times = torch.ones_like(experts) if counted is None else counted[:, None].expand_as(experts)
+        self._load.index_add_(0, experts.flatten(), times.flatten())
         out = self._joins.experts(self._index, x, experts, weights, self._local)
         if self._down_bias is not None:
             out = out + self._weighted(self._down_bias, experts, weights).to(out.dtype)
         if self._shared is None:
             return out
-        shared = self._shared(x)
+        shared = self._shared(x, step)
         if self._shared_gate is not None:
             share = self._ops.linear(x, self._shared_gate, None)
             shared = self._ops.by_rows(torch.sigmoid, share) * shared

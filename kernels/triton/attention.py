@@ -16,7 +16,7 @@ from kernels.triton.attention_config import Part, Shape, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.platform import dot_dtype, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
-from kernels.triton.tiles import rows_of
+from kernels.triton.tiles import item_of, rows_of
 
 _LOG2E = 1.4426950408889634
 
@@ -82,13 +82,18 @@ def _attend_span(
 @triton.jit(do_not_specialize=["split_tokens", "table_stride"])
 def _attention_kernel(
     q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
-    scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
+    items, item_splits, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    SCALED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, ABSOLUTE: tl.constexpr, DOT: tl.constexpr,
+    SCALED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, head block, split). SPLIT: unnormalised results go to `partial`, to be reduced."""
-    tile, head_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """Programs: see tiles.item_of. SPLIT: unnormalised results go to `partial`, to be reduced."""
+    head_block = tl.program_id(1)
+    item, tile, split, tokens = item_of(items, item_splits, split_tokens, FIXED)
+    if FIXED:
+        if tile < 0:
+            return
     seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
     query_len, context_len = tl.load(query_lens + seq), tl.load(context_lens + seq)
     token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
@@ -100,8 +105,8 @@ def _attention_kernel(
         begin = max(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     if SPLIT:
         base = 0 if ABSOLUTE else begin
-        end = min(end, base + (split + 1) * split_tokens)
-        begin = max(begin, base + split * split_tokens)
+        end = min(end, base + (split + 1) * tokens)
+        begin = max(begin, base + split * tokens)
 
     column = tl.arange(0, BLOCK_D)
     row = (tl.load(starts + seq) + token).to(tl.int64)
@@ -127,9 +132,7 @@ def _attention_kernel(
         KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, True, DOT,
     )  # fmt: skip
     if SPLIT:
-        num_heads_blocks = tl.num_programs(1)
-        at = ((tile * num_heads_blocks + head_block) * tl.num_programs(2) + split).to(tl.int64) * BLOCK_M
-        at += tl.arange(0, BLOCK_M)
+        at = (item.to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial + at[:, None] * D + column[None, :], acc, mask)
         tl.store(partial_stats + at * 2, largest, exists)
         tl.store(partial_stats + at * 2 + 1, total, exists)
@@ -164,20 +167,21 @@ def _attend(
     part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, out: Tensor,
     scale: float, window: int, soft_cap: float, sinks: Tensor | None,
 ) -> None:  # fmt: skip
-    tiles, config, splits = part.tiles, part.config, part.num_splits
+    tiles, config, items = part.tiles, part.config, part.items
     head_blocks, size = config.num_head_blocks(shape), shape.head_dim
     partials = None
     if part.in_parts:
-        partials = Partials.empty(tiles.num_tiles, head_blocks, splits, config.block_m, size, q.device)
-    _attention_kernel[(tiles.num_tiles, head_blocks, splits)](
+        partials = Partials.empty(part.num_items, head_blocks, config.block_m, size, q.device)
+    _attention_kernel[part.grid(head_blocks)](
         q, kv_layer, kv_scales, sinks, out, partials and partials.values, partials and partials.stats,
         tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
-        scale * _LOG2E, soft_cap, part.split_tokens, tiles.table.stride(0), q.stride(0),
+        items and items.tiles, items and items.splits, scale * _LOG2E, soft_cap,
+        items.split_tokens if items else part.split_tokens, tiles.table.stride(0), q.stride(0),
         KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,
         BLOCK_D=max(16, triton.next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
-        SCALED=kv_scales is not None, SINKS=sinks is not None, SPLIT=part.in_parts, ABSOLUTE=shape.split_tokens > 0,
-        DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        SCALED=kv_scales is not None, SINKS=sinks is not None, SPLIT=part.in_parts, FIXED=items is not None,
+        ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if partials is not None:
-        reduce_splits(partials, tiles, sinks, out, shape.num_kv_heads, config.heads)
+        reduce_splits(partials, tiles, items, sinks, out, shape.num_kv_heads, config.heads)

@@ -11,16 +11,18 @@ import triton
 
 from kernels.ops import AttentionMeta
 from kernels.triton.platform import INTERPRETED, capability, num_programs
-from kernels.triton.tiles import Tiles, cut
+from kernels.triton.tiles import Items, Tiles, cut
 
-_DECODE_ROWS = 16
+DECODE_ROWS = 16
 """The least that a tensor core's product takes."""
 _PREFILL_ROWS = 128
 _INVARIANT_ROWS = 64
 """As few as Hopper's products take: with so many rows decode still waits for memory, not for them."""
 _MIN_SPLIT_TOKENS = 256
 """Below that, reducing the splits costs more than it wins."""
-_PROGRAMS_PER_PROCESSOR = 4
+PROGRAMS_PER_PROCESSOR = 4
+FIXED = "triton fixed decode"
+"""Whose plans a fixed step's cache has under this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,23 @@ class Part:
     split_tokens: int
     in_parts: bool
     """Whether results are to be reduced: always, where bits must not depend on who else is in the batch."""
+    items: Items | None = None
+    """What programs do, where that is not known when they are launched; `num_splits` and `split_tokens` then mean nothing."""
+
+    @property
+    def num_items(self) -> int:
+        return self.tiles.num_tiles * self.num_splits if self.items is None else self.items.tiles.shape[0]
+
+    def grid(self, head_blocks: int) -> tuple[int, int, int]:
+        if self.items is None:
+            return self.tiles.num_tiles, head_blocks, self.num_splits
+        return self.num_items, head_blocks, 1
 
 
 def plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -> list[Part]:
-    """Kept in `meta.cache`: the same in all layers of one shape and window."""
+    """Kept in `meta.cache`: the same in all layers of one shape and window. For fixed ones a FixedDecode has the plans."""
+    if meta.is_fixed:
+        return [meta.cache[FIXED].part(shape, window)]
     key = ("triton attention", shape, window)
     if (parts := meta.cache.get(key)) is None:
         parts = meta.cache[key] = _plan(meta, shape, window, device)
@@ -80,7 +95,7 @@ def _plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) 
     everyone = range(len(meta.query_lens))
     if shape.split_tokens:
         return [_part(meta, everyone, config_for(shape, _INVARIANT_ROWS, device), shape, window, device)]
-    few = config_for(shape, _DECODE_ROWS, device)
+    few = config_for(shape, DECODE_ROWS, device)
     short = [i for i in everyone if meta.query_lens[i] * few.heads <= few.block_m]
     long = [i for i in everyone if meta.query_lens[i] * few.heads > few.block_m]
     classes = ((short, few), (long, config_for(shape, _PREFILL_ROWS, device)))
@@ -101,7 +116,7 @@ def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
         shape.head_dim > 256
     ):  # latents: keys and values are one tile, and an accumulator as wide needs all registers
         block_m, block_n, warps, stages = min(rows, 64), 32, 8, 3
-    elif rows <= _DECODE_ROWS:
+    elif rows <= DECODE_ROWS:
         block_m, block_n, warps, stages = rows, 32 if wide else 64, 4, 5
     elif wide:
         block_m, block_n, warps, stages = 64, 32, 8, 3
@@ -116,6 +131,11 @@ def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
     return Config(max(block_m, triton.next_power_of_2(heads)), block_n, heads, warps, stages)
 
 
+def smallest_split(config: Config) -> int:
+    """Tokens."""
+    return 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
+
+
 def _part(
     meta: AttentionMeta, seqs: Sequence[int], config: Config, shape: Shape, window: int, device: torch.device
 ) -> Part:
@@ -124,9 +144,8 @@ def _part(
         longest = max(meta.context_lens)
         return Part(tiles, config, triton.cdiv(longest, shape.split_tokens), shape.split_tokens, True)
     programs = tiles.num_tiles * config.num_head_blocks(shape)
-    wanted = triton.cdiv(num_programs(device, _PROGRAMS_PER_PROCESSOR), programs)
-    smallest = 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
-    num_splits = max(1, min(wanted, tiles.longest // smallest))
+    wanted = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), programs)
+    num_splits = max(1, min(wanted, tiles.longest // smallest_split(config)))
     # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what it sees.
     split_tokens = (
         triton.cdiv(triton.cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n

@@ -14,7 +14,7 @@ from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
 from kernels.triton.platform import dot_dtype
 from kernels.triton.softmax import online_softmax, with_sink
-from kernels.triton.tiles import rows_of
+from kernels.triton.tiles import item_of, rows_of
 
 _LOG2E = 1.4426950408889634
 
@@ -22,20 +22,24 @@ _LOG2E = 1.4426950408889634
 @triton.jit(do_not_specialize=["split_tokens", "table_stride"])
 def _latent_kernel(
     q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
-    scale_log2, split_tokens, table_stride,
+    items, item_splits, scale_log2, split_tokens, table_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, DOT: tl.constexpr,
+    SPLIT: tl.constexpr, FIXED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, block of heads, split); see attention._attention_kernel."""
-    tile, head_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    """See attention._attention_kernel."""
+    head_block = tl.program_id(1)
+    item, tile, split, tokens = item_of(items, item_splits, split_tokens, FIXED)
+    if FIXED:
+        if tile < 0:
+            return
     seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
     query_len, context_len = tl.load(query_lens + seq), tl.load(context_lens + seq)
     token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
     position = context_len - query_len + token
     begin, end = 0, min(context_len - query_len + first + BLOCK_M // HEADS, context_len)
     if SPLIT:
-        begin, end = split * split_tokens, min(end, (split + 1) * split_tokens)
+        begin, end = split * tokens, min(end, (split + 1) * tokens)
 
     size: tl.constexpr = RANK + ROTATED
     column, rotated = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
@@ -64,8 +68,7 @@ def _latent_kernel(
         weights, factor, largest, total = online_softmax(scores, largest, total)
         acc = tl.dot(weights.to(DOT), latent, acc * factor[:, None], input_precision="ieee")
     if SPLIT:
-        part = ((tile * tl.num_programs(1) + head_block) * tl.num_programs(2) + split).to(tl.int64) * BLOCK_M
-        part += tl.arange(0, BLOCK_M)
+        part = (item.to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial + part[:, None] * RANK + column[None, :], acc, mask)
         tl.store(partial_stats + part * 2, largest, exists)
         tl.store(partial_stats + part * 2 + 1, total, exists)
@@ -91,22 +94,23 @@ def absorbed_attention(
 
 
 def _attend(part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float) -> None:
-    tiles, config, splits, rank = part.tiles, part.config, part.num_splits, out.shape[2]
+    tiles, config, items, rank = part.tiles, part.config, part.items, out.shape[2]
     head_blocks = config.num_head_blocks(shape)
     partials = None
     if part.in_parts:
-        partials = Partials.empty(tiles.num_tiles, head_blocks, splits, config.block_m, rank, q.device)
-    _latent_kernel[(tiles.num_tiles, head_blocks, splits)](
+        partials = Partials.empty(part.num_items, head_blocks, config.block_m, rank, q.device)
+    _latent_kernel[part.grid(head_blocks)](
         q, kv_layer, out, partials and partials.values, partials and partials.stats, tiles.tile_seqs, tiles.tile_tokens,
         tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
-        scale * _LOG2E, part.split_tokens, tiles.table.stride(0),
+        items and items.tiles, items and items.splits, scale * _LOG2E,
+        items.split_tokens if items else part.split_tokens, tiles.table.stride(0),
         GROUP=shape.num_heads, HEADS=config.heads, RANK=rank, ROTATED=shape.head_dim - rank,
         BLOCK_R=max(16, triton.next_power_of_2(rank)), BLOCK_P=max(16, triton.next_power_of_2(shape.head_dim - rank)),
         BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=part.in_parts,
-        DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        FIXED=items is not None, DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if partials is not None:
-        reduce_splits(partials, tiles, None, out, 1, config.heads)
+        reduce_splits(partials, tiles, items, None, out, 1, config.heads)
 
 
 def latent_attention(

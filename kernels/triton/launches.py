@@ -12,6 +12,7 @@ from kernels.packed import EightBit, FourBit
 from kernels.rounding import Rounding
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
+from kernels.triton.fixed_decode import TritonFixedDecode
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora
@@ -110,6 +111,20 @@ def _attention(
 def _latent_attention(lens: list[tuple[int, int]]) -> None:
     q = tensor(sum(query for query, _ in lens), 128, 576)
     absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), _step(lens), 0.1, 512)
+
+
+def _fixed(
+    batch: int, head_dim: int = HEAD_DIM, window: int = 0, kv_dtype: torch.dtype = torch.bfloat16
+) -> None:
+    meta = TritonFixedDecode(batch, 512, 0, BLOCK_SIZE, torch.device("meta")).meta
+    q, attend = tensor(batch, HEADS, head_dim), TritonAttention()
+    attend(q, _pool(kv_dtype, head_dim), meta, 0.1, window, 0.0, None)
+
+
+def _fixed_latents(batch: int) -> None:
+    meta = TritonFixedDecode(batch, 512, 0, BLOCK_SIZE, torch.device("meta")).meta
+    q = tensor(batch, 128, 576)
+    absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), meta, 0.1, 512)
 
 
 def _scaled(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
@@ -213,6 +228,10 @@ LAUNCHES = (
     Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
     Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
+    Launch("fixed decode", lambda: _fixed(32)),
+    Launch("fixed decode, heads of 64, window", lambda: _fixed(32, 64, 128)),
+    Launch("fixed decode, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),
+    Launch("fixed decode, latents", lambda: _fixed_latents(32)),
     Launch("int8 product", lambda: _scaled(4096, torch.int8)),
     Launch("float8 product", lambda: _scaled(4096, torch.float8_e4m3fn), FLOAT8),
     Launch("float8 product by blocks", lambda: _scaled(4096, torch.float8_e4m3fn, blockwise=True), FLOAT8),

@@ -13,6 +13,7 @@ from kernels.rounding import rounding_of
 from kernels.triton import gemm
 from kernels.triton.activation import gated_rounded, gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention
+from kernels.triton.fixed_decode import TritonFixedDecode
 from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
@@ -53,6 +54,7 @@ def triton_ops(device: torch.device) -> Ops:
         logprobs=logprobs,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
+        fixed_decode=TritonFixedDecode,
         keeps=kept(device),
     )
 
@@ -65,6 +67,7 @@ def invariant_triton_ops(device: torch.device) -> Ops:
         triton_ops(device),
         linear=gemm.linear,
         rounds=no_rounding,
+        fixed_decode=None,
         keeps=frozenset(),
         paged_attention=TritonAttention(_SPLIT_TOKENS),
         route=partial(route, top=top_stable),

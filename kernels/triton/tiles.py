@@ -35,6 +35,20 @@ class Tiles:
         return self.tile_seqs.shape[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Splits of tiles' contexts, read by kernels that are launched alike whatever the lengths: int32 tensors of fixed sizes."""
+
+    tiles: Tensor
+    """(most items,) of each its tile, -1 for those that this step does not have,"""
+    splits: Tensor
+    """and the how maniest of its tile it is."""
+    tile_ends: Tensor
+    """(num_tiles,) items of each tile and of those before it."""
+    split_tokens: Tensor
+    """(1,)"""
+
+
 def cut(
     meta: AttentionMeta, seqs: Sequence[int], tokens_per_tile: int, window: int, block_size: int, device: torch.device
 ) -> Tiles:  # fmt: skip
@@ -64,6 +78,19 @@ def cut(
     return Tiles(
         tile_seqs, tile_tokens, starts, query_lens, context_lens, flat.view(table.shape), tiles[0][0]
     )
+
+
+@triton.jit
+def item_of(items, item_splits, split_tokens, FIXED: tl.constexpr):
+    """This program's item, tile and split, and tokens of a split. FIXED: program (item, head block), the rest from memory, tile
+    -1 where there is none; else program (tile, head block, split)."""
+    if FIXED:
+        item = tl.program_id(0)
+        tile, split, tokens = tl.load(items + item), tl.load(item_splits + item), tl.load(split_tokens)
+    else:
+        tile, split, tokens = tl.program_id(0), tl.program_id(2), split_tokens
+        item = tile * tl.num_programs(2) + split
+    return item, tile, split, tokens
 
 
 @triton.jit

@@ -1,12 +1,17 @@
 """What is asked for and not there is refused in one sentence; where there is a GPU, it says what a CPU says."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from baton import LLM, SamplingParams
+from core.config import load
 from core.errors import ConfigError
+from engine.build import why_no_graphs
 from engine.devices import choose_device
 from kernels.attention.case import Case
+from kernels.ref import reference_ops
 from kernels.select import Kernels, select_ops
 
 PROMPTS = ["def fibonacci(n):\n", "import os\n\n\nclass Path", "for i in range("]
@@ -39,6 +44,40 @@ def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
     with pytest.raises(ConfigError, match="engine.deterministic needs Triton"):
         select_ops(cuda, kernels, deterministic=True, cases=cases)
     assert select_ops(cuda, cases=cases).paged_attention is not None
+
+
+def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> None:
+    sizes: dict[str, object] = {"engine": {"cuda_graphs": [1, 8]}}
+    with pytest.raises(ConfigError, match="prefill instances have 2 ranks, whose meetings are not captured"):
+        load({**sizes, "prefill": {"tp": 2}}, {})
+    with (
+        pytest.raises(
+            ConfigError, match=r"engine\.cuda_graphs names sizes, but CUDA graphs are captured on GPUs alone"
+        ),
+        LLM("embedded", engine__device="cpu", engine__cuda_graphs=[1, 8]),
+    ):
+        pass
+
+
+def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
+    model = Mock(ops=reference_ops())
+    assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("only Triton's kernels")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
+def test_captured_steps_say_what_launched_ones_say(sampling: dict[str, float]) -> None:
+    """Three sequences in graphs of four rows, then one."""
+    params = SamplingParams(max_tokens=48, **sampling)  # type: ignore[arg-type]
+    texts: list[list[str]] = []
+    for sizes in ("off", [1, 2, 4]):
+        with LLM(
+            "embedded", model__dtype="float32", engine__kernels="triton", engine__cuda_graphs=sizes
+        ) as llm:
+            several = [answer.text for answer in llm.generate(PROMPTS, params)]
+            texts.append([*several, llm.generate(PROMPTS[:1], params)[0].text])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.gpu

@@ -10,9 +10,11 @@ import torch
 from core.config import EngineConfig
 from core.kv import KVShard
 from core.messages import Grant
-from core.plan import StepPlan
+from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from core.types import Request, SamplingParams
+from engine.capture import again
+from engine.graphs import DecodeGraphs
 from engine.kvpool import KVPool
 from engine.mirror import MirroredPool
 from engine.policy import FifoPolicy
@@ -37,8 +39,9 @@ class Sink:
 class Instance:
     def __init__(
         self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, mirrored: bool = False,
-        kv_dtype: str = "", **config: object,
+        kv_dtype: str = "", sizes: tuple[int, ...] = (), **config: object,
     ) -> None:  # fmt: skip
+        """`sizes`: of decode steps that are captured, in a `mirrored` pool."""
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
         layout = model.spec.kv_layout(settings.block_size, "float32")
         shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
@@ -46,10 +49,20 @@ class Instance:
         self.buffer = buffer
         pool = MirroredPool(shard, num_blocks, buffer, CPU) if mirrored else KVPool(shard, num_blocks, buffer)
         self.pool = pool
-        self.step = Runner(model, pool, settings.block_size, sink).step
+        graphs = None
+        if sizes:
+            assert isinstance(pool, MirroredPool)
+            graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
+        self.num_replayed = 0
+        self.run_step = Runner(model, pool, settings.block_size, sink, graphs).step
         self.scheduler = StepScheduler(settings, num_blocks, 128, FifoPolicy())
         self.depth = depth
         self.num_announced = self.num_copies = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        result = self.run_step(plan)
+        self.num_replayed += result.replayed
+        return result
 
     def run(self, requests: list[Request]) -> dict[str, list[int]]:
         for request in requests:

@@ -1,0 +1,45 @@
+"""Launches of a step captured once and replayed: as a CUDA graph, or, where there is no GPU, by making them again."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Launch = Callable[[], Tensor]
+Capture = Callable[[Launch], Launch]
+"""launches, which read and write the same memory whenever they are made -> what makes them again. All results are one tensor."""
+
+_WARM_UPS = 2
+"""Before a capture, in which nothing may be compiled, chosen or allocated for good."""
+
+
+class CudaCapture:
+    """Captures CUDA graphs, whose scratch memory all share: one may be replayed at a time, on one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, launch: Launch) -> Launch:
+        own = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(own)
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UPS):
+                launch()
+        own.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"):
+            out = launch()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+def again(launch: Launch) -> Launch:
+    """`Capture` without a GPU: whatever a step must not take from the time of its capture is wrong here, too."""
+    launch()
+    return launch

@@ -1,0 +1,120 @@
+"""Decode steps whose kernels are launched alike whatever the lengths: `Ops.fixed_decode`.
+
+Attention's programs take items from a table of fixed length, each a split of one sequence's context; those without an item end at
+once. Splits are as long as it takes for all to have places in the table: of S sequences with x tokens each there are at most
+S + sum(x) / split of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from kernels.ops import AttentionMeta
+from kernels.triton.attention_config import (
+    DECODE_ROWS,
+    FIXED,
+    PROGRAMS_PER_PROCESSOR,
+    Config,
+    Part,
+    Shape,
+    config_for,
+    smallest_split,
+)
+from kernels.triton.platform import num_programs
+from kernels.triton.tiles import Items, Tiles
+
+Splits = tuple[np.ndarray, int]
+"""(num_items,) int32: how many splits each sequence's context has; tokens of one."""
+
+
+class TritonFixedDecode:
+    """`FixedDecode`."""
+
+    def __init__(
+        self, num_seqs: int, max_blocks: int, empty_block: int, block_size: int, device: torch.device
+    ) -> None:
+        self._num_seqs, self._empty_block, self._device = num_seqs, empty_block, device
+        self._empty_slot = empty_block * block_size
+        self._lens = np.ones(num_seqs, np.int32)
+        self._plans: dict[tuple[Shape, int], _Plan] = {}
+        each = torch.arange(num_seqs, dtype=torch.int32, device=device)
+        none, ones = torch.zeros_like(each), torch.ones_like(each)
+        table = torch.zeros((num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self._tiles = Tiles(each, none, each, ones, ones.clone(), table, longest=0)
+        slots, counted = torch.zeros((2, num_seqs), dtype=torch.int64, device=device).unbind(0)
+        lens, starts = (1,) * num_seqs, tuple(range(num_seqs + 1))
+        self.meta = AttentionMeta(starts, lens, lens, (), slots, {FIXED: self}, counted, is_fixed=True)
+        self.fill((), (), ())
+
+    def fill(
+        self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
+    ) -> None:
+        num, tiles, meta = len(context_lens), self._tiles, self.meta
+        table = np.zeros((self._num_seqs, max(map(len, block_tables), default=1)), np.int32)
+        for row, ids in zip(table, block_tables, strict=False):
+            row[: len(ids)] = ids
+        table[num:, 0] = self._empty_block
+        self._lens[:num], self._lens[num:] = context_lens, 1
+        rows = np.full((2, self._num_seqs), self._empty_slot, np.int64)
+        rows[0, :num], rows[1] = slots, np.arange(self._num_seqs) < num
+        assert meta.counted is not None
+        pairs = ((tiles.table[:, : table.shape[1]], table), (tiles.context_lens, self._lens))
+        for target, values in (*pairs, (meta.slots, rows[0]), (meta.counted, rows[1])):
+            target.copy_(torch.from_numpy(values))
+        for plan in self._plans.values():
+            plan.fill(self._lens)
+
+    def part(self, shape: Shape, window: int) -> Part:
+        """Of all layers of that shape and window: made when the first asks, and filled from then on."""
+        key = (shape, window)
+        if (plan := self._plans.get(key)) is None:
+            assert not shape.split_tokens, "not with the same bits in any batch"
+            plan = self._plans[key] = _Plan.make(shape, window, self._tiles, self._device)
+            plan.fill(self._lens)
+        return plan.part
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    part: Part
+    window: int
+    memory: Tensor
+    """int32: all that `part.items` is views of."""
+
+    @classmethod
+    def make(cls, shape: Shape, window: int, tiles: Tiles, device: torch.device) -> "_Plan":
+        config = config_for(shape, DECODE_ROWS, device)
+        assert config.heads <= config.block_m
+        most = most_items(tiles.num_tiles, config, shape, device)
+        memory = torch.empty(2 * most + tiles.num_tiles + 1, dtype=torch.int32, device=device)
+        items = Items(*memory.split([most, most, tiles.num_tiles, 1]))
+        return cls(Part(tiles, config, 1, 0, True, items), window, memory)
+
+    def fill(self, lens: np.ndarray) -> None:
+        """lens (num_seqs,): tokens of each context."""
+        config, most = self.part.config, self.part.num_items
+        splits, tokens = split_all(lens, self.window, most, config)
+        tiles, places = np.full(most, -1, np.int32), np.zeros(most, np.int32)
+        ends = splits.cumsum(dtype=np.int32)
+        tiles[: ends[-1]] = np.repeat(np.arange(len(lens), dtype=np.int32), splits)
+        places[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - splits, splits)
+        filled = np.concatenate((tiles, places, ends, np.array([tokens], np.int32)))
+        self.memory.copy_(torch.from_numpy(filled))
+
+
+def most_items(num_seqs: int, config: Config, shape: Shape, device: torch.device) -> int:
+    """One for each sequence, and so many more that a single long one occupies the device."""
+    more = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), config.num_head_blocks(shape))
+    return num_seqs + more
+
+
+def split_all(lens: np.ndarray, window: int, most: int, config: Config) -> Splits:
+    """Equal splits of all contexts (num_seqs,), one each at least, `most` together at most."""
+    # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what a window lets it see.
+    spans = lens.astype(np.int64) if not window else np.minimum(lens, window + config.block_n - 1)
+    least = int(spans.sum()) / (most - len(lens))
+    tokens = max(smallest_split(config), triton.cdiv(int(np.ceil(least)), config.block_n) * config.block_n)
+    return (-(-spans // tokens)).astype(np.int32), tokens

@@ -1,0 +1,111 @@
+"""Decode attention launched alike whatever the lengths, over one FixedDecode that many steps are filled into."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.ops import ScaledKV
+from kernels.rounding import rounded
+from kernels.triton.attention import TritonAttention
+from kernels.triton.attention_config import Config
+from kernels.triton.fixed_decode import TritonFixedDecode, split_all
+from kernels.triton.latent import latent_attention
+from tests.kernels.paged_step import Step, expected, make_step
+
+MAX_BLOCKS = 40
+STEPS = [[70, 1, 33], [170, 5, 1], [1, 1, 1], [18, 40, 130]]
+"""Contexts of steps that follow each other: longer and shorter, split or not."""
+
+
+def filled(fixed: TritonFixedDecode, step: Step) -> TritonFixedDecode:
+    tables = [table.numpy() for table in step.meta.block_tables]
+    fixed.fill(step.meta.context_lens, tables, range(len(tables)))
+    return fixed
+
+
+@pytest.mark.parametrize(
+    ("heads", "window", "soft_cap", "sinks"),
+    [((4, 2), 0, 0.0, False), ((4, 2), 7, 2.0, False), ((20, 1), 40, 0.0, True), ((3, 3), 0, 0.0, False)],
+)
+def test_any_steps_through_one_plan(
+    device: torch.device, heads: tuple[int, int], window: int, soft_cap: float, sinks: bool
+) -> None:
+    fixed, attend = TritonFixedDecode(3, MAX_BLOCKS, 0, 8, device), TritonAttention()
+    sink = torch.randn(heads[0], device=device) if sinks else None
+    for seed, lens in enumerate(STEPS):
+        step = make_step([(1, n) for n in lens], heads=heads, block_size=8, seed=seed, device=device)
+        got = attend(step.q, step.kv_layer, filled(fixed, step).meta, 0.7, window, soft_cap, sink)
+        want = expected(step, 0.7, window, soft_cap, sink)
+        torch.testing.assert_close(got.cpu().double(), want, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_over_a_cache_of_8_bits(device: torch.device, dtype: torch.dtype) -> None:
+    fixed, attend = TritonFixedDecode(3, MAX_BLOCKS, 0, 8, device), TritonAttention()
+    for seed, lens in enumerate(STEPS[:2]):
+        step = make_step([(1, n) for n in lens], head_dim=16, block_size=8, seed=seed, device=device)
+        clean = step.kv_layer.nan_to_num()
+        values, scales = rounded(clean.reshape(-1, 16), dtype)
+        layer = ScaledKV(values.view(clean.shape), scales.view(clean.shape[:-1]))
+        want = attend(step.q, layer, step.meta, 0.7, 0, 0.0)
+        got = attend(step.q, layer, filled(fixed, step).meta, 0.7, 0, 0.0)
+        torch.testing.assert_close(got, want, atol=4e-6, rtol=1e-5)
+
+
+def test_latents(device: torch.device) -> None:
+    fixed, rank, rotated, heads = TritonFixedDecode(3, MAX_BLOCKS, 0, 8, device), 16, 8, 4
+    k_up, v_up = (torch.randn(heads, 12, rank, device=device) for _ in range(2))
+    for seed, lens in enumerate(STEPS):
+        step = make_step([(1, n) for n in lens], block_size=8, seed=seed, device=device)
+        blocks = len(step.kv_layer)
+        latents = torch.randn(blocks, 1, 1, 8, rank + rotated, device=device)
+        q = torch.randn(3, heads, 12 + rotated, device=device)
+        want = latent_attention(q, latents, step.meta, 0.3, k_up, v_up)
+        got = latent_attention(q, latents, filled(fixed, step).meta, 0.3, k_up, v_up)
+        torch.testing.assert_close(got, want, atol=4e-6, rtol=1e-5)
+
+
+def test_what_is_behind_a_context_and_in_others_tables_is_not_read(device: torch.device) -> None:
+    """Steps before have left blocks in the table that are NaN now, and places of items."""
+    fixed, attend = TritonFixedDecode(2, MAX_BLOCKS, 0, 8, device), TritonAttention()
+    long = make_step([(1, 150), (1, 200)], block_size=8, device=device)
+    attend(long.q, long.kv_layer, filled(fixed, long).meta, 0.7, 0, 0.0)
+    short = make_step([(1, 9), (1, 3)], block_size=8, seed=1, device=device)
+    got = attend(short.q, short.kv_layer, filled(fixed, short).meta, 0.7, 0, 0.0)
+    torch.testing.assert_close(got.cpu().double(), expected(short, 0.7, 0, 0.0), atol=4e-6, rtol=1e-5)
+
+
+def test_rows_behind_the_last_sequence_have_a_token_of_nobody(device: torch.device) -> None:
+    step = make_step([(1, n) for n in (70, 9)], block_size=8, device=device)
+    empty = len(step.kv_layer)
+    layer = torch.cat((step.kv_layer, torch.zeros_like(step.kv_layer[:1])))
+    fixed, attend = TritonFixedDecode(4, MAX_BLOCKS, empty, 8, device), TritonAttention()
+    q = torch.cat((step.q, torch.randn_like(step.q)))
+    got = attend(q, layer, filled(fixed, step).meta, 0.7, 0, 0.0)
+    torch.testing.assert_close(got[:2].cpu().double(), expected(step, 0.7, 0, 0.0), atol=4e-6, rtol=1e-5)
+    assert not got[2:].any()
+    assert fixed.meta.slots.tolist() == [0, 1, 8 * empty, 8 * empty]
+    assert fixed.meta.counted is not None
+    assert fixed.meta.counted.tolist() == [1, 1, 0, 0]
+
+
+@settings(deadline=None)
+@given(
+    lens=st.lists(st.integers(1, 200_000), min_size=1, max_size=40),
+    window=st.sampled_from([0, 1, 100, 4096]),
+    more=st.integers(1, 100),
+    block_n=st.sampled_from([16, 64]),
+)
+def test_splits_hold_all_tokens_and_fit_the_table(
+    lens: list[int], window: int, more: int, block_n: int
+) -> None:
+    most = len(lens) + more
+    splits, tokens = split_all(np.array(lens, np.int32), window, most, Config(16, block_n, 4, 4, 3))
+    assert tokens % block_n == 0
+    assert splits.sum() <= most
+    assert splits.min() >= 1
+    for length, count in zip(lens, splits.tolist(), strict=True):
+        begin = max(length - window, 0) // block_n * block_n if window else 0
+        assert count * tokens >= length - begin

@@ -1,0 +1,168 @@
+"""Decode steps by captured launches, replayed by making the same launches again: with the host's lengths of the capture, over memory
+that each step is filled into. Whatever a step took from anywhere else would be of another step."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.kv import KVShard
+from core.plan import NewSeq, Push, Sampled, SeqWork, StepPlan
+from core.types import Request, SamplingParams
+from engine.graphs import auto_sizes
+from engine.kvpool import bytes_of, pool_parts
+from kernels.ops import Ops
+from kernels.triton.ops import triton_ops
+from models.model import Model
+from tests.engine.test_runner import Instance, Sink
+from tests.kernels.triton.test_model import model_in
+from tests.models.checkpoints import FAMILIES, VOCAB, make
+
+GREEDY = {"temperature": 0.0, "masked_until_min": (1,)}
+
+
+def tiny(folder: Path, family: str, number: int = 1) -> tuple[object, Ops, Model]:
+    config = FAMILIES[family](random.Random(family), number)
+    config.num_hidden_layers = 2
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:2]
+    reference = make(folder, config, seed=0)
+    ops = triton_ops(torch.device("cpu"))
+    return reference, ops, model_in(folder, ops, torch.device("cpu"))
+
+
+def requests_of(lengths: list[tuple[int, int]]) -> list[Request]:
+    """(prompt, output) tokens of each."""
+    rng = random.Random(7)
+    return [
+        Request(
+            str(i),
+            tuple(rng.randrange(2, VOCAB) for _ in range(prompt)),
+            SamplingParams(max_tokens=output, min_tokens=output, **GREEDY),  # type: ignore[arg-type]
+            "f",
+        )
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+
+
+@torch.inference_mode()
+def of_transformers(reference: object, requests: list[Request]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for request in requests:
+        tokens = list(request.prompt)
+        for _ in range(request.sampling.max_tokens):
+            row = reference(torch.tensor([tokens])).logits[0, -1]  # type: ignore[operator]
+            row[1] = -torch.inf
+            tokens.append(int(row.argmax()))
+        found[request.id] = tokens[len(request.prompt) :]
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3"])
+def test_tokens_are_those_of_transformers_while_batches_and_tables_grow_and_shrink(
+    family: str, tmp_path: Path
+) -> None:
+    """Blocks of 4: tables grow every fourth step. Batches go from 3 to 1, padded to 4 and 2; pools are too small for all."""
+    reference, _, model = tiny(tmp_path, family)
+    requests = requests_of([(5, 5), (9, 2), (2, 7)])
+    want = of_transformers(reference, requests)
+    for num_blocks in (40, 9) if family == "llama" else (9,):
+        instance = Instance(model, num_blocks, mirrored=True, sizes=(2, 4), max_batch_tokens=8)
+        assert instance.run(requests) == want
+        assert instance.num_replayed > 4
+        assert (
+            instance.run(requests) == want
+        )  # from the prefix cache, over what others have left in the tables
+        shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
+        (host,) = pool_parts(shard, num_blocks, bytes_of(shard, num_blocks, instance.buffer))
+        written = ~host.isnan()
+        layers = torch.stack([layer for layer in instance.pool.layers if isinstance(layer, torch.Tensor)])
+        assert torch.equal(host[written], layers[:, :num_blocks][written])
+
+
+class Steps:
+    """A rank told of steps by hand: sequences of growing lengths in blocks of their own."""
+
+    def __init__(self, model: Model, kv_dtype: str, sizes: tuple[int, ...]) -> None:
+        model.expert_load.zero_()
+        self.instance = Instance(model, 60, mirrored=True, kv_dtype=kv_dtype, sizes=sizes)
+        self._lens: dict[str, int] = {}
+        self._number = 0
+
+    def prompts(self, lens: dict[str, int]) -> list[Sampled]:
+        sampling = SamplingParams(temperature=0.8, seed=5, num_logprobs=4, max_tokens=40)
+        new = [NewSeq(key, tuple(range(2, 2 + count)), count, sampling) for key, count in lens.items()]
+        self._lens |= lens
+        return self._step(tuple(new), [self._work(key, 0, count) for key, count in lens.items()])
+
+    def decode(self, keys: str, silent: str = "", push: str = "") -> list[Sampled]:
+        work: list[SeqWork] = []
+        for key in keys:
+            work.append(self._work(key, self._lens[key], 1, key not in silent, key in push))
+            self._lens[key] += 1
+        return self._step((), work)
+
+    def _work(self, key: str, start: int, count: int, samples: bool = True, push: bool = False) -> SeqWork:
+        first = 10 * "abcde".index(key)
+        blocks = tuple(range(first + 9, first + 9 - -(-(start + count) // 4), -1))
+        return SeqWork(key, start, count, blocks, samples, Push("g", start, count) if push else None)
+
+    def _step(self, new: tuple[NewSeq, ...], work: list[SeqWork]) -> list[Sampled]:
+        self._number += 1
+        return list(self.instance.step(StepPlan(self._number, new, (), tuple(work), ())).sampled)
+
+
+def a_day(steps: Steps) -> list[Sampled]:
+    """Full batches, padded ones, ones larger than any captured, a prompt between, one that draws nothing."""
+    drawn = steps.prompts({"a": 5, "b": 13, "c": 1, "d": 3})
+    for keys in ("abcd", "abc", "cb", "a", "dcba", "d"):
+        drawn += steps.decode(keys)
+    drawn += steps.prompts({"e": 7})
+    drawn += steps.decode("abcde")
+    return drawn + steps.decode("eb", silent="e") + steps.decode("ba")
+
+
+@pytest.mark.parametrize(("family", "kv_dtype"), [("qwen3", "int8"), ("qwen3_moe", "float32")])
+def test_what_is_said_of_tokens_and_experts_is_what_eager_steps_say(
+    family: str, kv_dtype: str, tmp_path: Path
+) -> None:
+    _, _, model = tiny(tmp_path, family)
+    stored = "" if kv_dtype == "float32" else kv_dtype
+    eager = Steps(model, stored, ())
+    want, counts = a_day(eager), model.expert_load.clone()
+    replayed = Steps(model, stored, (2, 4))
+    model.expert_load.zero_()  # what capturing has counted was nobody's
+    got = a_day(replayed)
+    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, 8)
+    assert [(one.key, one.token) for one in got] == [(one.key, one.token) for one in want]
+    for one, other in zip(got, want, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+        assert [token for token, _ in one.top] == [token for token, _ in other.top]
+    assert torch.equal(model.expert_load, counts)
+
+
+def test_a_step_whose_layers_somebody_waits_for_is_launched_as_ever(tmp_path: Path) -> None:
+    _, _, model = tiny(tmp_path, "llama")
+    sink = Sink()
+    steps = Steps(model, "", (2,))
+    instance = steps.instance = Instance(model, 60, sink=sink, mirrored=True, sizes=(2,))
+    steps.prompts({"a": 3})
+    steps.decode("a")
+    assert instance.num_replayed == 1
+    steps.decode("a", push="a")
+    assert instance.num_replayed == 1
+    assert sink.heard[1:] == ["layer 0", "layer 1"]
+
+
+def test_sizes_are_few_and_pad_little() -> None:
+    assert auto_sizes(1) == (1,)
+    assert auto_sizes(20) == (1, 2, 4, 8, 16, 20)
+    for largest in (64, 256, 1000):
+        sizes = auto_sizes(largest)
+        assert sizes[-1] == largest
+        assert list(sizes) == sorted(set(sizes))
+        assert len(sizes) < 60
+        for batch in range(9, largest + 1):
+            size = next(size for size in sizes if size >= batch)
+            assert size - batch < max(8, size / 3 if size < 64 else 32)
