@@ -51,7 +51,7 @@ lint: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-# The scheduler as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
+# The scheduler and the coarse simulation as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
 compiled: $(READY)
 	rm -rf build/compiled
 	BATON_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .

@@ -41,7 +41,7 @@ class Surroundings(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Chunk:
     stay: Stay
     start: int
@@ -174,18 +174,22 @@ class Device:
             self._stretch = None
             return
         if self._chunks:
-            count = sum(chunk.count for chunk in self._chunks)
-            context = self._decoding.context + sum(chunk.start + chunk.count for chunk in self._chunks)
-            pairs = self._decoding.context + sum(
-                chunk_pairs(chunk.start, chunk.count) for chunk in self._chunks
-            )
-            step_s = self._config.step.step_s(batch + count, context, pairs, batch + len(self._chunks))
-            self._stretch = Stretch(now, 1, step_s)
+            self._stretch = Stretch(now, 1, self._step_with_prompts_s(batch))
         else:
             self._stretch = self._decode_stretch(now, batch)
-            if any(stay.ready_s > planned_s for stay in (*self._waiting, *self._joining)):
+            if _any_later(self._waiting, planned_s) or _any_later(self._joining, planned_s):
                 self._stretch.num_steps = 1
         self._set_timer()
+
+    def _step_with_prompts_s(self, batch: int) -> float:
+        num_tokens, context = batch, self._decoding.context
+        new_pairs = 0.0
+        for chunk in self._chunks:
+            num_tokens += chunk.count
+            context += chunk.start + chunk.count
+            new_pairs += chunk_pairs(chunk.start, chunk.count)
+        pairs = self._decoding.context + new_pairs
+        return self._config.step.step_s(num_tokens, context, pairs, batch + len(self._chunks))
 
     def _decode_stretch(self, now: float, batch: int) -> Stretch:
         """Until a sequence ends or needs another block."""
@@ -299,6 +303,8 @@ class Device:
     # The decode batch -----------------------------------------------------------------------------------------------
 
     def _join(self, planned_s: float) -> None:
+        if not self._joining:
+            return
         late = [stay for stay in self._joining if stay.ready_s > planned_s]
         for stay in self._joining:
             if stay.ready_s <= planned_s:
@@ -379,3 +385,8 @@ class Device:
         num_tokens = max(0, stay.num_computed - stay.num_pushed)
         stay.num_pushed = max(stay.num_pushed, stay.num_computed)
         return self._link.send(num_tokens * self.info.kv_token_bytes, stretch.began_s, now)
+
+
+def _any_later(stays: list[Stay], planned_s: float) -> bool:
+    """Is any of them ready only after that?"""
+    return any(stay.ready_s > planned_s for stay in stays)

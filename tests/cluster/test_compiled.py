@@ -1,5 +1,6 @@
 """The scheduler as machine code (setup.py) decides what the interpreted one decides, and is made only where it is asked for."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from core.types import Route, Slo
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import CoarseConfig, Log, simulate
 from tests.cluster.routing_world import ask
+from tests.sim.coarse_outcomes import outcomes
 from tests.sim.random_rows import BLOCK, random_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,14 @@ from cluster.recording import replay
 assert scheduler_is_compiled()
 for name in sys.argv[1:]:
     Path(name + ".decided").write_text("\\n".join(replay(Path(name))[1]))
+"""
+
+SIMULATE = """
+import json
+import sim.coarse.world
+from tests.sim.coarse_outcomes import outcomes
+assert not sim.coarse.world.__file__.endswith(".py")
+print(json.dumps(outcomes()))
 """
 
 needs_compiler = pytest.mark.skipif(not shutil.which("gcc"), reason="there is no C compiler: gcc")
@@ -120,6 +130,14 @@ def test_the_compiled_scheduler_decides_the_same(compiled: Path, tmp_path: Path)
         lines, _ = replay(path)
         assert sum(line.startswith("place") for line in lines) > 30
         assert Path(f"{path}.decided").read_bytes() == "\n".join(lines).encode()
+
+
+@needs_compiler
+@pytest.mark.timeout(500)
+def test_the_compiled_simulation_has_the_same_outcome_to_the_last_bit(compiled: Path, tmp_path: Path) -> None:
+    done = run(["-P", "-c", SIMULATE], tmp_path, PYTHONPATH=os.pathsep.join((str(compiled), str(ROOT))))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == outcomes()
 
 
 @needs_compiler

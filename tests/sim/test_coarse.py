@@ -1,5 +1,6 @@
 """The coarse simulation does what the full one does, within a stated bound, and keeps its own books."""
 
+import gc
 import math
 import statistics
 from collections.abc import Sequence
@@ -150,3 +151,23 @@ def test_a_share_of_a_copy_is_that_share_of_the_load() -> None:
     work = jobs(Load(rows, 40.0, 2.5, seed=1), Slo(), 64)
     assert len(work) == pytest.approx(2.5 * sum(row.arrival_s < 40 for row in rows), rel=0.03)
     assert [job.request.arrival_s for job in work] == sorted(job.request.arrival_s for job in work)
+
+
+def test_the_garbage_collector_rests_only_while_it_runs_and_has_nothing_to_do() -> None:
+    found: list[int] = []
+
+    def enough(now: float) -> bool:
+        assert not gc.isenabled()
+        found.append(gc.collect())
+        if now > 3:
+            raise KeyboardInterrupt
+        return False
+
+    config = CoarseConfig(1, 2, 1, num_blocks=60, step=STEP)
+    work = jobs(Load(random_rows(8, 200, 30.0), FOREVER_S), Slo(), 64)
+    gc.collect()
+    with pytest.raises(KeyboardInterrupt):
+        coarse(config, work, enough=enough)
+    assert gc.isenabled()
+    assert len(found) > 2
+    assert not any(found)

@@ -1,0 +1,33 @@
+"""Simulations that go through all that the coarse one does; what comes of them, as text. Run by interpreted and compiled code."""
+
+from hashlib import sha256
+
+from core.types import Slo
+from sim.coarse.several import several
+from sim.coarse.workload import Load, jobs
+from sim.coarse.world import CoarseConfig, CoarseOutcome, MakeScheduler, production, simulate
+from tests.sim.random_rows import random_rows
+
+FLEETS: dict[str, tuple[CoarseConfig, MakeScheduler]] = {
+    "pools that preempt": (CoarseConfig(1, 2, num_blocks=24), production),
+    "any role that evicts": (CoarseConfig(0, 0, 2, num_blocks=60), production),
+    "both, no lookahead": (CoarseConfig(1, 1, 2, num_blocks=100, lookahead=False), production),
+    "a large fleet": (CoarseConfig(0, 0, 40, num_blocks=100), production),
+    "several schedulers": (CoarseConfig(2, 4, num_blocks=100), several(3, 4)),
+}
+
+
+def outcomes() -> dict[str, str]:
+    """By fleet: a digest of every decision and every time to the last bit, and how many there were."""
+    found: dict[str, str] = {}
+    for name, (config, make) in FLEETS.items():
+        work = jobs(Load(random_rows(7, 150, 30.0), 1e9), Slo("chat", 1.0, 0.05), 64)
+        found[name] = _digest(simulate(config, work, make))
+    return found
+
+
+def _digest(outcome: CoarseOutcome) -> str:
+    times = [(job.first_s, job.last_s, job.num_output, job.rejected) for job in outcome.jobs]
+    rest = (outcome.num_events, outcome.num_steps, outcome.busy_share)
+    digest = sha256(repr((outcome.decisions, times, rest)).encode()).hexdigest()
+    return f"{digest} {len(outcome.decisions)} {outcome.num_events}"
