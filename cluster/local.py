@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
+from typing import TypeVar
 
 import uvloop
 
@@ -13,7 +14,7 @@ from cluster.api.live import LiveRules
 from cluster.api.server import HttpServer
 from cluster.api.tls import ingress_tls
 from cluster.frontend import Frontend
-from cluster.instance import Instance, Role
+from cluster.instance import Instance, Parts, Role
 from cluster.model_card import ModelCard
 from cluster.observers import make_observers
 from cluster.real_parts import local_parts
@@ -23,11 +24,13 @@ from cluster.timeline import Observe, nobody
 from core.clock import WallClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, ReplicaLost
+from core.ports import Mail
 from core.reports import Status
 from kvtransfer.transport.loopback import LoopbackFabric
 from models.hub import resolve as find_model
 from net.loopback import LoopbackNetwork
 
+M = TypeVar("M", bound=Mail)
 _START_TIMEOUT_S = 300.0
 
 
@@ -45,10 +48,28 @@ class LocalCluster:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
             raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
-        network, fabric, clock = LoopbackNetwork(), LoopbackFabric(), WallClock()
+        network, fabric = LoopbackNetwork(), LoopbackFabric()
         folder = find_model(config.model.path)
+
+        def parts(role: Role, mail: Mail) -> Parts:
+            return local_parts(config, folder, role, mail, fabric)
+
+        async with cls.assembled(config, network.join, parts, observe) as cluster:
+            yield cluster
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def assembled(
+        cls,
+        config: ClusterConfig,
+        join: Callable[[str], M],
+        parts: Callable[[Role, M], Parts],
+        observe: Observe = nobody,
+    ):
+        """As `running`; each part gets its mail from `join`, which is told what the part is."""
+        clock = WallClock()
         async with contextlib.AsyncExitStack() as stack:
-            scheduler_mail = network.join("scheduler")
+            scheduler_mail = join("scheduler")
             stack.push_async_callback(scheduler_mail.close)
             node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule))
             stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
@@ -60,15 +81,13 @@ class LocalCluster:
             decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances
             prefills: list[Role] = ["prefill"] * config.prefill_instances
             for role in (*decodes, *prefills):
-                mail = network.join(role)
-                instance = Instance(
-                    config, role, mail, clock, resolve, local_parts(config, folder, role, mail, fabric)
-                )
+                mail = join(role)
+                instance = Instance(config, role, mail, clock, resolve, parts(role, mail))
                 stack.push_async_callback(instance.close)
                 instance.run()
                 instances.append(instance)
             frontend = Frontend(
-                network.join("frontend"),
+                join("frontend"),
                 clock,
                 config.schedule,
                 config.engine.block_size,

@@ -28,20 +28,20 @@ _LAST_LINES = 8
 _END_S = 3.0
 
 
-class ChildRank:
-    """One rank, starting from the moment of its construction."""
+class Child:
+    """engine.ranks.rank.Rank: `python -m MODULE FD ARGUMENTS`, starting from the moment of its construction."""
 
-    def __init__(self, setup: RankSetup) -> None:
-        self.name = rank_name(setup)
+    def __init__(self, name: str, module: str, *arguments: str, num_threads: int = 1) -> None:
+        self.name = name
         self.sock, theirs = socket.socketpair()
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        threads = str(setup.num_threads)
+        own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(num_threads)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engine.ranks.process", str(theirs.fileno())],
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": threads},
+            env={**os.environ, **own},
         )
         theirs.close()
         self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -93,7 +93,8 @@ def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]
     ranks: list[Rank] = []
     try:
         for setup in setups:  # one by one: those that run must be ended when the next one cannot be started
-            ranks.append(ChildRank(setup))  # noqa: PERF401
+            rank = Child(rank_name(setup), "engine.ranks.process", num_threads=setup.num_threads)
+            ranks.append(rank)
     except BaseException:
         for rank in ranks:
             rank.end()
