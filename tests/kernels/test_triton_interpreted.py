@@ -29,6 +29,16 @@ def test_the_benchmark_runs_every_case(tmp_path: Path) -> None:
     assert all(row["time_us"] > 0 and row["met"] is None for row in rows)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_comparison_of_decode_steps_runs(tmp_path: Path) -> None:
+    file = tmp_path / "steps.json"
+    _interpret("benchmarks.gpu.decode_step", "--interpret-smoke", "--json", str(file))
+    rows = json.loads(file.read_text())["steps"]
+    assert [row["batch"] for row in rows] == [1, 3]
+    assert all(row["tokens_alike"] == 1 for row in rows)
+
+
 def _interpret(module: str, *args: str) -> None:
     env = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", module, *args]

@@ -1,0 +1,153 @@
+"""What a step launches beside attention over plain caches and large products: see cases.py, of which these are more."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.cases import SMOKE, Case, Sizes
+from kernels.ops import ScaledKV
+from kernels.packed import FourBit
+from kernels.rounding import Rounding
+from kernels.triton import rope
+from kernels.triton.attention import TritonAttention
+from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.gemm import batched_linear
+from kernels.triton.gemm_four_bit import linear_four_bit
+from kernels.triton.grouped import add_lora
+from kernels.triton.latent import absorbed_attention
+from kernels.triton.quantise import round_to
+from kernels.triton.sampling import logprobs, penalise_entries
+
+
+class StepCases:
+    """Tensors are made when a case is asked for and go with it."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self._s, self._device, self._small = sizes, device, sizes is SMOKE
+
+    def __iter__(self) -> Iterator[Case]:
+        yield self._fixed_decode([self._s.context] * self._s.batch, "equal contexts")
+        yield self._fixed_decode(self._uneven(), "one long context among short ones")
+        yield self._fixed_latents()
+        yield self._rounding()
+        yield self._rotation()
+        yield self._rounded_writes()
+        yield self._mxfp4()
+        yield self._heads()
+        yield self._adapters()
+        yield self._logprobs()
+        yield self._penalties()
+
+    def _randn(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
+
+    def _uneven(self) -> list[int]:
+        return [self._s.context * 4, *[max(1, self._s.context // 16)] * 7]
+
+    def _filled(self, lens: list[int]) -> tuple[TritonFixedDecode, int]:
+        """And the number of blocks that it is filled with."""
+        size = self._s.block_size
+        counts = [-(-length // size) for length in lens]
+        order = np.random.default_rng(0).permutation(sum(counts)).astype(np.int64)
+        fixed = TritonFixedDecode(len(lens), max(counts), len(order), size, self._device)
+        fixed.fill(lens, np.split(order, np.cumsum(counts)[:-1]), [0] * len(lens))
+        return fixed, len(order)
+
+    def _fixed_decode(self, lens: list[int], name: str) -> Case:
+        """What CUDA graphs replay; beside it the kernels with a plan of their own for the step."""
+        s = self._s
+        fixed, blocks = self._filled(lens)
+        pool = self._randn(blocks + 1, 2, s.kv_heads, s.block_size, s.head_dim)
+        q, attend, scale = self._randn(len(lens), s.heads, s.head_dim), TritonAttention(), s.head_dim**-0.5
+        moved = 2.0 * sum(lens) * s.kv_heads * s.head_dim * pool.itemsize
+        return Case(
+            f"decode attention for graphs, {name}", lambda: attend(q, pool, fixed.meta, scale, 0, 0.0), moved, target=0.85
+        )  # fmt: skip
+
+    def _fixed_latents(self) -> Case:
+        s = self._s
+        rank, rotated, heads = (16, 8, 4) if self._small else (512, 64, 128)
+        fixed, blocks = self._filled([s.context] * s.batch)
+        pool = self._randn(blocks + 1, 1, 1, s.block_size, rank + rotated)
+        q = self._randn(s.batch, heads, rank + rotated)
+        flops = 2.0 * s.batch * s.context * heads * (2 * rank + rotated)
+        return Case(
+            "latent attention for graphs", lambda: absorbed_attention(q, pool, fixed.meta, 0.1, rank), pool.nbytes, flops
+        )  # fmt: skip
+
+    def _rounding(self) -> Case:
+        x = self._randn(self._s.tokens, self._s.hidden)
+        how = Rounding(torch.int8)
+        return Case("rounding to int8", lambda: round_to(x, how), 1.5 * x.nbytes, target=0.85)
+
+    def _rotation(self) -> Case:
+        s = self._s
+        x, angles = self._randn(s.tokens, s.heads, s.head_dim), self._randn(s.tokens, s.head_dim)
+        moved = 2.0 * x.nbytes + 2 * angles.nbytes
+        return Case("rope", lambda: rope.rope(x, angles, angles), moved, target=0.85)
+
+    def _rounded_writes(self) -> Case:
+        s = self._s
+        qkv = self._randn(s.tokens, (s.heads + 2 * s.kv_heads) * s.head_dim)
+        angles, blocks = self._randn(s.tokens, s.head_dim), -(-s.tokens // s.block_size)
+        shape = (blocks, 2, s.kv_heads, s.block_size)
+        pool = ScaledKV(
+            torch.zeros(*shape, s.head_dim, dtype=torch.int8, device=self._device),
+            torch.zeros(shape, device=self._device),
+        )
+        slots = torch.arange(s.tokens, device=self._device)
+        queries = s.tokens * s.heads * s.head_dim * qkv.itemsize
+        moved = qkv.nbytes + 2 * angles.nbytes + queries + pool.data.nbytes + pool.scales.nbytes
+        return Case(
+            "rope_and_write_kv, int8", lambda: rope.rope_and_write_kv(qkv, angles, angles, slots, pool, s.heads), moved,
+            target=0.85,
+        )  # fmt: skip
+
+    def _mxfp4(self) -> Case:
+        inner, size = self._s.hidden, self._s.hidden * 4
+        words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
+        exponents = torch.full((inner // 32, size), 120, dtype=torch.uint8, device=self._device)
+        weight, x = FourBit(words, exponents, None, 32, inner), self._randn(min(16, self._s.tokens), inner)
+        moved = words.nbytes + exponents.nbytes
+        return Case(f"MXFP4 weights, {len(x)} rows", lambda: linear_four_bit(x, weight), moved, target=0.75)
+
+    def _heads(self) -> Case:
+        """Latents' up-projection with engine.deterministic; an einsum beside it."""
+        heads, inner, size = (2, 16, 16) if self._small else (128, 512, 128)
+        x, weight = self._randn(self._s.batch, heads, inner), self._randn(heads, size, inner)
+        return Case(
+            "batch-invariant products of heads", lambda: batched_linear(x, weight), weight.nbytes + 1.25 * x.nbytes,
+            2.0 * x.numel() * size, peers={"cuBLAS": lambda: torch.einsum("thk,hnk->thn", x, weight)},
+        )  # fmt: skip
+
+    def _adapters(self) -> Case:
+        rows, count, rank, size = (4, 2, 16, 32) if self._small else (256, 8, 16, 4096)
+        x, out = self._randn(rows, size), self._randn(rows, size)
+        shrink, expand = self._randn(count, rank, size), self._randn(count, size, rank)
+        adapters = torch.arange(rows, device=self._device) % count
+        moved = shrink.nbytes + expand.nbytes + x.nbytes + 2 * out.nbytes
+        return Case(
+            f"LoRA, {count} of rank {rank}", lambda: add_lora(out, x, shrink, expand, adapters), moved
+        )
+
+    def _logits(self) -> Tensor:
+        return torch.randn(1 if self._small else 64, self._s.vocab, device=self._device)
+
+    def _logprobs(self) -> Case:
+        logits = self._logits()
+        tokens = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
+        peers = {"torch": lambda: logits.log_softmax(-1).topk(5)}
+        return Case("log-probabilities", lambda: logprobs(logits, tokens, 5), logits.nbytes, peers=peers)
+
+    def _penalties(self) -> Case:
+        logits = self._logits()
+        each = torch.full((len(logits),), 1.1, device=self._device)
+        per_row = min(2048, self._s.vocab)
+        tokens = torch.arange(per_row, device=self._device).repeat(len(logits))
+        rows = torch.arange(len(logits), device=self._device).repeat_interleave(per_row)
+        moved = 3.0 * tokens.nbytes + 2 * 4 * tokens.numel()
+        return Case(
+            "penalties", lambda: penalise_entries(logits, rows, tokens, rows, each, each, each), moved
+        )
