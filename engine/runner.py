@@ -34,13 +34,7 @@ class Runner:
     def step(self, plan: StepPlan) -> StepResult:
         """Returns when every KV write of the step is in the pool and its tokens are drawn."""
         started = time.perf_counter()
-        for key in plan.drop:
-            self._seqs.pop(key, None)
-        for new in plan.new:
-            self._seqs[new.key] = RankSeq(new)
-        layer_done = step_started(self._sink, plan)
-        self._pool.copy_blocks(plan.copies)
-        take_in(self._pool, plan, self._block_size)
+        layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
         seqs = [self._seqs[item.key] for item in plan.work]
         graphs = self._graphs
         if graphs is not None and layer_done is None and graphs.fit(plan.work):
@@ -71,21 +65,19 @@ class Runner:
         return out
 
 
-def take_in(pool: Pool, plan: StepPlan, block_size: int) -> None:
-    """Whatever of new sequences is computed already may have been computed elsewhere."""
-    if not pool.is_mirrored:
-        return
-    new = {seq.key for seq in plan.new}
-    known = [
-        item.block_ids[: num_blocks_for(item.start, block_size)] for item in plan.work if item.key in new
-    ]
-    if blocks := [block for ids in known for block in ids]:
-        pool.arrived(torch.tensor(blocks, dtype=torch.int64))
-
-
-def step_started(sink: LayerSink | None, plan: StepPlan) -> LayerDone | None:
-    """Whom to tell of the step's layers, if anybody waits for them."""
-    return sink.step_started(plan) if sink is not None else None
+def begin_step(
+    plan: StepPlan, seqs: dict[str, RankSeq], pool: Pool, block_size: int, sink: LayerSink | None
+) -> LayerDone | None:
+    """Sequences have left and come, and their blocks are as the step finds them. Returns whom to tell of its layers, if anybody
+    waits for them."""
+    for key in plan.drop:
+        seqs.pop(key, None)
+    for new in plan.new:
+        seqs[new.key] = RankSeq(new)
+    layer_done = sink.step_started(plan) if sink is not None else None
+    pool.copy_blocks(plan.copies)
+    _take_in(pool, plan, block_size)
+    return layer_done
 
 
 def layer_hook(
@@ -104,3 +96,15 @@ def layer_hook(
             layer_done(0, layer)
 
     return written
+
+
+def _take_in(pool: Pool, plan: StepPlan, block_size: int) -> None:
+    """Whatever of new sequences is computed already may have been computed elsewhere."""
+    if not pool.is_mirrored:
+        return
+    new = {seq.key for seq in plan.new}
+    known = [
+        item.block_ids[: num_blocks_for(item.start, block_size)] for item in plan.work if item.key in new
+    ]
+    if blocks := [block for ids in known for block in ids]:
+        pool.arrived(torch.tensor(blocks, dtype=torch.int64))

@@ -13,7 +13,7 @@ from core.ports import LayerDone, LayerSink
 from engine.batch import RankSeq, build_batch
 from engine.kvpool import Pool
 from engine.ranks.microbatches import micro_batches
-from engine.runner import layer_hook, step_started, take_in
+from engine.runner import begin_step, layer_hook
 from engine.sampler import sample
 from models.model import Model
 from parallel.comm import Comm
@@ -50,13 +50,7 @@ class StageRunner:
         started = time.perf_counter()
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()
-        for key in plan.drop:
-            self._seqs.pop(key, None)
-        for new in plan.new:
-            self._seqs[new.key] = RankSeq(new)
-        layer_done = step_started(self._sink, plan)
-        self._pool.copy_blocks(plan.copies)
-        take_in(self._pool, plan, self._block_size)
+        layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
         for number, work in enumerate(parts):
