@@ -10,6 +10,11 @@ from core.steps import StepModels
 
 SHARE = 0.8
 """Of the tightest time per output token; the rest is for what the model gets wrong."""
+EASY_SHARE = 0.5
+"""Of the same: longer steps only as long as the prompts in them gain by it."""
+GAINFUL = 5.0
+"""A step so many times as long as it is without prompts computes these at four fifths of the full rate. Longer ones hardly
+compute more, while those who decode, and hold slots and blocks, wait for them."""
 MIN_TOKENS = 64
 """Prompts go on even where decoding alone takes too long: waiting for it to end would hold them for ever."""
 
@@ -44,5 +49,6 @@ def prompt_tokens(
     if not model.num_steps or not model.token_s:
         return budget_tokens
     base_s = model.step_s(num_decoding, context_tokens + start_tokens, num_decoding + 1)
-    tokens = (SHARE * tpot_s - base_s) / (model.token_s + model.pair_s * start_tokens)
+    longest_s = min(SHARE * tpot_s, max(EASY_SHARE * tpot_s, GAINFUL * base_s))
+    tokens = (longest_s - base_s) / (model.token_s + model.pair_s * start_tokens)
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))

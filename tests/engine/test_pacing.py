@@ -5,7 +5,7 @@ from core.plan import Sampled, StepPlan, StepResult
 from core.steps import StepModel, StepModels
 from core.types import Request, SamplingParams, Slo
 from decode.policy import HeadroomPolicy
-from engine.pacing import MIN_TOKENS, SHARE, prompt_tokens
+from engine.pacing import EASY_SHARE, GAINFUL, MIN_TOKENS, SHARE, prompt_tokens
 from engine.scheduler import StepScheduler
 
 STEPS = StepModels(prompt=StepModel(0.008, 25e-6, 50e-9, 0.0, 0.0, 100))
@@ -34,7 +34,7 @@ def _prompt_part(plan: StepPlan) -> int:
 
 
 def test_a_step_with_prompts_takes_no_longer_than_the_tightest_target() -> None:
-    for tpot_s in (0.015, 0.03, 0.06):
+    for tpot_s in (0.015, 0.03, 0.045):
         engine = Engine()
         engine.scheduler.add(_request("loose", 100, 1.0, 1_000))
         engine.scheduler.add(_request("tight", 100, tpot_s, 2_000))
@@ -43,6 +43,14 @@ def test_a_step_with_prompts_takes_no_longer_than_the_tightest_target() -> None:
         count = _prompt_part(engine.step())
         step_s = STEPS.prompt.step_s(count + 2, 200, 3)
         assert 0.9 * SHARE * tpot_s <= step_s <= tpot_s
+
+
+def test_a_loose_target_makes_steps_no_longer_than_prompts_gain_by_it() -> None:
+    base_s = STEPS.prompt.step_s(20, 10_000, 21)
+    for tpot_s, longest_s in ((0.06, GAINFUL * base_s), (0.1, EASY_SHARE * 0.1)):
+        count = prompt_tokens(STEPS, 20, 10_000, tpot_s, 4096)
+        assert SHARE * tpot_s > base_s + count * STEPS.prompt.token_s
+        assert abs(base_s + (count + 0.5) * STEPS.prompt.token_s - longest_s) <= STEPS.prompt.token_s
 
 
 def test_without_decoding_sequences_the_step_is_full() -> None:
