@@ -26,6 +26,9 @@ _UNWANTED = -1
 """The group of blocks whose client has said that nobody will ask for them again."""
 
 
+HashOf = Callable[[int, tuple[int, ...]], int]
+"""The hash of a block from that of the one it follows and its own tokens: core.kv.child_hash, or what knows it already."""
+
 Kept = Callable[[str, int, tuple[int, ...], int], None]
 """Hears of a block that is newly kept: its tenant, the kept block that it follows (-1: it is the first), its tokens, itself."""
 
@@ -63,9 +66,15 @@ class Match:
 
 class RadixCache:
     def __init__(
-        self, pool: BlockPool, block_size: int, enabled: bool = True, eviction: Eviction | None = None
+        self,
+        pool: BlockPool,
+        block_size: int,
+        enabled: bool = True,
+        eviction: Eviction | None = None,
+        hash_of: HashOf = child_hash,
     ) -> None:
         self._pool, self._block_size, self._enabled = pool, block_size, enabled
+        self._hash_of = hash_of
         self._eviction = eviction or LeastRecentlyUsed()
         self.on_kept: Kept | None = None
         self._roots: dict[str, _Node] = {}
@@ -221,7 +230,7 @@ class RadixCache:
     def _keep(self, parent: _Node, key: tuple[int, ...], block: int) -> _Node:
         if block in self._nodes:
             raise Bug(f"block {block} is cached for another prefix")
-        node = _Node(key, block, child_hash(parent.hash, key), parent, parent.depth + 1)
+        node = _Node(key, block, self._hash_of(parent.hash, key), parent, parent.depth + 1)
         node.uses = self._uses_before(node, parent)
         parent.children[key] = node
         parent.num_changes += 1

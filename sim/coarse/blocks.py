@@ -4,7 +4,7 @@ To them a block of the simulation is one token. Invariant: who has blocks is in 
 
 from collections.abc import Callable
 
-from core.kv import num_blocks_for
+from core.kv import child_hash, num_blocks_for
 from engine.blocks import BlockPool
 from engine.eviction import HitDensity
 from engine.ledger import BlockLedger
@@ -20,9 +20,11 @@ class Blocks:
         """`new_name`: of a block of output, which no prompt has."""
         self._block_tokens, self._new_name = block_tokens, new_name
         pool = BlockPool(num_blocks)
-        self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens))
+        self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens), hash_of=self._hash_of)
         self._ledger = BlockLedger(pool, self._cache, 1)
         self._holding: dict[int, Stay] = {}
+        self._hashes: dict[int, int] = {}
+        """Of the blocks of the prompt that is being offered."""
 
     @property
     def num_available(self) -> int:
@@ -49,8 +51,12 @@ class Blocks:
 
     def offer(self, stay: Stay) -> None:
         """The prefix cache may keep the full blocks of what is computed of the prompt."""
-        num_full = min(stay.num_computed, stay.job.num_prompt) // self._block_tokens
-        self._ledger.offer(stay.blocks, num_full)
+        job = stay.job
+        num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
+        if num_full > stay.blocks.num_kept:
+            self._hashes = dict(zip(job.ids, job.hashes, strict=False))
+            self._ledger.offer(stay.blocks, num_full)
+            self._hashes = {}
 
     def keep_output(self, stay: Stay) -> None:
         """What was generated stays in the cache too."""
@@ -62,6 +68,10 @@ class Blocks:
         names = stay.blocks.tokens
         for _ in range(num_blocks_for(stay.num_known, self._block_tokens) - len(names)):
             names.append(self._new_name())
+
+    def _hash_of(self, parent: int, names: tuple[int, ...]) -> int:
+        known = self._hashes.get(names[0])
+        return child_hash(parent, names) if known is None else known
 
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._cache.drain_events()
