@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from core.config import ClusterConfig, LiveConfig
+from core.config import ClusterConfig
+from core.live_config import LiveConfig
 
 CHART = Path(__file__).parent / "baton"
 SCHEMA, DEFAULTS = CHART / "values.schema.json", CHART / "files" / "defaults.json"

@@ -3,12 +3,12 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from core.errors import ConfigError
+from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.types import Slo
 
 ENV_PREFIX = "BATON_"
@@ -207,40 +207,6 @@ class ServeConfig(_Frozen):
     """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
 
 
-class TenantConfig(_Frozen):
-    """Who holds certain keys, and what they may ask of one ingress. A limit of 0 is none."""
-
-    keys: tuple[SecretStr, ...] = ()
-    keys_file: str = ""
-    """More keys, one a line, in a file that the ingress can read; `#` begins a comment."""
-    slo_classes: tuple[str, ...] = ()
-    """Service classes that may be asked for, the default first; empty: all, and `standard`."""
-    max_requests_per_min: int = Field(default=0, ge=0)
-    max_tokens_per_min: int = Field(default=0, ge=0)
-    """Prompt and output together."""
-    max_concurrent: int = Field(default=0, ge=0)
-    """Sequences at once: each choice of a request is one."""
-    weight: float = Field(default=1.0, gt=0)
-    """Its share of the service while other tenants wait as well, beside theirs."""
-
-
-TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-
-
-def _named(classes: Any) -> Any:
-    """A class is called as its key is; and a dataclass would ignore what it does not know."""
-    if not isinstance(classes, dict):
-        return classes
-    known = {field.name for field in fields(Slo)}
-    for name, given in classes.items():
-        if isinstance(given, dict) and (unknown := sorted(set(given) - known)):
-            raise ValueError(f"{name}.{unknown[0]} is unknown")
-    return {name: {**slo, "name": name} if isinstance(slo, dict) else slo for name, slo in classes.items()}
-
-
-SloClasses = Annotated[Mapping[str, Slo], BeforeValidator(_named)]
-
-
 class ClusterConfig(_Frozen):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
@@ -273,13 +239,6 @@ class ClusterConfig(_Frozen):
     def cpus_of(self, pool: ParallelConfig) -> float:
         """What an instance of this pool asks of Ray; its ranks are processes within its share."""
         return self.cpus_per_instance * pool.num_ranks
-
-
-class LiveConfig(_Frozen):
-    """What may change while the cluster runs."""
-
-    slo_classes: SloClasses = {}
-    tenants: Mapping[TenantName, TenantConfig] = {}
 
 
 def overlay(config: ClusterConfig, content: Mapping[str, Any]) -> ClusterConfig:

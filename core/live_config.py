@@ -1,0 +1,56 @@
+"""Service classes, and tenants and their keys: the part of the configuration that `serve.live_file` may replace."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+
+from core.types import Slo
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class TenantConfig(BaseModel):
+    """Who holds certain keys, and what they may ask of one ingress. A limit of 0 is none."""
+
+    model_config = _FROZEN
+
+    keys: tuple[SecretStr, ...] = ()
+    keys_file: str = ""
+    """More keys, one a line, in a file that the ingress can read; `#` begins a comment."""
+    slo_classes: tuple[str, ...] = ()
+    """Service classes that may be asked for, the default first; empty: all, and `standard`."""
+    max_requests_per_min: int = Field(default=0, ge=0)
+    max_tokens_per_min: int = Field(default=0, ge=0)
+    """Prompt and output together."""
+    max_concurrent: int = Field(default=0, ge=0)
+    """Sequences at once: each choice of a request is one."""
+    weight: float = Field(default=1.0, gt=0)
+    """Its share of the service while other tenants wait as well, beside theirs."""
+
+
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+
+
+def _named(classes: Any) -> Any:
+    """A class is called as its key is; and a dataclass would ignore what it does not know."""
+    if not isinstance(classes, dict):
+        return classes
+    known = {field.name for field in fields(Slo)}
+    for name, given in classes.items():
+        if isinstance(given, dict) and (unknown := sorted(set(given) - known)):
+            raise ValueError(f"{name}.{unknown[0]} is unknown")
+    return {name: {**slo, "name": name} if isinstance(slo, dict) else slo for name, slo in classes.items()}
+
+
+SloClasses = Annotated[Mapping[str, Slo], BeforeValidator(_named)]
+
+
+class LiveConfig(BaseModel):
+    """What may change while the cluster runs."""
+
+    model_config = _FROZEN
+
+    slo_classes: SloClasses = {}
+    tenants: Mapping[TenantName, TenantConfig] = {}
