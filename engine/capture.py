@@ -32,8 +32,6 @@ class CudaCapture:
         with torch.cuda.graph(graph, self._memory, self._stream, capture_error_mode="thread_local"):
             out = launch()
 
-        torch.cuda.empty_cache()  # what the warm-ups took, beside the graphs' own memory, is free again
-
         def replay() -> Tensor:
             graph.replay()
             return out

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.cases import SMOKE, Case, Sizes
+from kernels.moe import route as torch_route
 from kernels.ops import ScaledKV
 from kernels.packed import FourBit
 from kernels.rounding import Rounding
+from kernels.routing import Routing
 from kernels.triton import rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.fixed_decode import TritonFixedDecode
@@ -18,6 +20,7 @@ from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.grouped import add_lora
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
+from kernels.triton.route import route
 from kernels.triton.sampling import logprobs, penalise_entries
 
 
@@ -36,6 +39,7 @@ class StepCases:
         yield self._rounded_writes()
         yield self._mxfp4()
         yield self._heads()
+        yield self._routing()
         yield self._adapters()
         yield self._logprobs()
         yield self._penalties()
@@ -121,6 +125,15 @@ class StepCases:
             "batch-invariant products of heads", lambda: batched_linear(x, weight), weight.nbytes + 1.25 * x.nbytes,
             2.0 * x.numel() * size, peers={"cuBLAS": lambda: torch.einsum("thk,hnk->thn", x, weight)},
         )  # fmt: skip
+
+    def _routing(self) -> Case:
+        """DeepSeek-V3's; PyTorch's operations beside it."""
+        routing = Routing(2 if self._small else 8, "sigmoid", True, 2.5, 4, 2, 2)
+        logits = torch.randn(self._s.tokens, 8 if self._small else 256, device=self._device)
+        bias = torch.randn(logits.shape[1], device=self._device)
+        peers = {"torch": lambda: torch_route(logits, bias, routing)}
+        moved = logits.nbytes + 12.0 * routing.top_k * len(logits)
+        return Case("routing", lambda: route(logits, bias, routing), moved, peers=peers)
 
     def _adapters(self) -> Case:
         rows, count, rank, size = (4, 2, 16, 32) if self._small else (256, 8, 16, 4096)

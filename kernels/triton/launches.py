@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, ScaledKV
 from kernels.packed import EightBit, FourBit
 from kernels.rounding import Rounding
+from kernels.routing import Routing
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.fixed_decode import TritonFixedDecode
@@ -19,6 +20,7 @@ from kernels.triton.grouped import add_lora
 from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
+from kernels.triton.route import route
 from kernels.triton.sampling import logprobs, penalise_entries, sample
 from kernels.triton.weights import experts
 
@@ -190,6 +192,11 @@ def _roundings(dtype: torch.dtype) -> None:
     round_to(tensor(TOKENS, HIDDEN), Rounding(dtype, 128))
 
 
+def _routes() -> None:
+    route(_float(TOKENS, 128), None, Routing(8))
+    route(_float(TOKENS, 256), _float(256), Routing(8, "sigmoid", True, 2.5, 8, 4, 2))
+
+
 def _adapters() -> None:
     x, adapters = tensor(256, HIDDEN), tensor(256, dtype=torch.int64)
     add_lora(tensor(256, HIDDEN), x, tensor(8, 16, HIDDEN), tensor(8, HIDDEN, 16), adapters)
@@ -253,6 +260,7 @@ LAUNCHES = (
     Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8, None), (80, 90)),
     Launch("rounding to int8", lambda: _roundings(torch.int8)),
     Launch("rounding to float8", lambda: _roundings(torch.float8_e4m3fn), FLOAT8),
+    Launch("routing", _routes),
     Launch("adapters", _adapters, (80, 90)),
     Launch("KV moves", _moves),
     Launch("sampling", _sampling),

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.moe import route, top_stable
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
 from kernels.ref import no_rounding, reference_ops
 from kernels.rounding import rounding_of
@@ -17,6 +16,7 @@ from kernels.triton.fixed_decode import TritonFixedDecode
 from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
+from kernels.triton.route import route
 from kernels.triton.sampling import draw, logprobs, penalise
 from kernels.triton.weights import experts, kept, linear
 
@@ -48,6 +48,7 @@ def triton_ops(device: torch.device) -> Ops:
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
         rope_write_kv=_rope_write_kv,
+        route=route,
         experts=experts,
         penalise=penalise,
         draw=draw,
@@ -70,7 +71,6 @@ def invariant_triton_ops(device: torch.device) -> Ops:
         fixed_decode=None,
         keeps=frozenset(),
         paged_attention=TritonAttention(_SPLIT_TOKENS),
-        route=partial(route, top=top_stable),
         experts=partial(experts, block_m=_EXPERT_ROWS),
         latent_attention=partial(invariant_latent_attention, split_tokens=_SPLIT_TOKENS),
     )
