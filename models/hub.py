@@ -15,6 +15,19 @@ _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 
 def resolve(path_or_id: str) -> Path:
     """The model's folder; a hub id is downloaded (or found in the local cache). Raises ConfigError."""
+    if (folder := folder_of(path_or_id)) is not None:
+        return folder
+    try:
+        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}"
+        ) from None
+
+
+def folder_of(path_or_id: str) -> Path | None:
+    """What is on this machine without asking the hub; None: it is a hub id. Raises ConfigError for what is neither."""
     if path_or_id == "embedded":
         return _EMBEDDED
     if not path_or_id:
@@ -26,10 +39,4 @@ def resolve(path_or_id: str) -> Path:
         raise ConfigError(
             f"there is no model folder {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
         )
-    try:
-        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}"
-        ) from None
+    return None

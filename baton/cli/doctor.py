@@ -62,7 +62,7 @@ def doctor(
         chosen = _backend(backend)
         expected = expect_gb_per_s * 1e9
         if world > 1:
-            findings = check_host(f"rank {rank}", _all_kv_bytes(settings))
+            findings = check_host(f"rank {rank}", _all_kv_bytes(settings), settings.model.path)
             findings += asyncio.run(check_as_rank(rank, world, rendezvous, chosen, mib, wait_s, expected))
         else:
             findings = asyncio.run(_examine(settings, ray_address, chosen, mib, expected))
@@ -89,13 +89,13 @@ async def _examine(
     if not ray_address:
         here = LocalNode()
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
-        return [*check_host(here.name, _all_kv_bytes(config)), *fabric]
+        return [*check_host(here.name, _all_kv_bytes(config), config.model.path), *fabric]
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = living_nodes()
         room = check_room(config, [node.resources for node in nodes])
         hosts = await asyncio.gather(
-            *(node.check_host(most_kv_bytes(config, node.resources)) for node in nodes)
+            *(node.check_host(most_kv_bytes(config, node.resources), config.model.path) for node in nodes)
         )
         clocks = [await node.check_clock() for node in nodes]
         fabric = await check_fabric(nodes, backend, mib, expected_bytes_per_s)

@@ -11,15 +11,19 @@ import torch
 from cluster.compiled import scheduler_is_compiled
 from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.nccl_tests import check_nccl_tests
+from core.errors import ConfigError
+from models.hub import folder_of
 
 _MIN_FILES = 4096
 _MIN_MEMLOCK_BYTES = 1 << 30
 
 
-def check_host(where: str, kv_bytes: int, root: Path = Path("/")) -> list[Finding]:
-    """All of them. `kv_bytes`: KV pools that instances of this node will keep in shared memory; `root`: for tests."""
+def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) -> list[Finding]:
+    """All of them. `kv_bytes`: KV pools that instances of this node will keep in shared memory; `model`: the configuration's
+    model.path; `root`: for tests."""
     rdma = list(_rdma(where, root))
     return [
+        _model(where, model),
         _shared_memory(where, kv_bytes, root / "dev/shm"),
         _memlock(where, needed=bool(rdma)),
         _open_files(where),
@@ -29,6 +33,17 @@ def check_host(where: str, kv_bytes: int, root: Path = Path("/")) -> list[Findin
         _scheduler(where),
         check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
     ]
+
+
+def _model(where: str, path: str) -> Finding:
+    try:
+        folder = folder_of(path)
+    except ConfigError as error:
+        fix = "put the model's folder at this path on every node (a copy, or a shared file system)"
+        return Finding(where, "model", Verdict.FAIL, str(error), f"a folder {path}", fix)
+    if folder is None:
+        return Finding(where, "model", Verdict.SKIP, f"{path}, from the hub as an instance starts")
+    return Finding(where, "model", Verdict.OK, str(folder))
 
 
 def _shared_memory(where: str, kv_bytes: int, folder: Path) -> Finding:

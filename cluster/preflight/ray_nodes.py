@@ -36,8 +36,8 @@ class _Probe:
     async def now(self) -> float:
         return time.time()
 
-    async def check_host(self, where: str, kv_bytes: int) -> list[Finding]:
-        return check_host(where, kv_bytes)
+    async def check_host(self, where: str, kv_bytes: int, model: str) -> list[Finding]:
+        return check_host(where, kv_bytes, model)
 
 
 class RayNode:
@@ -56,9 +56,9 @@ class RayNode:
     async def run_rank(self, rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
         return await self._probe.run_rank.remote(rank, world, address, backend, mib)
 
-    async def check_host(self, kv_bytes: int) -> list[Finding]:
+    async def check_host(self, kv_bytes: int, model: str) -> list[Finding]:
         async with asyncio.timeout(_START_S):
-            return await self._probe.check_host.remote(self.name, kv_bytes)
+            return await self._probe.check_host.remote(self.name, kv_bytes, model)
 
     async def check_clock(self) -> Finding:
         """Of several round trips the shortest says most: the answer was made somewhere in its middle."""

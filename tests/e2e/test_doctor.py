@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.cluster_process import ROOT
 
 CONFIG = """
+model: {path: /no/such/model}
 cpus_per_instance: 1
 decode_instances: 1
 engine: {kv_bytes: 1073741824}
@@ -35,6 +36,7 @@ def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_
         check=False,
     )
     found = json.loads(done.stdout)
+    assert [f["verdict"] for f in found if f["check"] == "model"] == ["fail"] * 3
     memory = [f for f in found if f["check"] == "shared memory"]
     assert [f["expected"] for f in memory] == ["0.50 GiB for the KV pools"] * 3
     assert len({f["where"] for f in memory}) == 3

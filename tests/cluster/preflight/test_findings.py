@@ -41,11 +41,23 @@ def test_a_down_port_and_too_little_shared_memory_are_found_and_the_fix_is_said(
     (port / "state").write_text("1: DOWN\n")
     (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     (tmp_path / "dev/shm").mkdir(parents=True)
-    found = {f.check: f for f in check_host("n", 1 << 60, tmp_path)}
+    found = {f.check: f for f in check_host("n", 1 << 60, "embedded", tmp_path)}
     assert found["RDMA mlx5_0 port 1"].verdict is Verdict.FAIL
     assert found["shared memory"].verdict is Verdict.FAIL
     assert all(f.fix for f in found.values() if f.verdict in (Verdict.FAIL, Verdict.WARN))
     (port / "state").write_text("4: ACTIVE\n")
-    found = {f.check: f for f in check_host("n", 1, tmp_path)}
+    found = {f.check: f for f in check_host("n", 1, "embedded", tmp_path)}
     assert found["RDMA mlx5_0 port 1"].verdict is Verdict.OK
     assert found["shared memory"].verdict is Verdict.OK
+
+
+def test_a_model_that_a_node_has_not_got_is_named_and_the_hub_is_not_asked(tmp_path: Path) -> None:
+    def model(path: str) -> tuple[Verdict, str]:
+        (found,) = [f for f in check_host("n", 1, path) if f.check == "model"]
+        return found.verdict, found.measured
+
+    assert model(str(tmp_path)) == (Verdict.OK, str(tmp_path))
+    assert model("nobody/has-this")[0] is Verdict.SKIP
+    verdict, measured = model(f"{tmp_path}/gone")
+    assert verdict is Verdict.FAIL
+    assert f"{tmp_path}/gone" in measured
