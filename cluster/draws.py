@@ -1,20 +1,22 @@
 """Choices that look random and can be repeated: the same request draws the same numbers in every replay. Pure."""
 
+from typing import Final
 from zlib import crc32
 
-_MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
-_MASK = (1 << 64) - 1
+_MULTIPLIER: Final = 48271
+_MODULUS: Final = (1 << 31) - 1
 
 
 class Draws:
-    """A linear congruential generator (Knuth's MMIX constants), begun from a name; cheap to make for each decision."""
+    """A multiplicative congruential generator (Park, Miller and Stockmeyer, CACM 36 no. 7, 1993), begun from a name; cheap to
+    make for each decision. No product is too large for a machine word."""
 
     __slots__ = ("_state",)
 
     def __init__(self, name: str, turn: int = 0) -> None:
-        self._state = crc32(name.encode(), turn) * _MULTIPLIER & _MASK
+        self._state = 1 + crc32(name.encode(), turn) % (_MODULUS - 1)
 
     def below(self, limit: int) -> int:
         """Of 0 .. `limit` - 1, each about as likely."""
-        self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
-        return (self._state >> 33) % limit
+        self._state = self._state * _MULTIPLIER % _MODULUS
+        return self._state % limit

@@ -4,11 +4,12 @@ Invariant: every promise is counted once, as unsettled (no report can show it ye
 with no promises all sums are zero."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from cluster.prefix_index import Match
 from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
@@ -23,26 +24,32 @@ _ROOM_S = 1.0
 """An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
 
 
-@dataclass(slots=True, eq=False)
 class Promise:
-    """What one placed request takes of one instance. Never changed (frozen ones take three times as long to make)."""
+    """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
-    made_s: float
-    num_seqs: int
-    num_blocks: int
-    compute_tokens: int
-    hashes: tuple[int, ...]
-    """Full prompt blocks that it will hold here."""
-    context_tokens: float = 0.0
-    """Of a sequence that will decode here: its length on average."""
-    tpot_s: float = inf
-    """Its target for the time per output token."""
+    __slots__ = (
+        "compute_tokens", "context_tokens", "hashes", "made_s", "num_blocks", "num_seqs", "tpot_s"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        made_s: float,
+        num_seqs: int,
+        num_blocks: int,
+        compute_tokens: int,
+        hashes: tuple[int, ...],
+        context_tokens: float = 0.0,
+        tpot_s: float = inf,
+    ) -> None:
+        """`hashes`: full prompt blocks that it will hold here; `context_tokens`: of a sequence that will decode here, its length
+        on average; `tpot_s`: its target for the time per output token."""
+        self.made_s = made_s
+        self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
+        self.hashes, self.context_tokens, self.tpot_s = hashes, context_tokens, tpot_s
 
 
-class CachedBlocks(Protocol):
-    """How many leading blocks of a prompt are cached where; a dict is one."""
-
-    def get(self, address: str, default: int, /) -> int: ...
+CachedBlocks = Match | Mapping[str, int]
+"""How many leading blocks of a prompt are cached where."""
 
 
 class Member:
@@ -51,6 +58,12 @@ class Member:
     def __init__(self, info: Register, changed: dict[str, "Member"] | None = None) -> None:
         """`changed`: where it puts itself when anything about it changes."""
         self.info = info
+        # What decisions read again and again, where it is quickest to read.
+        self.address, self.sends = info.address, info.sends
+        self.prefills, self.decodes = info.prefills, info.decodes
+        self.num_blocks, self.block_size = info.num_blocks, info.block_size
+        self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
+        self.kv_token_bytes = info.kv_token_bytes
         self._changed = {} if changed is None else changed
         self.version = 0
         """Changes whenever anything here does."""
@@ -79,17 +92,13 @@ class Member:
         self._unsettled_sum = _Sum()
         self._settled_sum = _Sum()
         self._held: Counter[int] = Counter()
-        self._tpots: Counter[float] = Counter()
+        self._tpots: dict[float, int] = {}
         self.tightest_tpot_s = inf
         """The tightest target of those that were placed here to decode."""
         self.batch_seqs = 0
         """Sequences that decode or will decode here."""
         self.batch_context_tokens = 0.0
         """Their lengths together, on average until they end."""
-
-    @property
-    def address(self) -> str:
-        return self.info.address
 
     @property
     def num_promises(self) -> int:
@@ -102,14 +111,14 @@ class Member:
 
     def has_prompt_room(self, tokens_per_s: float) -> bool:
         """Is there less prompt work than keeps the instance busy until the next decision?"""
-        return self.queued_tokens < max(_ROOM_BATCHES * self.info.max_batch_tokens, _ROOM_S * tokens_per_s)
+        return self.queued_tokens < max(_ROOM_BATCHES * self.max_batch_tokens, _ROOM_S * tokens_per_s)
 
     def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
         """Is there room for `num_tokens`? What is cached is looked up only where that decides."""
         free_blocks = self.free_blocks
-        if num_tokens <= free_blocks * self.info.block_size:
+        if num_tokens <= free_blocks * self.block_size:
             return True
-        num_cached = cached.get(self.info.address, 0)
+        num_cached = cached.get(self.address, 0)
         return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= free_blocks
 
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
@@ -120,7 +129,7 @@ class Member:
         shared = 0
         while shared < num_cached and hashes[shared] in self._held:
             shared += 1
-        return num_blocks_for(num_tokens, self.info.block_size) - shared
+        return num_blocks_for(num_tokens, self.block_size) - shared
 
     def promise(self, key: str, promise: Promise) -> None:
         assert key not in self._unsettled, key
@@ -130,7 +139,8 @@ class Member:
         if promise.hashes:
             self._held.update(promise.hashes)
         if promise.num_seqs:
-            self._tpots[promise.tpot_s] += 1
+            self._tpots[promise.tpot_s] = self._tpots.get(promise.tpot_s, 0) + 1
+            self.tightest_tpot_s = min(self.tightest_tpot_s, promise.tpot_s)
         self._refresh()
 
     def release(self, key: str) -> None:
@@ -145,6 +155,7 @@ class Member:
             _take_one(self._held, block)
         if promise.num_seqs:
             _take_one(self._tpots, promise.tpot_s)
+            self.tightest_tpot_s = min(self._tpots, default=inf)
         self._refresh()
 
     def report(self, report: LoadReport, settled_before_s: float) -> None:
@@ -158,7 +169,7 @@ class Member:
         self.step_s = report.step_s or self.step_s
         self.steps = report.steps
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
-        self._used_blocks = self.info.num_blocks - report.free_blocks
+        self._used_blocks = self.num_blocks - report.free_blocks
         self._waiting_tokens = report.waiting_tokens
         for key in report.received:
             if key in self._unsettled:
@@ -177,10 +188,10 @@ class Member:
     def status(self) -> InstanceStatus:
         return InstanceStatus(
             address=self.address,
-            prefills=self.info.prefills,
-            decodes=self.info.decodes,
-            num_blocks=self.info.num_blocks,
-            free_blocks=self.info.num_blocks - self._used_blocks,
+            prefills=self.prefills,
+            decodes=self.decodes,
+            num_blocks=self.num_blocks,
+            free_blocks=self.num_blocks - self._used_blocks,
             num_waiting=self.num_waiting,
             num_running=self.num_running,
             defect=self.defect,
@@ -205,12 +216,11 @@ class Member:
 
         Unsettled ones come on top."""
         self.version += 1
-        self._changed[self.info.address] = self
+        self._changed[self.address] = self
         settled, unsettled = self._settled_sum, self._unsettled_sum
         known_blocks = max(self._used_blocks, settled.num_blocks)
-        self.free_blocks = self.info.num_blocks - known_blocks - unsettled.num_blocks
+        self.free_blocks = self.num_blocks - known_blocks - unsettled.num_blocks
         self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
-        self.tightest_tpot_s = min(self._tpots, default=inf)
         promised = settled.num_seqs + unsettled.num_seqs
         self.batch_seqs = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
         context = settled.context_tokens + unsettled.context_tokens
@@ -232,7 +242,8 @@ class _Sum:
         self.context_tokens += sign * promise.context_tokens
 
 
-def _take_one(counter: Counter[T], key: T) -> None:
-    counter[key] -= 1
-    if not counter[key]:
+def _take_one(counter: dict[T, int], key: T) -> None:
+    if (left := counter[key] - 1) > 0:
+        counter[key] = left
+    else:
         del counter[key]

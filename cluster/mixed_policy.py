@@ -51,6 +51,7 @@ class MixedPolicy:
 
 def _is_free(member: Member) -> bool:
     """It does either role, and knows how long each of its steps takes."""
-    steps, info = member.steps, member.info
-    known = min(steps.decode.num_steps, steps.prompt.num_steps) >= _LEARNED_STEPS
-    return known and info.prefills and info.decodes
+    if not (member.prefills and member.decodes):
+        return False
+    steps = member.steps
+    return steps.decode.num_steps >= _LEARNED_STEPS and steps.prompt.num_steps >= _LEARNED_STEPS

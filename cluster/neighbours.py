@@ -1,8 +1,10 @@
-"""Instances by where they stand: the least loaded on a host, in an NVLink domain, in a rack. Pure."""
+"""Instances by where they stand: the least loaded on a host, in an NVLink domain, in a rack. Pure.
+
+Invariant: a group is known while an instance of it is, and every instance has a seat in each of its groups."""
 
 from cluster.draws import Draws
 from cluster.fleet import Member
-from cluster.shelves import Shelves
+from cluster.shelves import Seat, Shelves
 from core.reports import Register
 
 Group = tuple[str, ...]
@@ -11,27 +13,29 @@ Group = tuple[str, ...]
 class Neighbours:
     def __init__(self) -> None:
         self._shelves: dict[Group, Shelves] = {}
-        self._groups: dict[str, tuple[Group, ...]] = {}
+        self._seats: dict[str, list[tuple[Shelves, Seat]]] = {}
+        """Of each instance, smallest group first."""
 
     def put(self, member: Member, shelf: int) -> None:
-        groups = self._groups.get(member.info.address)
-        if groups is None:
-            groups = self._groups[member.info.address] = _groups(member.info)
-        for group in groups:
-            shelves = self._shelves.get(group)
-            if shelves is None:
-                shelves = self._shelves[group] = Shelves()
-            shelves.put(member, shelf)
+        seats = self._seats.get(member.address)
+        if seats is None:
+            groups = [self._shelves.setdefault(group, Shelves()) for group in _groups(member.info)]
+            seats = self._seats[member.address] = [(shelves, Seat(member)) for shelves in groups]
+        for shelves, seat in seats:
+            shelves.put(seat, shelf)
 
-    def take(self, address: str) -> None:
-        for group in self._groups.pop(address, ()):
-            self._shelves[group].take(address)
-            if not len(self._shelves[group]):
+    def take(self, member: Member) -> None:
+        for shelves, seat in self._seats.pop(member.address, ()):
+            shelves.take(seat)
+        for group in _groups(member.info):
+            if group in self._shelves and not len(self._shelves[group]):
                 del self._shelves[group]
 
     def nearest(self, info: Register, draws: Draws) -> Member | None:
         """The least loaded of the smallest group in which there is one; None where nothing is near."""
-        for group in self._groups.get(info.address) or _groups(info):
+        if info.address in self._seats:
+            return self._seats[info.address][0][0].one_low(draws)
+        for group in _groups(info):
             if (shelves := self._shelves.get(group)) is not None:
                 return shelves.one_low(draws)
         return None

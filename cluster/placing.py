@@ -9,7 +9,6 @@ claims the decode instance with the most free blocks that could hold it: nothing
 claim at a time. Prompt room is asked before a prompt is counted, so a long prompt gets it as soon as a short one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from cluster.circle import Circle
@@ -32,20 +31,25 @@ RETRY_S = 0.05
 _SAMPLE = 3
 
 
-@dataclass(slots=True)
 class Placement:
     """A request that was placed and is not finished."""
 
-    frontend: str
-    place: Place
-    route: Route
-    num_blocks: int
-    compute_tokens: int
-    """Of its prompt, on the prefill instance or else on the decode instance."""
-    charged_tokens: float
-    """Output that its tenant has been charged for."""
-    scheduler: str = ""
-    """Who has placed it; empty: this one."""
+    __slots__ = ("charged_tokens", "compute_tokens", "frontend", "num_blocks", "place", "route", "scheduler")
+
+    def __init__(
+        self,
+        frontend: str,
+        place: Place,
+        route: Route,
+        num_blocks: int,
+        compute_tokens: int,
+        charged_tokens: float,
+        scheduler: str = "",
+    ) -> None:
+        """`compute_tokens`: of its prompt, on the prefill instance or else on the decode instance; `charged_tokens`: output that
+        its tenant has been charged for; `scheduler`: who has placed it, empty: this one."""
+        self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
+        self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
 
 
 class Placer:
@@ -87,7 +91,7 @@ class Placer:
         num_tokens = place.num_tokens + growth_tokens
         decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, look.match)]
         if wanted:
-            decodes = [m for m in decodes if m.info.address == wanted] or decodes
+            decodes = [m for m in decodes if m.address == wanted] or decodes
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
@@ -113,7 +117,7 @@ class Placer:
         if changed is not None and waiter.blocked_since_s is not None:
             match = self._roster.match(waiter.place)
             num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
-            return not changed.info.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
+            return not changed.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
         if self._roster.scans or now - waiter.tried_s >= RETRY_S:
             return False
         return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
@@ -194,13 +198,13 @@ class Placer:
         return roster.prefills(place, look, decodes, exclude) + roster.holders(place, look, exclude)
 
     def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
-        claim, address = self._claim, member.info.address
+        claim, address = self._claim, member.address
         is_mine = claim is not None and claim[1] == address
         if claim is not None and is_mine and claim[0] != waiter.key:
             return False
         if self._circle.is_kept(address, is_mine):
             return False
-        if member.num_seqs >= member.info.max_num_seqs:
+        if member.num_seqs >= member.max_num_seqs:
             return False
         return member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
 

@@ -9,12 +9,12 @@ from engine.pacing import prompt_tokens
 class Outlook:
     """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
 
-    __slots__ = ("_base_s", "_rate", "_token_s", "batch_tokens", "lag_s", "member", "queue_s")
+    __slots__ = ("_base_s", "_rate", "_token_s", "batch_tokens", "lag_s", "member", "queue_s", "version")
 
     def __init__(self, member: Member, tokens_per_s: float) -> None:
-        self.member, self._rate = member, tokens_per_s
+        self.member, self.version, self._rate = member, member.version, tokens_per_s
         model, num_seqs, context = member.steps.prompt, member.batch_seqs, member.batch_context_tokens
-        room = max(1, member.info.max_batch_tokens - num_seqs)
+        room = max(1, member.max_batch_tokens - num_seqs)
         tpot_s = member.tightest_tpot_s
         self.batch_tokens = prompt_tokens(member.steps, num_seqs, context, tpot_s, room) if num_seqs else room
         """Prompt tokens of one step, as many as the decoding sequences' targets allow (`engine.pacing`)."""

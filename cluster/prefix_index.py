@@ -100,6 +100,8 @@ class Match:
         """The most that anybody holds, and the most that anybody may who is not in `_found`."""
 
     def get(self, address: str, default: int = 0, /) -> int:
+        if not self._deepest:
+            return default
         if (run := self._runs.get(address)) is None:
             depth = self._found.get(address, self._rest)
             if depth:

@@ -1,7 +1,6 @@
 """The living instances, what they cache, and which of them could take a request at all. Owned by the GlobalScheduler. Pure."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from cluster.buddies import Buddies
@@ -20,14 +19,13 @@ SCAN_UP_TO = 32
 """Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
 
 
-@dataclass(slots=True, eq=False)
 class Look:
-    """What one look for a place has in common."""
+    """What one look for a place has in common; `cached`: who has most of the prompt cached, most first."""
 
-    match: Match
-    cached: list[Member]
-    """Who has most of the prompt cached, most first."""
-    draws: Draws
+    __slots__ = ("cached", "draws", "match")
+
+    def __init__(self, match: Match, cached: list[Member], draws: Draws) -> None:
+        self.match, self.cached, self.draws = match, cached, draws
 
 
 class Roster:
@@ -56,7 +54,7 @@ class Roster:
 
     def why_not(self) -> str:
         """Why nothing can be placed, whatever the load; empty: something can."""
-        return "" if any(m.info.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
+        return "" if any(m.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
 
     # Facts ----------------------------------------------------------------------------------------------------------
     def knows(self, info: Register) -> bool:
@@ -88,7 +86,7 @@ class Roster:
             return None
         member.report(report, settled_before_s)
         self._last = None
-        self._prefixes.update(member.info.address, report.cache_added, report.cache_removed)
+        self._prefixes.update(member.address, report.cache_added, report.cache_removed)
         if not self.scans:
             self._settle()
         return member
@@ -136,8 +134,7 @@ class Roster:
             self._settle()
             return self._shortlist.any_headroom()
         return any(
-            m.info.decodes and m.num_seqs < m.info.max_num_seqs and m.free_blocks > 0
-            for m in self._members.values()
+            m.decodes and m.num_seqs < m.max_num_seqs and m.free_blocks > 0 for m in self._members.values()
         )
 
     def shortest_queues(self) -> Iterable[Member]:
@@ -156,7 +153,7 @@ class Roster:
             self._settle()
             listed = self._shortlist.decodes(place.slo, look.cached[:NUM_NEAR], look.draws)
             named = [self._members[wanted]] if wanted in self._members else []
-            cached = [m for m in look.cached if m.info.decodes][:NUM_CACHED_DECODES]
+            cached = [m for m in look.cached if m.decodes][:NUM_CACHED_DECODES]
             pool = dict.fromkeys((*named, *cached, *listed))
         able = _could_decode(pool, total)
         if not able and not self.scans:
@@ -170,9 +167,9 @@ class Roster:
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
             self._settle()
-            cached = [m for m in look.cached if m.info.prefills][:NUM_CACHED_SOURCES]
+            cached = [m for m in look.cached if m.prefills][:NUM_CACHED_SOURCES]
             pool = dict.fromkeys(cached + self._shortlist.sources(decodes[:NUM_NEAR], look.draws))
-        able = [m for m in pool if m.info.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
+        able = [m for m in pool if m.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
         return _without(able, exclude)
 
     def holders(self, place: Place, look: Look, exclude: Sequence[str]) -> list[Member]:
@@ -180,13 +177,13 @@ class Roster:
         return [
             m
             for m in look.cached
-            if m.info.decodes
-            and m.info.sends
-            and not m.info.prefills
+            if m.decodes
+            and m.sends
+            and not m.prefills
             and not m.leaving
-            and m.info.address not in exclude
+            and m.address not in exclude
             and m.capacity_tokens > place.num_tokens
-            and look.match.get(m.info.address) * m.info.block_size >= FETCH_TOKENS
+            and look.match.get(m.address) * m.block_size >= FETCH_TOKENS
         ]
 
     def _settle(self) -> None:
@@ -194,7 +191,7 @@ class Roster:
 
 
 def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
-    return [m for m in pool if m.info.decodes and not m.leaving and m.capacity_tokens >= num_tokens]
+    return [m for m in pool if m.decodes and not m.leaving and m.capacity_tokens >= num_tokens]
 
 
 def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:

@@ -117,8 +117,8 @@ class GlobalScheduler:
 
     def _react(self, event: Event, now: float) -> list[Send]:
         match event:
-            case Arrived(frontend, place):
-                return self._on_arrived(frontend, place, now)
+            case Arrived():
+                return self._on_arrived(event.frontend, event.place, now)
             case Finished():
                 return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
             case Register():

@@ -29,39 +29,46 @@ from core.types import STANDARD, Slo
 _SHORTLIST = 4
 
 
-@dataclass(slots=True, eq=False)
 class Ask:
-    """A request as a policy sees it. Never changed (frozen ones take three times as long to make)."""
+    """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
-    num_tokens: int
-    growth_tokens: int
-    """Output that room is kept for."""
-    cached_blocks: CachedBlocks
-    missing_tokens: int | None = None
-    """Tokens that the decode instance lacks, where it has said so itself."""
-    slo: Slo = STANDARD
-    due_s: float = inf
-    """When its first token is due."""
-    expected_tokens: float = 256.0
-    """Output, on average."""
+    __slots__ = (
+        "cached_blocks", "due_s", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "slo", "tpot_s"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        num_tokens: int,
+        growth_tokens: int,
+        cached_blocks: CachedBlocks,
+        missing_tokens: int | None = None,
+        slo: Slo = STANDARD,
+        due_s: float = inf,
+        expected_tokens: float = 256.0,
+    ) -> None:
+        """`growth_tokens`: output that room is kept for; `missing_tokens`: what the decode instance lacks, where it has said so
+        itself; `due_s`: when the first token is due; `expected_tokens`: output, on average."""
+        self.num_tokens, self.growth_tokens, self.missing_tokens = num_tokens, growth_tokens, missing_tokens
+        self.cached_blocks = cached_blocks
+        self.slo, self.tpot_s, self.due_s, self.expected_tokens = slo, slo.tpot_s, due_s, expected_tokens
 
     def uncached(self, member: Member) -> int:
         """Tokens to compute on `member`; at least the last one, whose logits are needed."""
-        num_blocks = self.cached_blocks.get(member.info.address, 0)
-        return max(1, self.num_tokens - num_blocks * member.info.block_size)
+        num_blocks = self.cached_blocks.get(member.address, 0)
+        return max(1, self.num_tokens - num_blocks * member.block_size)
 
     def to_move(self, decode: Member) -> int:
         """Tokens whose KV must reach `decode`."""
         return self.uncached(decode) if self.missing_tokens is None else self.missing_tokens
 
 
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """`prefill` None: decode computes the prompt itself."""
+    """`prefill` None: decode computes the prompt itself. Never changed."""
 
-    decode: Member
-    prefill: Member | None
-    cost_s: float
+    __slots__ = ("cost_s", "decode", "prefill")
+
+    def __init__(self, decode: Member, prefill: Member | None, cost_s: float) -> None:
+        self.decode, self.prefill, self.cost_s = decode, prefill, cost_s
 
     @property
     def computes(self) -> Member:
@@ -215,13 +222,13 @@ class CostPolicy:
     def _source(self, ask: Ask, member: Member) -> "_Source":
         rate = self.tokens_per_s(member)
         queue_s, compute_s = member.queued_tokens / rate, ask.uncached(member) / rate
-        return _Source(member, queue_s, compute_s, queue_s + compute_s)
+        return _Source(member, queue_s, compute_s)
 
     def _disaggregated_s(self, source: "_Source", decode: Member, to_move: int) -> float:
         model, member = self._model, source.member
-        link_s = to_move * decode.info.kv_token_bytes / bytes_per_s(model.links, member.info, decode.info)
+        link_s = to_move * decode.kv_token_bytes / bytes_per_s(model.links, member.info, decode.info)
         harm_s = 0.0
-        if member.info.decodes:
+        if member.decodes:
             harm_s = source.compute_s * (member.num_seqs + 1) * model.itl_harm
         compute_s = max(source.compute_s, link_s)
         return source.queue_s + compute_s + harm_s + model.handover_s + model.link_share * link_s
@@ -234,22 +241,20 @@ class CostPolicy:
 
     def _decode_s(self, ask: Ask, decode: Member, to_move: int) -> float:
         """pressure + preemption."""
-        info = decode.info
-        pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / info.max_num_seqs
-        taken_blocks = num_blocks_for(to_move + ask.growth_tokens, info.block_size)
-        fill = 1.0 - max(0, decode.free_blocks - taken_blocks) / info.num_blocks
+        pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / decode.max_num_seqs
+        taken_blocks = num_blocks_for(to_move + ask.growth_tokens, decode.block_size)
+        fill = 1.0 - max(0, decode.free_blocks - taken_blocks) / decode.num_blocks
         return pressure_s + fill**4 * ask.num_tokens / self.tokens_per_s(decode)
 
 
-@dataclass(slots=True, eq=False)
 class _Source:
     """A prefill instance, and what it would take until this prompt is computed there."""
 
-    member: Member
-    queue_s: float
-    compute_s: float
-    total_s: float
-    """Both."""
+    __slots__ = ("compute_s", "member", "queue_s", "total_s")
+
+    def __init__(self, member: Member, queue_s: float, compute_s: float) -> None:
+        self.member, self.queue_s, self.compute_s = member, queue_s, compute_s
+        self.total_s = queue_s + compute_s
 
 
 def _num_seqs(member: Member) -> int:

@@ -3,7 +3,8 @@
 Each stands on the shelf of its quantity; to move one, and to find the lowest shelf that is not empty, take constant time. Those
 on one shelf count as equal, and which of them is taken is drawn: schedulers that do not see each other do not all take the first.
 
-Invariant: an address is on one shelf at most, and the bits of `_filled` are those of the shelves that are not empty."""
+Invariant: a seat belongs to one set of shelves, its shelf and position say where it is found there, and the bits of `_filled` are
+those of the shelves that are not empty."""
 
 from math import log2
 
@@ -11,7 +12,7 @@ from cluster.draws import Draws
 from cluster.fleet import Member
 
 _PER_DOUBLING = 8
-HIGHEST = 255
+HIGHEST, NOWHERE = 255, -1
 
 
 def shelf_of(quantity: float, unit: float) -> int:
@@ -21,54 +22,66 @@ def shelf_of(quantity: float, unit: float) -> int:
     return min(HIGHEST, 1 + int(_PER_DOUBLING * log2(1 + quantity / unit)))
 
 
+class Seat:
+    """Where one member stands on some shelves; they alone move it."""
+
+    __slots__ = ("member", "position", "shelf")
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.shelf = NOWHERE
+        self.position = 0
+
+
 class Shelves:
     def __init__(self) -> None:
-        self._shelves: dict[int, list[Member]] = {}
+        self._shelves: dict[int, list[Seat]] = {}
         self._filled = 0
-        self._places: dict[str, tuple[int, int]] = {}
-        """Shelf of each address, and its position there."""
+        self._num_seated = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._num_seated
 
-    def put(self, member: Member, shelf: int) -> None:
-        """To that shelf, wherever it was."""
-        address = member.info.address
-        if (place := self._places.get(address)) is not None:
-            if place[0] == shelf and self._shelves[shelf][place[1]] is member:
-                return
-            self.take(address)
-        members = self._shelves.setdefault(shelf, [])
-        self._places[address] = shelf, len(members)
-        members.append(member)
-        self._filled |= 1 << shelf
-
-    def take(self, address: str) -> None:
-        """Away from here; nothing happens where it is not."""
-        if (place := self._places.pop(address, None)) is None:
+    def put(self, seat: Seat, shelf: int) -> None:
+        """To that shelf, wherever it was here."""
+        if seat.shelf == shelf:
             return
-        shelf, position = place
-        members = self._shelves[shelf]
-        last = members.pop()
-        if position < len(members):
-            members[position] = last
-            self._places[last.info.address] = place
-        if not members:
+        self.take(seat)
+        seats = self._shelves.get(shelf)
+        if seats is None:
+            seats = self._shelves[shelf] = []
+        if not seats:
+            self._filled |= 1 << shelf
+        seat.shelf, seat.position = shelf, len(seats)
+        seats.append(seat)
+        self._num_seated += 1
+
+    def take(self, seat: Seat) -> None:
+        """Away from here; nothing happens where it is not."""
+        shelf = seat.shelf
+        if shelf == NOWHERE:
+            return
+        seats = self._shelves[shelf]
+        last = seats.pop()
+        if last is not seat:
+            seats[seat.position] = last
+            last.position = seat.position
+        elif not seats:
             self._filled &= ~(1 << shelf)
+        seat.shelf = NOWHERE
+        self._num_seated -= 1
 
     def one_low(self, draws: Draws) -> Member | None:
         """One of the lowest shelf; None: there is nobody."""
         if not self._filled:
             return None
-        members = self._shelves[(self._filled & -self._filled).bit_length() - 1]
-        return members[draws.below(len(members))] if len(members) > 1 else members[0]
+        return _one(self._shelves[(self._filled & -self._filled).bit_length() - 1], draws)
 
     def one_high(self, draws: Draws, at_most: int = HIGHEST) -> Member | None:
         """One of the highest shelf that is not above `at_most`."""
         if not (filled := self._filled & ((2 << at_most) - 1)):
             return None
-        members = self._shelves[filled.bit_length() - 1]
-        return members[draws.below(len(members))] if len(members) > 1 else members[0]
+        return _one(self._shelves[filled.bit_length() - 1], draws)
 
     def lowest(self, count: int, draws: Draws) -> list[Member]:
         """Up to `count`, from the lowest shelf upwards."""
@@ -81,11 +94,11 @@ class Shelves:
         return found
 
     def _some(self, shelf: int, count: int, draws: Draws, found: list[Member]) -> None:
-        members = self._shelves[shelf]
-        size = len(members)
-        if size <= count:
-            found += members
-            return
-        first = draws.below(size)
-        found += members[first : first + count]
-        found += members[: max(0, first + count - size)]
+        seats = self._shelves[shelf]
+        size = len(seats)
+        first = draws.below(size) if size > count else 0
+        found += [seats[(first + index) % size].member for index in range(min(size, count))]
+
+
+def _one(seats: list[Seat], draws: Draws) -> Member:
+    return seats[draws.below(len(seats)) if len(seats) > 1 else 0].member

@@ -15,7 +15,7 @@ from math import inf, log2
 from cluster.draws import Draws
 from cluster.fleet import Member
 from cluster.neighbours import Neighbours
-from cluster.shelves import HIGHEST, Shelves, shelf_of
+from cluster.shelves import HIGHEST, Seat, Shelves, shelf_of
 from core.types import Slo
 
 NUM_CACHED = 16
@@ -42,19 +42,20 @@ class Shortlist:
         """Who computes prompts, by what is queued there."""
         self._batches: dict[tuple[int, bool], Shelves] = {}
         """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
-        self._batch_of: dict[str, tuple[int, bool]] = {}
+        self._standing: dict[str, _Standing] = {}
         self._room = Shelves()
         """Who decodes and has a sequence slot, by its free blocks."""
         self._near_prompts, self._near_batches = Neighbours(), Neighbours()
 
     def forget(self, address: str) -> None:
         self.changed.pop(address, None)
-        self._prompts.take(address)
-        self._room.take(address)
-        self._near_prompts.take(address)
-        self._near_batches.take(address)
-        if (batch := self._batch_of.pop(address, None)) is not None:
-            self._take_batch(batch, address)
+        if (standing := self._standing.pop(address, None)) is None:
+            return
+        self._prompts.take(standing.prompts)
+        self._room.take(standing.room)
+        self._take_batch(standing)
+        self._near_prompts.take(standing.member)
+        self._near_batches.take(standing.member)
 
     def settle(self, tokens_per_s: float) -> None:
         """Put everybody where they are now; `tokens_per_s`: prompt rate of those that have not measured any."""
@@ -66,12 +67,15 @@ class Shortlist:
             if member.leaving:
                 self.forget(address)
                 continue
+            standing = self._standing.get(address)
+            if standing is None:
+                standing = self._standing[address] = _Standing(member)
             backlog = _backlog(member, tokens_per_s)
-            if member.info.prefills:
-                self._prompts.put(member, backlog)
+            if member.prefills:
+                self._prompts.put(standing.prompts, backlog)
                 self._near_prompts.put(member, backlog)
-            if member.info.decodes:
-                self._put_decoding(member, backlog)
+            if member.decodes:
+                self._put_decoding(standing, backlog)
 
     # Who could do it ------------------------------------------------------------------------------------------------
     def any_headroom(self) -> bool:
@@ -105,29 +109,42 @@ class Shortlist:
         return found
 
     # Shelves --------------------------------------------------------------------------------------------------------
-    def _put_decoding(self, member: Member, backlog: int) -> None:
-        address, info = member.info.address, member.info
-        room = member.free_blocks * info.block_size if member.num_seqs < info.max_num_seqs else 0
+    def _put_decoding(self, standing: "_Standing", backlog: int) -> None:
+        member = standing.member
+        room = member.free_blocks * member.block_size if member.num_seqs < member.max_num_seqs else 0
         if room > 0:
-            self._room.put(member, shelf_of(room, _ROOM_UNIT_TOKENS))
+            self._room.put(standing.room, shelf_of(room, _ROOM_UNIT_TOKENS))
         else:
-            self._room.take(address)
+            self._room.take(standing.room)
         batch = _batch(member)
         shelf = shelf_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
         self._near_batches.put(member, shelf)
-        if (old := self._batch_of.get(address)) != batch:
-            if old is not None:
-                self._take_batch(old, address)
-            self._batch_of[address] = batch
+        if standing.batch != batch:
+            self._take_batch(standing)
+            standing.batch = batch
         shelves = self._batches.get(batch)
         if shelves is None:
             shelves = self._batches[batch] = Shelves()
-        shelves.put(member, shelf)
+        shelves.put(standing.in_batch, shelf)
 
-    def _take_batch(self, batch: tuple[int, bool], address: str) -> None:
-        self._batches[batch].take(address)
-        if not len(self._batches[batch]):
-            del self._batches[batch]
+    def _take_batch(self, standing: "_Standing") -> None:
+        if (batch := standing.batch) is not None:
+            shelves = self._batches[batch]
+            shelves.take(standing.in_batch)
+            if not len(shelves):
+                del self._batches[batch]
+
+
+class _Standing:
+    """One member's seats."""
+
+    __slots__ = ("batch", "in_batch", "member", "prompts", "room")
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.prompts, self.room, self.in_batch = Seat(member), Seat(member), Seat(member)
+        self.batch: tuple[int, bool] | None = None
+        """Of which batches' shelves `in_batch` is."""
 
 
 def _backlog(member: Member, tokens_per_s: float) -> int:
@@ -152,5 +169,5 @@ def _step_s(member: Member) -> float:
     """A decode step of everything that is or will be there; where that is not known, the share of slots that are taken."""
     model = member.steps.decode
     if not model.num_steps:
-        return member.step_s * member.num_seqs / member.info.max_num_seqs
+        return member.step_s * member.num_seqs / member.max_num_seqs
     return model.step_s(member.batch_seqs, member.batch_context_tokens, member.batch_seqs)

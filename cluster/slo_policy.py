@@ -48,7 +48,7 @@ class SloPolicy:
         self._threshold = local_threshold_tokens
         self._model, self._links = model or SloModel(), links or CostModel()
         self._rates = Rates()
-        self._outlooks: dict[str, tuple[Member, int, Outlook]] = {}
+        self._outlooks: dict[str, Outlook] = {}
 
     def measured(self, member: Member) -> None:
         self._rates.measured(member)
@@ -59,10 +59,9 @@ class SloPolicy:
     def outlook(self, member: Member) -> Outlook:
         """Worked out again only where something has changed."""
         known = self._outlooks.get(member.address)
-        if known is None or known[0] is not member or known[1] != member.version:
-            known = member, member.version, Outlook(member, self._rates.tokens_per_s(member))
-            self._outlooks[member.address] = known
-        return known[2]
+        if known is None or known.member is not member or known.version != member.version:
+            known = self._outlooks[member.address] = Outlook(member, self._rates.tokens_per_s(member))
+        return known
 
     def forget(self, address: str) -> None:
         self._outlooks.pop(address, None)
@@ -80,22 +79,20 @@ class SloPolicy:
     ) -> Choice | None:
         sources, nearest = self._sources(ask, prefills)
         delay_weight = self._model.delay_weight
-        best: tuple[bool, float] = True, inf
-        chosen: tuple[Member, Member] | None = None
+        late, best = True, inf
+        chosen: Member | None = None
+        computes: Member | None = None
         for use_s, tpot_share, decode in self._able(ask, decodes):
-            if best < (False, use_s):
+            if not late and best < use_s:
                 break
             to_move = ask.to_move(decode)
             for source in self._ways(ask, decode, to_move, sources, nearest):
-                if best < (False, use_s + source.work_s + delay_weight * source.ttft_s):
+                if not late and best < use_s + source.work_s + delay_weight * source.ttft_s:
                     continue
-                cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
-                if chosen is None or cost < best:
-                    best, chosen = cost, (decode, source.member)
-        if chosen is None:
-            return None
-        decode, computes = chosen
-        return Choice(decode, None if computes is decode else computes, best[1])
+                is_late, cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
+                if chosen is None or (late if is_late is not late else cost < best):
+                    late, best, chosen, computes = is_late, cost, decode, source.member
+        return None if chosen is None else Choice(chosen, None if computes is chosen else computes, best)
 
     def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
         sources, nearest = self._sources(ask, prefills)
@@ -156,7 +153,7 @@ class SloPolicy:
                 if step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
                     continue
                 before_s = decode_step_s(decode, 0, 0.0)
-            able.append((length * max(0.0, step_s - before_s), step_s / max(ask.slo.tpot_s, floor_s), decode))
+            able.append((length * max(0.0, step_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
         able.sort(key=_use_s)
         return able
 
@@ -173,7 +170,7 @@ class SloPolicy:
         """(late, cost); among late places by how late they are."""
         model = self._model
         exposed_s = 0.0 if source.member is decode else self._exposed_s(source, decode, to_move)
-        tpot_share += exposed_s / max(1.0, ask.expected_tokens) / ask.slo.tpot_s
+        tpot_share += exposed_s / max(1.0, ask.expected_tokens) / ask.tpot_s
         left_s = ask.due_s - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
         risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
@@ -188,19 +185,17 @@ class SloPolicy:
         """What the transfer adds before the second token, and what it takes from others' link."""
         links = self._links
         rate = bytes_per_s(links.links, source.member.info, decode.info)
-        link_s = to_move * decode.info.kv_token_bytes / rate
+        link_s = to_move * decode.kv_token_bytes / rate
         return links.handover_s + max(0.0, link_s - source.work_s) + links.link_share * link_s
 
 
-@dataclass(slots=True, eq=False)
 class _Source:
-    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work.
+    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
 
-    Not frozen, since a frozen one takes three times as long to make."""
+    __slots__ = ("member", "ttft_s", "work_s")
 
-    member: Member
-    ttft_s: float
-    work_s: float
+    def __init__(self, member: Member, ttft_s: float, work_s: float) -> None:
+        self.member, self.ttft_s, self.work_s = member, ttft_s, work_s
 
 
 def _use_s(able: tuple[float, float, Member]) -> float:

@@ -13,7 +13,6 @@ Invariant: every waiter is in exactly one list of its tenant."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
@@ -26,39 +25,42 @@ AGING_S = 10.0
 _THIN_EVERY_S = 0.05
 
 
-@dataclass(slots=True, eq=False)
 class Waiter:
     """One request in the queue."""
 
-    key: str
-    frontend: str
-    place: Place
-    arrived_s: float
-    number: int
-    start_by_s: float = inf
-    """Begun later, it misses its time to the first token."""
-    blocked_since_s: float | None = None
-    """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
-    due_s: float = inf
-    """When its first token is due."""
-    work_s: float = 0.0
-    """What its prompt takes at the least."""
-    aside: bool = False
-    """Too dear for what its tenant's share of the fleet can do in time, as things stand."""
-    num_tries: int = 0
-    tried_s: float = -inf
-    """When it last found no place."""
-    waits_for: tuple[Member, int] | None = None
-    """The instance that was best then but had too many prompts before it, and the version that it had."""
-    rank: tuple[float, int] = field(init=False)
+    __slots__ = (
+        "arrived_s", "aside", "blocked_since_s", "due_s", "frontend", "key", "level", "num_tries", "number", "place", "rank",
+        "start_by_s", "tried_s", "waits_for", "work_s",
+    )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        slack_s = min(self.place.slo.ttft_s, AGING_S)
-        self.rank = ((self.arrived_s + slack_s) / AGING_S - self.level, self.number)
-
-    @property
-    def level(self) -> int:
-        return self.place.slo.priority + (1 if self.place.attempt else 0)
+    def __init__(
+        self,
+        key: str,
+        frontend: str,
+        place: Place,
+        arrived_s: float,
+        number: int,
+        start_by_s: float = inf,
+        due_s: float = inf,
+        work_s: float = 0.0,
+    ) -> None:
+        """`start_by_s`: begun later, it misses its time to the first token, which is due at `due_s`; `work_s`: what its prompt
+        takes at the least."""
+        self.key, self.frontend, self.place = key, frontend, place
+        self.arrived_s, self.number = arrived_s, number
+        self.start_by_s, self.due_s, self.work_s = start_by_s, due_s, work_s
+        self.blocked_since_s: float | None = None
+        """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
+        self.aside = False
+        """Too dear for what its tenant's share of the fleet can do in time, as things stand."""
+        self.num_tries = 0
+        self.tried_s = -inf
+        """When it last found no place."""
+        self.waits_for: tuple[Member, int] | None = None
+        """The instance that was best then but had too many prompts before it, and the version that it had."""
+        slo = place.slo
+        self.level = slo.priority + (1 if place.attempt else 0)
+        self.rank = ((arrived_s + min(slo.ttft_s, AGING_S)) / AGING_S - self.level, number)
 
 
 class WaitingQueue:

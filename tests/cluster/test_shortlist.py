@@ -12,7 +12,7 @@ from cluster.events import Arrived, PeerLost, Send
 from cluster.fleet import Member
 from cluster.roster import SCAN_UP_TO
 from cluster.routing import GlobalScheduler
-from cluster.shelves import Shelves, shelf_of
+from cluster.shelves import Seat, Shelves, shelf_of
 from core.config import ScheduleConfig
 from core.messages import Finished, Leaving, Placed
 from tests.cluster.routing_world import ask, instance, report, route_of
@@ -38,15 +38,15 @@ def placed(actions: list[Send]) -> str:
 # --- shelves -------------------------------------------------------------------------------------------------------
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=60), st.integers(1, 8))
 def test_shelves_give_the_lowest_and_the_highest(moves: list[tuple[int, int]], count: int) -> None:
-    members = [Member(instance(f"i{number}")) for number in range(6)]
+    seats = [Seat(Member(instance(f"i{number}"))) for number in range(6)]
     shelves, truth = Shelves(), dict[str, int]()
     for number, shelf in moves:
-        address = members[number].address
+        address = seats[number].member.address
         if shelf < 0:
-            shelves.take(address)
+            shelves.take(seats[number])
             truth.pop(address, None)
         else:
-            shelves.put(members[number], shelf)
+            shelves.put(seats[number], shelf)
             truth[address] = shelf
     assert len(shelves) == len(truth)
     ordered = sorted(truth.values())
@@ -71,7 +71,7 @@ def test_shelves_are_finer_than_a_tenth_and_keep_the_order() -> None:
 def test_equals_are_drawn_from_evenly() -> None:
     shelves = Shelves()
     for number in range(10):
-        shelves.put(Member(instance(f"i{number}")), 3)
+        shelves.put(Seat(Member(instance(f"i{number}"))), 3)
     for draw in (Shelves.one_low, Shelves.one_high):
         drawn = Counter(draw(shelves, Draws(f"r{n}")) for n in range(1000))
         assert len(drawn) == 10
