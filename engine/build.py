@@ -106,7 +106,8 @@ def build_group(
 def make_graphs(
     model: Model, pool: Pool, engine: EngineConfig, max_context_tokens: int
 ) -> DecodeGraphs | None:
-    """As `engine.cuda_graphs` says. Raises ConfigError where sizes are named that cannot be captured."""
+    """As `engine.cuda_graphs` says. Raises ConfigError where sizes are named that cannot be captured, and what CUDA raises while
+    it captures them; with `auto` steps are launched one kernel at a time then, so that the instance serves all the same."""
     asked = engine.cuda_graphs
     if asked == "off":
         return None
@@ -118,7 +119,13 @@ def make_graphs(
     assert isinstance(pool, MirroredPool)
     sizes = auto_sizes(engine.max_num_seqs) if asked == "auto" else asked
     most_blocks = num_blocks_for(max_context_tokens, engine.block_size)
-    return DecodeGraphs(model, pool, engine.block_size, most_blocks, sizes, CudaCapture(pool.device))
+    try:
+        return DecodeGraphs(model, pool, engine.block_size, most_blocks, sizes, CudaCapture(pool.device))
+    except RuntimeError:
+        if asked != "auto":
+            raise
+        _log.exception("decode steps are launched one kernel at a time, since capturing them has failed")
+        return None
 
 
 def why_no_graphs(model: Model, pool: Pool) -> str:

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
-from core.config import load
+from core.config import EngineConfig, load
 from core.errors import ConfigError
+from engine import build
 from engine.build import why_no_graphs
 from engine.devices import choose_device
+from engine.mirror import MirroredPool
 from kernels.attention.case import Case
 from kernels.ref import reference_ops
 from kernels.select import Kernels, select_ops
@@ -62,6 +64,19 @@ def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> N
 def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
     model = Mock(ops=reference_ops())
     assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("only Triton's kernels")
+
+
+def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "CudaCapture", Mock())
+    monkeypatch.setattr(
+        build,
+        "DecodeGraphs",
+        Mock(side_effect=RuntimeError("operation not permitted when stream is capturing")),
+    )
+    pool = Mock(spec=MirroredPool, device=torch.device("cuda"))
+    assert build.make_graphs(Mock(), pool, EngineConfig(), 1024) is None
+    with pytest.raises(RuntimeError, match="not permitted"):
+        build.make_graphs(Mock(), pool, EngineConfig(cuda_graphs=(1, 8)), 1024)
 
 
 @pytest.mark.gpu
