@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def auto_sizes(largest: int) -> tuple[int, ...]:
-    """Batch sizes worth capturing up to `largest`: steps are padded by a third at most, by 16 rows at most from 64 on."""
+    """Batch sizes worth capturing up to `largest`: steps are padded by fewer than 8 rows, 16 from 64 on and 32 from 256 on."""
     sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 1, 32))
     return (*(size for size in sizes if size < largest), largest)
 

@@ -19,6 +19,7 @@ from tests.engine.test_runner import Instance, Sink
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import FAMILIES, VOCAB, make
 
+NUM_BLOCKS = 9
 GREEDY = {"temperature": 0.0, "masked_until_min": (1,)}
 
 
@@ -63,22 +64,19 @@ def of_transformers(reference: object, requests: list[Request]) -> dict[str, lis
 def test_tokens_are_those_of_transformers_while_batches_and_tables_grow_and_shrink(
     family: str, tmp_path: Path
 ) -> None:
-    """Blocks of 4: tables grow every fourth step. Batches go from 3 to 1, padded to 4 and 2; pools are too small for all."""
+    """Blocks of 4: tables grow every fourth step. Batches go from 3 to 1, padded to 4 and 2."""
     reference, _, model = tiny(tmp_path, family)
     requests = requests_of([(5, 5), (9, 2), (2, 7)])
     want = of_transformers(reference, requests)
-    for num_blocks in (40, 9) if family == "llama" else (9,):
-        instance = Instance(model, num_blocks, mirrored=True, sizes=(2, 4), max_batch_tokens=8)
-        assert instance.run(requests) == want
-        assert instance.num_replayed > 4
-        assert (
-            instance.run(requests) == want
-        )  # from the prefix cache, over what others have left in the tables
-        shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
-        (host,) = pool_parts(shard, num_blocks, bytes_of(shard, num_blocks, instance.buffer))
-        written = ~host.isnan()
-        layers = torch.stack([layer for layer in instance.pool.layers if isinstance(layer, torch.Tensor)])
-        assert torch.equal(host[written], layers[:, :num_blocks][written])
+    instance = Instance(model, NUM_BLOCKS, mirrored=True, sizes=(2, 4), max_batch_tokens=8)
+    assert instance.run(requests) == want
+    assert instance.num_replayed > 4
+    assert instance.run(requests) == want  # from the prefix cache, over what others have left in the tables
+    shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
+    (host,) = pool_parts(shard, NUM_BLOCKS, bytes_of(shard, NUM_BLOCKS, instance.buffer))
+    written = ~host.isnan()
+    layers = torch.stack([layer for layer in instance.pool.layers if isinstance(layer, torch.Tensor)])
+    assert torch.equal(host[written], layers[:, :NUM_BLOCKS][written])
 
 
 class Steps:
@@ -116,7 +114,7 @@ class Steps:
 def a_day(steps: Steps) -> list[Sampled]:
     """Full batches, padded ones, ones larger than any captured, a prompt between, one that draws nothing."""
     drawn = steps.prompts({"a": 5, "b": 13, "c": 1, "d": 3})
-    for keys in ("abcd", "abc", "cb", "a", "dcba", "d"):
+    for keys in ("abcd", "abc", "a", "dcba"):
         drawn += steps.decode(keys)
     drawn += steps.prompts({"e": 7})
     drawn += steps.decode("abcde")
@@ -134,7 +132,7 @@ def test_what_is_said_of_tokens_and_experts_is_what_eager_steps_say(
     replayed = Steps(model, stored, (2, 4))
     model.expert_load.zero_()  # what capturing has counted was nobody's
     got = a_day(replayed)
-    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, 8)
+    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, 6)
     assert [(one.key, one.token) for one in got] == [(one.key, one.token) for one in want]
     for one, other in zip(got, want, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
@@ -165,4 +163,4 @@ def test_sizes_are_few_and_pad_little() -> None:
         assert len(sizes) < 60
         for batch in range(9, largest + 1):
             size = next(size for size in sizes if size >= batch)
-            assert size - batch < max(8, size / 3 if size < 64 else 32)
+            assert size - batch < (8 if size <= 64 else 16 if size <= 256 else 32)
