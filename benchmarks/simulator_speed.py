@@ -5,8 +5,8 @@ the processor, which a busy machine does not lengthen much; they are taken at ea
 hour is put at 3,600 such seconds. Prefix caches are full, and evict, from about 200 s on. What the file has of the other kind
 (interpreted or compiled) or of another `--warm` is kept, so that one file has all.
 
-Predicted: compiled, with nothing searched for garbage, 4,000 requests/s at 1,000 instances (25 minutes for the hour), half of
-them the scheduler's; full caches cost a quarter more; interpreted 1,200.
+Predicted after a trial: compiled, without a search for garbage, 4,000 requests/s at 1,000 instances (an hour: 25 minutes), half
+of it the scheduler's; full caches cost a quarter more; interpreted 1,200.
 
     python -m benchmarks.simulator_speed TRACE --json benchmarks/results/simulator_speed.json
     PYTHONPATH=build/compiled:. python -P -m benchmarks.simulator_speed TRACE ...     (after `make compiled`)"""
