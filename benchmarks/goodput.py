@@ -51,6 +51,8 @@ GRID = [
 """The conversation's prompts, of up to 85,000 tokens, leave nobody a chance at 450 ms."""
 GPU, MODEL, NUM_GPUS = "H100", "llama-3.1-8b", 4
 WINDOW_S, FIRST_WINDOW_S, BETWEEN_WINDOWS_S = 20.0, 300.0, 600.0
+LEAST_REQUESTS = 30
+"""Of a window; where a trace pauses, the next one that has so many is taken."""
 TARGETS = (0.9, 0.99)
 SPLIT = "baton-split"
 """Our scheduler on a fleet of fixed roles, in the ratio that suits the static ones best."""
@@ -66,6 +68,8 @@ def window(folder: Path, trace: str, seed: int) -> Window:
     start_s = FIRST_WINDOW_S + seed * BETWEEN_WINDOWS_S
     if start_s + WINDOW_S > rows[-1].arrival_s:
         start_s = 0.0
+    while sum(start_s <= row.arrival_s < start_s + WINDOW_S for row in rows) < LEAST_REQUESTS:
+        start_s += WINDOW_S
     return Window(rows, start_s, WINDOW_S, natural_block_tokens(rows))
 
 

@@ -25,6 +25,8 @@ GROWTH_TOKENS = 256
 """Room that is kept for a sequence's output while nothing is known of how long outputs are."""
 GROWTH_SHARE = 0.75
 """Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
+SHORT_SHARE = 0.05
+"""So many outputs are shorter than what a wait before the second token is taken to be spread over."""
 PATIENCE_S = 1.0
 RETRY_S = 0.05
 """In a large fleet, who waits is tried again when the instance it waits for has changed, or after this long."""
@@ -269,9 +271,11 @@ class Placer:
         due_s: float = inf,
         missing_tokens: int | None = None,
     ) -> Ask:
-        mean = self._lengths.mean(place.tenant, place.slo.name)
-        expected = min(place.max_new_tokens, GROWTH_TOKENS if mean is None else mean)
-        return Ask(place.num_tokens, growth_tokens, cached, missing_tokens, place.slo, due_s, expected)
+        lengths, tenant, name, most = self._lengths, place.tenant, place.slo.name, place.max_new_tokens
+        mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
+        expected = min(most, GROWTH_TOKENS if mean is None else mean)
+        few = min(most, GROWTH_TOKENS if short is None else short)
+        return Ask(place.num_tokens, growth_tokens, cached, missing_tokens, place.slo, due_s, expected, few)
 
     def _growth(self, place: Place) -> int:
         """Output tokens that room is kept for."""

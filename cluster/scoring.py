@@ -33,7 +33,8 @@ class Ask:
     """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "cached_blocks", "due_s", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "slo", "tpot_s"
+        "cached_blocks", "due_s", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "short_tokens", "slo",
+        "tpot_s",
     )  # fmt: skip
 
     def __init__(
@@ -45,12 +46,14 @@ class Ask:
         slo: Slo = STANDARD,
         due_s: float = inf,
         expected_tokens: float = 256.0,
+        short_tokens: float = 256.0,
     ) -> None:
         """`growth_tokens`: output that room is kept for; `missing_tokens`: what the decode instance lacks, where it has said so
-        itself; `due_s`: when the first token is due; `expected_tokens`: output, on average."""
+        itself; `due_s`: when the first token is due; `expected_tokens`: output, on average; `short_tokens`: of a short one."""
         self.num_tokens, self.growth_tokens, self.missing_tokens = num_tokens, growth_tokens, missing_tokens
         self.cached_blocks = cached_blocks
-        self.slo, self.tpot_s, self.due_s, self.expected_tokens = slo, slo.tpot_s, due_s, expected_tokens
+        self.slo, self.tpot_s, self.due_s = slo, slo.tpot_s, due_s
+        self.expected_tokens, self.short_tokens = expected_tokens, short_tokens
 
     def uncached(self, member: Member) -> int:
         """Tokens to compute on `member`; at least the last one, whose logits are needed."""

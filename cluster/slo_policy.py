@@ -169,8 +169,10 @@ class SloPolicy:
     ) -> tuple[bool, float]:
         """(late, cost); among late places by how late they are."""
         model = self._model
-        exposed_s = 0.0 if source.member is decode else self._exposed_s(source, decode, to_move)
-        tpot_share += exposed_s / max(1.0, ask.expected_tokens) / ask.tpot_s
+        exposed_s = 0.0
+        if source.member is not decode:
+            exposed_s = self._exposed_s(source, decode, to_move)
+            tpot_share += (exposed_s + self.outlook(decode).lag_s) / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_s - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
         risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)

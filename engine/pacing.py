@@ -6,7 +6,7 @@ targets most of it, with tight ones little."""
 from collections.abc import Sequence as Seq
 
 from core.ports import Served
-from core.steps import StepModels
+from core.steps import StepModels, chunk_pairs
 
 SHARE = 0.8
 """Of the tightest time per output token; the rest is for what the model gets wrong."""
@@ -15,6 +15,8 @@ EASY_SHARE = 0.5
 GAINFUL = 5.0
 """A step so many times as long as it is without prompts computes these at four fifths of the full rate. Longer ones hardly
 compute more, while those who decode, and hold slots and blocks, wait for them."""
+PRESSING_SHARE = 0.5
+"""Of its time to the first token: a prompt whose own work takes more gets steps as long as they may be."""
 MIN_TOKENS = 64
 """Prompts go on even where decoding alone takes too long: waiting for it to end would hold them for ever."""
 
@@ -33,7 +35,14 @@ def tokens_in_time(
         return budget_tokens
     tpot_s = min(seq.request.slo.tpot_s for seq in decoding)
     start = prompts[0].num_computed if prompts else 0
-    return prompt_tokens(steps, len(decoding), context_tokens, tpot_s, budget_tokens, start)
+    easy_share = SHARE if prompts and _is_pressing(prompts[0], steps) else EASY_SHARE
+    return prompt_tokens(steps, len(decoding), context_tokens, tpot_s, budget_tokens, start, easy_share)
+
+
+def _is_pressing(prompt: Served, steps: StepModels) -> bool:
+    num_tokens, model = len(prompt.tokens), steps.prompt
+    work_s = model.token_s * num_tokens + model.pair_s * chunk_pairs(0, num_tokens)
+    return work_s > PRESSING_SHARE * prompt.request.slo.ttft_s
 
 
 def prompt_tokens(
@@ -43,12 +52,13 @@ def prompt_tokens(
     tpot_s: float,
     budget_tokens: int,
     start_tokens: float = 0.0,
+    easy_share: float = EASY_SHARE,
 ) -> int:
     """The same from figures. Where no step with a prompt was seen yet there is nothing to go by."""
     model = steps.prompt
     if not model.num_steps or not model.token_s:
         return budget_tokens
     base_s = model.step_s(num_decoding, context_tokens + start_tokens, num_decoding + 1)
-    longest_s = min(SHARE * tpot_s, max(EASY_SHARE * tpot_s, GAINFUL * base_s))
+    longest_s = min(SHARE * tpot_s, max(easy_share * tpot_s, GAINFUL * base_s))
     tokens = (longest_s - base_s) / (model.token_s + model.pair_s * start_tokens)
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))

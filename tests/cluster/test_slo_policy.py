@@ -93,6 +93,23 @@ def test_a_prompt_too_long_for_its_batch_goes_to_an_instance_that_does_not_decod
     assert route.split(">")[0] == other
 
 
+@pytest.mark.parametrize(("num_output", "moves"), [(6, False), (300, True)])
+def test_a_short_answer_is_not_moved_where_its_second_token_would_wait_for_a_step(
+    num_output: int, moves: bool
+) -> None:
+    world = fleet(2)
+    for i in range(25):
+        world.on(wants(f"old{i}", 100))
+        world.on(Finished(f"old{i}", 0, num_output, complete=True))
+    busy = decode_of(world.placed(wants("r0", 100)))
+    for i in range(1, 30):
+        world.on(wants(f"r{i}", 100))
+    other = next(name for name in NAMES[:2] if name != busy)
+    told(world, busy, step_s=0.15)
+    route = world.placed(wants("long", 16_000, ttft_s=1.0))
+    assert route == (f"{other}>{busy}" if moves else other)
+
+
 def test_a_cached_prefix_draws_a_prompt_until_its_holder_is_too_busy() -> None:
     world = fleet()
     shared = wants("x", 16_000, prefix=7)

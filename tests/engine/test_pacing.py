@@ -1,5 +1,7 @@
 """Prompts beside decoding sequences: as much as the time per token allows, by the scheduler's own plans."""
 
+import pytest
+
 from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.steps import StepModel, StepModels
@@ -51,6 +53,19 @@ def test_a_loose_target_makes_steps_no_longer_than_prompts_gain_by_it() -> None:
         count = prompt_tokens(STEPS, 20, 10_000, tpot_s, 4096)
         assert SHARE * tpot_s > base_s + count * STEPS.prompt.token_s
         assert abs(base_s + (count + 0.5) * STEPS.prompt.token_s - longest_s) <= STEPS.prompt.token_s
+
+
+@pytest.mark.parametrize(("num_prompt", "share"), [(10_000, EASY_SHARE), (45_000, SHARE)])
+def test_a_prompt_whose_own_work_takes_most_of_its_time_gets_longer_steps(
+    num_prompt: int, share: float
+) -> None:
+    """Of two seconds; 25 us for each token."""
+    engine, tpot_s = Engine(), 0.1
+    engine.scheduler.add(_request("a", 100, tpot_s, 1_000))
+    engine.step()
+    engine.scheduler.add(_request("b", num_prompt, tpot_s, 10_000))
+    step_s = [STEPS.prompt.step_s(_prompt_part(engine.step()) + 1, 100, 2) for _ in range(2)][1]
+    assert step_s == pytest.approx(share * tpot_s, rel=0.05)
 
 
 def test_without_decoding_sequences_the_step_is_full() -> None:
