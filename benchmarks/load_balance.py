@@ -6,7 +6,7 @@ The coarse simulation of 16 H100s of any role, fixed roles beside it, under ten 
 the Mooncake conversation share their first block. For each whole minute: prompt tokens that the busiest instance was given to
 compute, by the mean of all that compute prompts. Beside it what caching saved, as a share of what one endless cache would have
 saved. Target: at most 1.2 (over 60 s, with caches of 2 to 8 million tokens in all; here they have 7 and 4). Prediction, written
-first: 1.2 near the fleet's limit, where room for prompts decides; more far below it, since decoding is gathered on few instances."""
+first: 1.2 near the fleet's limit, where room for prompts decides; more far below it: decoding is gathered on few instances."""
 
 import json
 import statistics
