@@ -9,20 +9,17 @@ sequences, 2 times at 128. The large model's weights alone take 4 ms: 1.0 to 1.3
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.decode_step --interpret-smoke` runs it once, tiny, without a GPU: its times mean
 nothing."""
 
-import argparse
 import json
 import mmap
-import platform
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
+from benchmarks.gpu.session import begin, parser, write
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
@@ -142,20 +139,9 @@ def measure(size: Size, device: torch.device) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--interpret-smoke", action="store_true")
-    args = parser.parse_args()
-    if args.interpret_smoke != INTERPRETED:
-        sys.exit(
-            "--interpret-smoke needs TRITON_INTERPRET=1 in the environment, and nothing else may have it"
-        )
-    if not INTERPRETED and not torch.cuda.is_available():
-        sys.exit(
-            "no CUDA device: there is nothing to measure (--interpret-smoke shows that the script works)"
-        )
-    device = torch.device("cpu" if INTERPRETED else "cuda")
-    torch.manual_seed(0)
+    options = parser(__doc__)
+    args = options.parse_args()
+    device = begin(args.interpret_smoke)
     rows: list[dict[str, object]] = []
     print(f"{'':6} {'batch':>6} {'launched ms':>12} {'replayed ms':>12} {'times':>6} {'alike':>6}")
     for size in SMOKE if INTERPRETED else SIZES:
@@ -167,15 +153,7 @@ def main() -> None:
                 flush=True,
             )
             rows.append(row)
-    if args.json:
-        about = {
-            "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(device),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-            "command": "python -m benchmarks.gpu.decode_step",
-        }
-        args.json.write_text(json.dumps({**about, "steps": rows}, indent=1) + "\n")
+    write(args.json, "benchmarks.gpu.decode_step", device, {"steps": rows})
 
 
 if __name__ == "__main__":

@@ -10,19 +10,15 @@ is long; norms and activations that round take 0.6 of the time of two steps.
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.kernels --interpret-smoke` runs every case once, tiny, without a GPU: it shows that
 the script works, and its times mean nothing."""
 
-import argparse
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import torch
-import triton
 
 from benchmarks.gpu.cases import REAL, SMOKE, Case, Cases, Sizes
 from benchmarks.gpu.limits import Limits, measure, seconds
+from benchmarks.gpu.session import begin, parser, write
 from benchmarks.gpu.step_cases import StepCases
 from kernels.triton.platform import INTERPRETED
 
@@ -70,39 +66,22 @@ def show(row: dict[str, object]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--minutes", type=float, default=7.5, help="No case is begun later.")
-    parser.add_argument("--interpret-smoke", action="store_true")
-    args = parser.parse_args()
-    if args.interpret_smoke != INTERPRETED:
-        sys.exit(
-            "--interpret-smoke needs TRITON_INTERPRET=1 in the environment, and nothing else may have it"
-        )
-    if not INTERPRETED and not torch.cuda.is_available():
-        sys.exit(
-            "no CUDA device: there is nothing to measure (--interpret-smoke shows that the script works)"
-        )
-    device = torch.device("cpu" if INTERPRETED else "cuda")
-    torch.manual_seed(0)
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=7.5, help="No case is begun later.")
+    args = options.parse_args()
+    device = begin(args.interpret_smoke)
     limits = measure(device)
     print(f"copy {limits.copy_bytes_per_s / 1e9:.0f} GB/s; products, TFLOP/s: ", end="")
     print(", ".join(f"{kind} {rate / 1e12:.0f}" for kind, rate in limits.flops.items()))
     print(f"{'':48} {'µs':>10} {'floor µs':>10} {'ratio':>6}  {'target':28} peers, µs")
     rows, left_out = run_all(every_case(SMOKE if INTERPRETED else REAL, device), limits, 60 * args.minutes)
-    if args.json:
-        about = {
-            "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(device),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-            "command": "python -m benchmarks.gpu.kernels",
-            "copy_gb_per_s": limits.copy_bytes_per_s / 1e9,
-            "tflops": {kind: rate / 1e12 for kind, rate in limits.flops.items()},
-        }
-        args.json.write_text(
-            json.dumps({**about, "left_out_from": left_out, "kernels": rows}, indent=1) + "\n"
-        )
+    found = {
+        "copy_gb_per_s": limits.copy_bytes_per_s / 1e9,
+        "tflops": {kind: rate / 1e12 for kind, rate in limits.flops.items()},
+        "left_out_from": left_out,
+        "kernels": rows,
+    }
+    write(args.json, "benchmarks.gpu.kernels", device, found)
     if left_out:
         sys.exit(
             f"{args.minutes:g} minutes were over before {left_out!r}: run it again, compiled kernels are kept"
