@@ -11,7 +11,6 @@ at 10,000 instances. Predictions, written first: a decision looks at about 15 in
 100 us, the same at any size (it was 200 to 270, interpreted); compiled, the same statements take a third: 70 to 90 us, and what
 is left is look-ups in memory that no cache holds."""
 
-import argparse
 import gc
 import json
 import statistics
@@ -22,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from baton.bench.report import machine
 from baton.bench.traces import TraceRow, read_trace
+from benchmarks.report import parser, write
 from cluster.compiled import scheduler_is_compiled
 from cluster.events import Event, Send
 from cluster.roster import SCAN_UP_TO
@@ -130,18 +129,15 @@ def _of_the_other(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("--sizes", default="10,100,1000,10000")
-    parser.add_argument("--rate", type=float, default=1.0, help="requests per second and instance")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("trace", type=Path)
+    options.add_argument("--sizes", default="10,100,1000,10000")
+    options.add_argument("--rate", type=float, default=1.0, help="requests per second and instance")
+    options.add_argument(
         "--events", type=int, default=4000, help="arrivals to time at each size, at least 1 s"
     )
-    parser.add_argument("--scan", action="store_true", help="look at the whole fleet each time")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    options.add_argument("--scan", action="store_true", help="look at the whole fleet each time")
+    args = options.parse_args()
     rows = [row for row in read_trace(args.trace) if row.input_tokens < 300_000]
     results: list[dict[str, Any]] = []
     for size in (int(part) for part in args.sizes.split(",")):
@@ -150,14 +146,9 @@ def main() -> None:
             case = Case(size, any_role, args.rate, measured_s, size if args.scan else SCAN_UP_TO)
             results.append(run(rows, case))
             print(json.dumps(results[-1]), flush=True)
-    if args.json:
-        flags = f" --rate {args.rate:g}{' --scan' if args.scan else ''}"
-        content = {
-            "command": f"python -m benchmarks.decisions {args.trace.name}{flags}",
-            "machine": machine(),
-            "results": _of_the_other(args.json) + results,
-        }
-        args.json.write_text(json.dumps(content, indent=2) + "\n")
+    flags = f" --rate {args.rate:g}{' --scan' if args.scan else ''}"
+    known = _of_the_other(args.json) if args.json else []
+    write(args.json, f"benchmarks.decisions {args.trace.name}{flags}", {"results": known + results})
 
 
 if __name__ == "__main__":
