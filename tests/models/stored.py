@@ -16,6 +16,15 @@ BLOCK = (4, 2)
 """Divides every size below: transformers knows no blocks that are cut off."""
 BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 32}
 """Sizes of which no block of 128 x 128 is cut off, nor shared by two projections."""
+W8A8_WAYS = [
+    ("float", "tensor", 0.0),
+    ("float", "tensor", 0.048),
+    ("float", "channel", 0.0),
+    ("float", "block", 0.0),
+    ("int", "channel", 0.0),
+    ("int", "channel", 0.1),
+]
+"""What is stored, how its scales are shared, and the scale that inputs are given (0: each its own)."""
 
 
 def rewrite(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> None:

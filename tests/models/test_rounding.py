@@ -16,16 +16,7 @@ from models.families import read_spec
 from models.model import Model
 from models.weights import Checkpoint, whole
 from tests.models.checkpoints import CPU, Paged
-from tests.models.stored import BLOCKS, w8a8
-
-WAYS = [
-    ("float", "tensor", 0.0),
-    ("float", "tensor", 0.048),
-    ("float", "channel", 0.0),
-    ("float", "block", 0.0),
-    ("int", "channel", 0.0),
-    ("int", "channel", 0.1),
-]
+from tests.models.stored import BLOCKS, W8A8_WAYS, w8a8
 
 
 class Rounding8:
@@ -57,7 +48,7 @@ def logits(folder: Path, ops: Ops) -> tuple[torch.Tensor, Model]:
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])
-@pytest.mark.parametrize(("kind", "strategy", "given"), WAYS)
+@pytest.mark.parametrize(("kind", "strategy", "given"), W8A8_WAYS)
 def test_rounding_early_gives_the_bits_of_rounding_late(
     kind: str, strategy: str, given: float, family: str, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from models.weights import Checkpoint, whole
 from tests.models.checkpoints import Paged
 from tests.models.stored import (
     BLOCKS,
+    W8A8_WAYS,
     compressed,
     four_bit_checkpoint,
     four_bits,
@@ -99,17 +100,7 @@ def rounded(x: torch.Tensor, kind: str, size: int, given: float = 0.0) -> torch.
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "strategy", "given"),
-    [
-        ("float", "tensor", 0.0),
-        ("float", "tensor", 0.048),
-        ("float", "channel", 0.0),
-        ("float", "block", 0.0),
-        ("int", "channel", 0.0),
-        ("int", "channel", 0.1),
-    ],
-)
+@pytest.mark.parametrize(("kind", "strategy", "given"), W8A8_WAYS)
 def test_eight_bits(kind: str, strategy: str, given: float, device: torch.device, tmp_path: Path) -> None:
     """A number between two steps may be rounded to either where sums before it are added up in another order."""
     w8a8(tmp_path, kind, strategy, input_scale=given, **BLOCKS if strategy == "block" else {})
