@@ -7,7 +7,7 @@ slow link catches up, lower cache tiers, replicas, failures."""
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from sim.coarse.blocks import Blocks
 from sim.coarse.config import DeviceConfig
 from sim.coarse.outlink import OutLink
 from sim.coarse.sequence import Job, Rate, Stay
-from sim.coarse.stretch import Stretch
+from sim.coarse.stretch import Stretch, decoding_stretch
 from sim.cost import chunk_pairs
 
 _FINE_BLOCK_TOKENS = 16
@@ -176,7 +176,7 @@ class Device:
         if self._chunks:
             self._stretch = Stretch(now, 1, self._step_with_prompts_s(batch))
         else:
-            self._stretch = self._decode_stretch(now, batch)
+            self._stretch = decoding_stretch(now, self._decoding, self._config.step)
             if _any_later(self._waiting, planned_s) or _any_later(self._joining, planned_s):
                 self._stretch.num_steps = 1
         self._set_timer()
@@ -190,16 +190,6 @@ class Device:
             new_pairs += chunk_pairs(chunk.start, chunk.count)
         pairs = self._decoding.context + new_pairs
         return self._config.step.step_s(num_tokens, context, pairs, batch + len(self._chunks))
-
-    def _decode_stretch(self, now: float, batch: int) -> Stretch:
-        """Until a sequence ends or needs another block."""
-        num_steps, step, context = self._decoding.steps_to_change(), self._config.step, self._decoding.context
-        last = context + batch * (num_steps - 1)
-        first_s = step.step_s(batch, context, context, batch)
-        if num_steps == 1:
-            return Stretch(now, 1, first_s)
-        slope_s = (step.step_s(batch, last, last, batch) - first_s) / (num_steps - 1)
-        return Stretch(now, num_steps, first_s, slope_s)
 
     def _set_timer(self) -> None:
         """At the end of the stretch, which may have become another."""
@@ -259,22 +249,36 @@ class Device:
 
     def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
         """Prompts in the room that the decoding sequences leave in the step."""
+        if not self._prompts and not self._waiting:
+            return []
+        self._prompts = self._by_turn(self._prompts, now)
         budget = self._prompt_budget()
+        waiting: Iterable[Stay] = ()
+        if self._waiting and budget > 0:
+            waiting = self._policy.order([stay for stay in self._waiting if stay.ready_s <= planned_s], now)
         chunks: list[_Chunk] = []
-        for stay in self._prompts:
-            budget -= self._take_chunk(stay, budget, chunks)
-        if not self._waiting or budget <= 0:
-            return chunks
-        known = [stay for stay in self._waiting if stay.ready_s <= planned_s]
-        for stay in self._policy.order(known, now):
-            if budget <= 0 or self._num_running >= self.info.max_num_seqs:
+        begun, may_admit = set(map(id, self._prompts)), True
+        for stay in self._by_turn((*self._prompts, *waiting), now):
+            if budget <= 0 or len(self._decoding) + len(chunks) >= self.info.max_num_seqs:
                 break
-            if not self._blocks.admit(stay, stay.num_known, self._num_running):
-                break
-            self._waiting.remove(stay)
-            self._prompts.append(stay)
+            if id(stay) not in begun and not (may_admit := may_admit and self._admit(stay)):
+                continue
             budget -= self._take_chunk(stay, budget, chunks)
         return chunks
+
+    def _by_turn(self, stays: Iterable[Stay], now: float) -> list[Stay]:
+        """Where another bound than the policy's holds, prompts are served as they come."""
+        if self._config.mixed_batch_tokens:
+            return [*stays]
+        return sorted(stays, key=lambda stay: self._policy.turn(stay, now, self._config.steps))
+
+    def _admit(self, stay: Stay) -> bool:
+        num_running = self._num_running
+        if num_running >= self.info.max_num_seqs or not self._blocks.admit(stay, stay.num_known, num_running):
+            return False
+        self._waiting.remove(stay)
+        self._prompts.append(stay)
+        return True
 
     def _prompt_budget(self) -> int:
         """Prompt tokens that the next step may compute."""
@@ -282,12 +286,10 @@ class Device:
         if batch and limit:
             return limit - batch
         budget = self.info.max_batch_tokens - batch
-        if not batch or not (self._prompts or self._waiting):
+        if not batch:
             return budget
-        decoding = self._decoding
-        return self._policy.prompt_tokens(
-            [*decoding], decoding.context, self._prompts, self._config.steps, budget
-        )
+        decoding, steps = self._decoding, self._config.steps
+        return self._policy.prompt_tokens([*decoding], decoding.context, self._prompts, steps, budget)
 
     @property
     def _num_running(self) -> int:
@@ -305,20 +307,25 @@ class Device:
     def _join(self, planned_s: float) -> None:
         if not self._joining:
             return
-        late = [stay for stay in self._joining if stay.ready_s > planned_s]
+        left: list[Stay] = []
         for stay in self._joining:
-            if stay.ready_s <= planned_s:
+            if stay.ready_s <= planned_s and len(self._decoding) < self.info.max_num_seqs:
                 self._decoding.insert(stay)
-        self._joining = late
+            else:
+                left.append(stay)
+        self._joining = left
 
     def _enter_batch(self, stay: Stay, now: float) -> None:
         """Its prompt was computed here: the next step is planned already, and has it."""
         if stay.num_output >= stay.job.max_tokens:
             self._blocks.keep_output(stay)
             self._blocks.strip(stay)
-        else:
-            stay.ready_s = now
+            return
+        stay.ready_s = now
+        if len(self._decoding) < self.info.max_num_seqs:
             self._decoding.insert(stay)
+        else:
+            self._joining.append(stay)
 
     def _grow_decoding(self, now: float) -> None:
         while (stay := self._decoding.pop_growing()) is not None:

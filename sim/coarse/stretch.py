@@ -5,6 +5,9 @@ Invariant: step j (from 0) takes `first_s + j * slope_s`, so `elapsed_s` and its
 import math
 from dataclasses import dataclass
 
+from sim.coarse.batch import DecodeBatch
+from sim.cost import StepModel
+
 
 @dataclass(slots=True)
 class Stretch:
@@ -31,3 +34,14 @@ class Stretch:
         linear = self.first_s - half
         done = 2 * elapsed_s / (linear + math.sqrt(linear * linear + 4 * half * elapsed_s))
         return min(int(done + 1e-9), self.num_steps)
+
+
+def decoding_stretch(now: float, decoding: DecodeBatch, step: StepModel) -> Stretch:
+    """Steps that only decode, until a sequence ends or needs another block."""
+    num_steps, batch, context = decoding.steps_to_change(), len(decoding), decoding.context
+    first_s = step.step_s(batch, context, context, batch)
+    if num_steps == 1:
+        return Stretch(now, 1, first_s)
+    last = context + batch * (num_steps - 1)
+    slope_s = (step.step_s(batch, last, last, batch) - first_s) / (num_steps - 1)
+    return Stretch(now, num_steps, first_s, slope_s)

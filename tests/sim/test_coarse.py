@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from core.config import load
 from core.types import Slo
+from sim.baselines.table import SCHEDULERS
 from sim.coarse.sequence import Job
 from sim.coarse.stretch import Stretch
 from sim.coarse.workload import Load, jobs
@@ -171,3 +172,28 @@ def test_the_garbage_collector_rests_only_while_it_runs_and_has_nothing_to_do() 
     assert gc.isenabled()
     assert len(found) > 2
     assert not any(found)
+
+
+class _Widest:
+    """A device that notes how many sequences its largest step had."""
+
+    def __init__(self) -> None:
+        self.num_seqs = 0
+
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
+        self.num_seqs = max(self.num_seqs, num_seqs)
+        return STEP.step_s(num_tokens, context_tokens, num_pairs, num_seqs)
+
+
+@pytest.mark.parametrize("name", ["baton", "least-loaded", "mooncake", "sarathi"])
+def test_a_step_has_no_more_sequences_than_there_are_slots(name: str) -> None:
+    """Also where prompts that were computed elsewhere come by the dozen, from a scheduler that does not count slots."""
+    step, entry = _Widest(), SCHEDULERS[name]
+    num_prefill, num_both = (1, 0) if entry.kind == "static" else (0, 2)
+    config = CoarseConfig(
+        num_prefill, num_prefill, num_both, BLOCK, 4000, max_batch_tokens=2048, max_num_seqs=4, step=step
+    )
+    work = jobs(Load(random_rows(5, 80, 40.0), FOREVER_S), SLO, BLOCK)
+    outcome = coarse(config, work, entry.make)
+    assert all(job.rejected or job.num_output == job.max_tokens for job in outcome.jobs)
+    assert step.num_seqs == 4 + 1, "what it learned its step times from had one more than there are slots"
