@@ -19,15 +19,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
+from rich.progress import Progress, track
 
 from baton.bench.traces import read_trace
 from benchmarks.goodput_report import summarise
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
-from sim.bound import bound_seconds
-from sim.catalogue import GPUS, MODELS, step_cost
-from sim.catalogued import MAX_NUM_SEQS, Fleet
+from sim.bound import Needs
+from sim.catalogued import Fleet, engine_of
 from sim.coarse.workload import jobs, natural_block_tokens
 from sim.goodput import Curve, Window, attained, highest
 
@@ -54,6 +53,7 @@ WINDOW_S, FIRST_WINDOW_S, BETWEEN_WINDOWS_S = 20.0, 300.0, 600.0
 LEAST_REQUESTS = 30
 """Of a window; where a trace pauses, the next one that has so many is taken."""
 TARGETS = (0.9, 0.99)
+EVER_PRECISION, EVER_STEPS = 1.01, 24
 SPLIT = "baton-split"
 """Our scheduler on a fleet of fixed roles, in the ratio that suits the static ones best."""
 
@@ -73,14 +73,34 @@ def window(folder: Path, trace: str, seed: int) -> Window:
     return Window(rows, start_s, WINDOW_S, natural_block_tokens(rows))
 
 
-def bound(part: Window, slo: Slo, target: float, seed: int) -> float:
-    """Copies that no scheduler can exceed in the long run, when prompts may end as late as the last one's target says.
+class Limits:
+    """What no scheduler can exceed on a window (`sim.bound`), in copies of it."""
 
-    Outputs may end later still, so a window whose decoding is dear can be above it."""
-    cost = step_cost(GPUS[GPU], MODELS[MODEL])
-    work = jobs(part.load(1.0, seed), slo, part.block_tokens)
-    seconds = bound_seconds(work, cost, slo, part.block_tokens, MAX_NUM_SEQS, target)
-    return NUM_GPUS * (part.duration_s + slo.ttft_s) / seconds
+    def __init__(self, part: Window, slo: Slo, seed: int) -> None:
+        self._part, self._slo, self._seed = part, slo, seed
+        self._engine = engine_of(Fleet(GPU, MODEL, 0, 0, NUM_GPUS), part.block_tokens)
+
+    def sustained(self, target: float) -> float:
+        """In the long run: without the time that a short window leaves after its last arrival."""
+        least_s = self._needs(1.0).least_s(target)
+        return NUM_GPUS * self._part.duration_s / least_s
+
+    def ever(self, target: float) -> float:
+        """On the very window that is measured, idle before and after."""
+
+        def share(copies: float) -> float:
+            return float(self._needs(copies).can_ever_be(target, NUM_GPUS))
+
+        return highest(share, 1.0, self.guess, EVER_PRECISION, EVER_STEPS) * EVER_PRECISION
+
+    @property
+    def guess(self) -> float:
+        """Where a search begins: about what the GPUs have time for when none misses who could hold."""
+        return self.sustained(TARGETS[0]) or 1.0
+
+    def _needs(self, copies: float) -> Needs:
+        work = jobs(self._part.load(copies, self._seed), self._slo, self._part.block_tokens)
+        return Needs(work, self._slo, self._engine, self._part.block_tokens)
 
 
 def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
@@ -92,7 +112,7 @@ def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
     )
     entry = SCHEDULERS["baton" if name == SPLIT else name]
     curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, entry, TARGETS[0]))
-    guess = bound(part, slo, TARGETS[0], seed) / 2
+    guess = Limits(part, slo, seed).guess / 2
     began = time.perf_counter()
     per_copy = part.rate / NUM_GPUS
     goodput = {f"{target:g}": highest(curve, target, guess) * per_copy for target in TARGETS}
@@ -156,15 +176,19 @@ def save(result: dict[str, Any], out: Path) -> None:
     fresh.replace(out)
 
 
-def bounds(folder: Path, seeds: int) -> dict[str, float]:
+def bounds(folder: Path, seeds: int) -> dict[str, dict[str, float]]:
     """Requests per second and GPU that no scheduler can exceed, by trace, targets, seed and attainment."""
-    return {
-        f"{trace}/{slo}/{seed}/{target:g}": bound(part, SLOS[slo], target, seed) * part.rate / NUM_GPUS
-        for trace, slo in GRID
-        for seed in range(seeds)
-        for target in TARGETS
-        for part in [window(folder, trace, seed)]
-    }
+    found: dict[str, dict[str, float]] = {}
+    for trace, slo in track(GRID, "bounds"):
+        for seed in range(seeds):
+            part = window(folder, trace, seed)
+            limits, per_copy = Limits(part, SLOS[slo], seed), part.rate / NUM_GPUS
+            for target in TARGETS:
+                found[f"{trace}/{slo}/{seed}/{target:g}"] = {
+                    "sustained": limits.sustained(target) * per_copy,
+                    "ever": limits.ever(target) * per_copy,
+                }
+    return found
 
 
 def parser() -> argparse.ArgumentParser:

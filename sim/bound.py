@@ -1,37 +1,115 @@
-"""How much of a load any scheduler could serve within its targets: an upper bound that knows the future. Pure.
+"""How much of a load any scheduler could serve within its targets: upper bounds that know the future. Pure.
 
-In the long run no fleet is busy for more than its own time. Each request takes at least: computing the part of its prompt that
-nobody before it had (one cache for all, of any size), and decoding in the largest batch whose steps hold its time per token.
-Compute and memory may overlap perfectly. The dearest requests are given up first, as many as the attainment allows."""
+What one request takes of an instance, at least: computing the part of its prompt that nobody before it had (one cache for all, of
+any size), and decoding in steps that hold its time per token, as full as that time, slots and KV blocks allow. Compute and memory
+overlap perfectly, the load divides evenly among instances, and nothing is computed twice. A request that would miss on an idle
+instance is hopeless; of the others the dearest are given up first, as many as may miss beside the hopeless ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
 
 from core.types import Slo
 from sim.coarse.sequence import Job
 from sim.cost import StepCost, chunk_pairs
 
-
-def bound_seconds(
-    jobs: Sequence[Job], cost: StepCost, slo: Slo, block_tokens: int, max_num_seqs: int, attainment: float
-) -> float:
-    """Instance seconds that the cheapest share `attainment` of `jobs` takes at least."""
-    seen: set[int] = set()
-    compute: list[float] = []
-    memory: list[float] = []
-    for job in jobs:
-        num_cached = min(sum(h in seen for h in job.hashes) * block_tokens, job.num_prompt - 1)
-        seen.update(job.hashes)
-        num_new = job.num_prompt - num_cached
-        pairs = chunk_pairs(num_cached, num_new)
-        compute.append((num_new + job.max_tokens - 1) / cost.tokens_per_s + pairs * cost.pair_s)
-        memory.append((job.max_tokens - 1) * _token_s(job, cost, slo, max_num_seqs))
-    kept = round(attainment * len(jobs))
-    return max(sum(sorted(compute)[:kept]), sum(sorted(memory)[:kept]))
+_NUM_CHECKS = 24
+"""Times at which it is asked how much is due by then. Fewer make the bound no less of one."""
 
 
-def _token_s(job: Job, cost: StepCost, slo: Slo, max_num_seqs: int) -> float:
-    """Memory time of one decode token in the largest batch of sequences like it that is quick enough."""
-    context_s = (job.num_prompt + job.max_tokens / 2) * cost.kv_token_read_s
-    room_s = max(context_s, slo.tpot_s - cost.overhead_s - cost.weights_read_s)
-    batch = min(max_num_seqs, max(1.0, room_s / context_s))
-    return (cost.weights_read_s + cost.overhead_s) / batch + context_s
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What an instance can do."""
+
+    cost: StepCost
+    max_num_seqs: int
+    kv_tokens: int
+    """Whose KV it has room for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Of one request: when it is due, and what it takes, in instance seconds by what may run out."""
+
+    first_due_s: float
+    last_due_s: float
+    prompt_s: tuple[float, ...]
+    """Of computing its prompt: due with the first token."""
+    whole_s: tuple[float, ...]
+    """Compute of everything; memory time of decoding where steps are full by their time, by their slots, by their blocks. What
+    a step takes is no less than the sum of its requests' shares of any one of these, so each bounds the whole by itself."""
+
+
+class Needs:
+    """Of a load, on instances of one kind."""
+
+    def __init__(self, jobs: Sequence[Job], slo: Slo, engine: Engine, block_tokens: int) -> None:
+        self._num_jobs = len(jobs)
+        self._needs: list[_Need] = []
+        """Of all but the hopeless."""
+        seen: set[int] = set()
+        for job in jobs:
+            num_cached = min(sum(h in seen for h in job.hashes) * block_tokens, job.num_prompt - 1)
+            seen.update(job.hashes)
+            if (need := _need(job, num_cached, slo, engine)) is not None:
+                self._needs.append(need)
+
+    def least_s(self, attainment: float) -> float:
+        """Instance seconds that as many requests as must hold take at least; infinite where too many are hopeless."""
+        num_spare = self._num_spare(attainment)
+        return inf if num_spare < 0 else _least_s([need.whole_s for need in self._needs], num_spare)
+
+    def can_be_sustained(self, attainment: float, num_instances: int, duration_s: float) -> bool:
+        """When load like this comes every `duration_s`: no instance is busy for more than its own time."""
+        return self.least_s(attainment) <= num_instances * duration_s
+
+    def can_ever_be(self, attainment: float, num_instances: int) -> bool:
+        """When all instances are idle at 0 and nothing follows: at no time is more due than they had time for."""
+        num_spare = self._num_spare(attainment)
+        return num_spare >= 0 and all(
+            _least_s([work(need) for need in due[:count]], num_spare) <= num_instances * due_s(due[count - 1])
+            for due_s, work in (_FIRST, _WHOLE)
+            for due in [sorted(self._needs, key=due_s)]
+            for count in _counts(len(due))
+        )
+
+    def _num_spare(self, attainment: float) -> int:
+        """How many of those that are not hopeless may miss; negative when too many are hopeless."""
+        num_hopeless = self._num_jobs - len(self._needs)
+        return int((1 - attainment) * self._num_jobs + 1e-9) - num_hopeless
+
+
+_Due = tuple[Callable[[_Need], float], Callable[[_Need], tuple[float, ...]]]
+_FIRST: _Due = (lambda need: need.first_due_s, lambda need: need.prompt_s)
+_WHOLE: _Due = (lambda need: need.last_due_s, lambda need: need.whole_s)
+
+
+def _counts(total: int) -> list[int]:
+    """Evenly spread, up to all."""
+    return sorted({-(-total * part // _NUM_CHECKS) for part in range(1, _NUM_CHECKS + 1)} - {0})
+
+
+def _least_s(works: Sequence[tuple[float, ...]], num_spare: int) -> float:
+    """The least of all but `num_spare` of them, by whichever resource it takes most of."""
+    num_kept = len(works) - num_spare
+    if num_kept <= 0:
+        return 0.0
+    return max(sum(sorted(resource)[:num_kept]) for resource in zip(*works, strict=True))
+
+
+def _need(job: Job, num_cached: int, slo: Slo, engine: Engine) -> _Need | None:
+    """None: hopeless."""
+    cost = engine.cost
+    num_new, num_decoded = job.num_prompt - num_cached, job.max_tokens - 1
+    prompt_s = num_new / cost.tokens_per_s + chunk_pairs(num_cached, num_new) * cost.pair_s
+    context = job.num_prompt + job.max_tokens / 2
+    read_s, fixed_s = context * cost.kv_token_read_s, cost.overhead_s + cost.weights_read_s
+    room_s = slo.tpot_s - fixed_s
+    if cost.overhead_s + prompt_s > slo.ttft_s or (num_decoded and read_s > room_s):
+        return None
+    fills = (read_s / room_s if num_decoded else 0.0, 1 / engine.max_num_seqs, context / engine.kv_tokens)
+    decode_s = (num_decoded * (read_s + fixed_s * fill) for fill in fills)
+    first_due_s = job.request.arrival_s + slo.ttft_s
+    last_due_s = first_due_s + num_decoded * slo.tpot_s
+    whole_s = (prompt_s + num_decoded / cost.tokens_per_s, *decode_s)
+    return _Need(first_due_s, last_due_s, (prompt_s,), whole_s)

@@ -9,6 +9,7 @@ from core.config import load
 from core.errors import ConfigError
 from core.step_profile import Profile
 from core.types import Slo
+from sim.bound import Engine
 from sim.catalogue import GPUS, MODELS, Gpu, Model, link_cost, num_blocks, step_cost
 from sim.coarse.world import CoarseConfig
 from sim.cost import LinkCost, StepModel
@@ -60,6 +61,14 @@ class Fleet:
     def dollars_per_h(self) -> float:
         num_instances = self.num_prefill + self.num_decode + self.num_both
         return num_instances * self.gpus_per_instance * GPUS[self.gpu].dollars_per_h
+
+
+def engine_of(fleet: Fleet, block_tokens: int) -> Engine:
+    """What bounds any scheduler on a catalogued instance of the fleet: no pipeline of its stages ever waits."""
+    gpu, model = fleet.parts
+    cost = step_cost(gpu, model, fleet.tp, fleet.pp).of_full_stages()
+    blocks = num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance)
+    return Engine(cost, MAX_NUM_SEQS, blocks * block_tokens)
 
 
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:

@@ -76,16 +76,23 @@ def _has_missed(job: Job, slo: Slo, now: float) -> bool:
     return isfinite(job.last_s) and job.last_s - job.first_s > slo.tpot_s * max(1, job.num_output - 1)
 
 
-def highest(measure: Callable[[float], float], wanted: float, guess: float) -> float:
-    """The largest argument at which the falling `measure` is still `wanted`, within 8 %; 0 where there is none."""
+def highest(
+    measure: Callable[[float], float],
+    wanted: float,
+    guess: float,
+    precision: float = _PRECISION,
+    max_steps: int = _MAX_STEPS,
+) -> float:
+    """The largest argument at which the falling `measure` is still `wanted`; 0 where there is none. What is this many times
+    (`precision`) as large is too large."""
     low, high, at = 0.0, 0.0, guess
-    for _ in range(_MAX_STEPS):
+    for _ in range(max_steps):
         if measure(at) >= wanted:
             low = at
         else:
             high = at
         if low and high:
-            if high / low < _PRECISION:
+            if high / low < precision:
                 break
             at = (low * high) ** 0.5
         else:

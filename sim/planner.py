@@ -7,14 +7,14 @@ with any instance doing either role, and split in fixed ratios."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from statistics import fmean
 
 from core.errors import ConfigError
 from core.types import Slo
-from sim.bound import bound_seconds
-from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
-from sim.catalogued import MAX_NUM_SEQS, Fleet, coarse_config
+from sim.bound import Needs
+from sim.catalogue import GPUS, MODELS, num_blocks
+from sim.catalogued import Fleet, coarse_config, engine_of
 from sim.coarse.workload import jobs
 from sim.coarse.world import simulate
 from sim.goodput import Window
@@ -117,9 +117,10 @@ def _counts(demand: Demand, kind: Fleet) -> Iterator[int]:
     """Numbers of instances, from the least that could do by a tenth at a time."""
     part = demand.window
     work = jobs(part.load(demand.copies, demand.seeds[0]), demand.slo, part.block_tokens)
-    cost = step_cost(*kind.parts, kind.tp, kind.pp).of_full_stages()
-    least_s = bound_seconds(work, cost, demand.slo, part.block_tokens, MAX_NUM_SEQS, demand.attainment)
-    count = max(1, int(least_s / (part.duration_s + _PATIENCE_S)))
+    engine = engine_of(kind, part.block_tokens)
+    least_s = Needs(work, demand.slo, engine, part.block_tokens).least_s(demand.attainment)
+    # Where too many are hopeless there is no such number: a few are tried, which shows what they miss.
+    count = 1 if least_s == inf else max(1, int(least_s / (part.duration_s + _PATIENCE_S)))
     while count <= demand.max_instances:
         yield count
         count = max(count + 1, ceil(count * 1.1))

@@ -25,9 +25,10 @@ Kind = Literal["static", "dynamic"]
 class Entry:
     make: MakeScheduler
     kind: Kind
-    paced: bool = False
-    """Its instances bound the prompt tokens of a step that decodes as ours do (engine.pacing); others by Sarathi's budget."""
     """`static`: instances are split into prefill and decode in a fixed ratio; `dynamic`: any instance does either."""
+    paced: bool = False
+    """Its instances compose steps as ours do (engine.pacing, engine.lateness); others serve prompts as they come, within
+    Sarathi's budget for a step that decodes."""
 
 
 def _routed(make_router: Callable[[], Router]) -> MakeScheduler:
