@@ -4,8 +4,7 @@ The ingress learns all of it (`cluster.timeline`), so the spans are made here, a
 is traced on the token path, and no other process exports anything. They belong to the trace that the client named in its
 `traceparent` header, if it did. Attributes follow the `gen_ai.*` conventions; Baton's own begin with `baton.`."""
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -31,13 +30,12 @@ class Tracing:
         self._model = model
 
     def observe(self, timeline: Timeline) -> None:
-        at = _to_epoch_ns()
         request = timeline.request
         root = self._tracer.start_span(
             f"{_OPERATION} {self._model}",
             context=_PROPAGATOR.extract({"traceparent": request_context.traceparent.get()}),
             kind=SpanKind.SERVER,
-            start_time=at(timeline.started_s),
+            start_time=_ns(timeline.started_s),
             attributes={
                 "gen_ai.operation.name": _OPERATION,
                 "gen_ai.provider.name": "baton",
@@ -63,20 +61,20 @@ class Tracing:
         if (first_s := first_token_s(timeline)) is not None:
             root.set_attribute("gen_ai.response.time_to_first_chunk", first_s - timeline.started_s)
         for attempt in timeline.attempts:
-            self._attempt(root, attempt, at, attempt.ended_s or timeline.ended_s)
-        root.end(at(timeline.ended_s))
+            self._attempt(root, attempt, attempt.ended_s or timeline.ended_s)
+        root.end(_ns(timeline.ended_s))
 
     def close(self) -> None:
         self._provider.shutdown()
 
-    def _attempt(self, root: Span, attempt: Attempt, at: Callable[[float], int], ended_s: float) -> None:
+    def _attempt(self, root: Span, attempt: Attempt, ended_s: float) -> None:
         placed_s = ended_s if attempt.placed_s is None else attempt.placed_s
-        self._child(root, "queue", at(attempt.started_s), at(placed_s), {"baton.attempt": attempt.number})
+        self._child(root, "queue", _ns(attempt.started_s), _ns(placed_s), {"baton.attempt": attempt.number})
         if attempt.route is None:
             return
         first_s = ended_s if attempt.first_token_s is None else attempt.first_token_s
         where = {"baton.decode": attempt.route.decode, "baton.prefill": attempt.route.prefill or "local"}
-        self._child(root, "prefill", at(placed_s), at(first_s), where)
+        self._child(root, "prefill", _ns(placed_s), _ns(first_s), where)
         if attempt.first_token_s is None:
             return
         handed, decode_s = attempt.handed_over, first_s
@@ -89,9 +87,9 @@ class Tracing:
                 "baton.first_byte_s": handed.times.first_byte_s,
                 "baton.exposed_s": handed.times.exposed_s,
             }
-            self._child(root, "kv_transfer", at(first_s), at(decode_s), facts)
+            self._child(root, "kv_transfer", _ns(first_s), _ns(decode_s), facts)
         lost = {"baton.lost": attempt.lost} if attempt.lost else {}
-        self._child(root, "decode", at(decode_s), at(ended_s), lost)
+        self._child(root, "decode", _ns(decode_s), _ns(ended_s), lost)
 
     def _child(
         self, root: Span, name: str, start_ns: int, end_ns: int, facts: Mapping[str, str | int | float]
@@ -102,7 +100,6 @@ class Tracing:
         span.end(max(start_ns, end_ns))
 
 
-def _to_epoch_ns() -> Callable[[float], int]:
-    """Monotonic seconds of this process to nanoseconds of the epoch, as of now."""
-    offset_ns = time.time_ns() - time.monotonic_ns()
-    return lambda moment_s: offset_ns + round(moment_s * 1e9)
+def _ns(moment_s: float) -> int:
+    """A moment of core.clock as OpenTelemetry wants it."""
+    return round(moment_s * 1e9)

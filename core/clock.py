@@ -3,12 +3,20 @@
 import asyncio
 import time
 
+_BEGAN_S = time.time() - time.monotonic()
+"""The epoch's time at the monotonic clock's zero, as this process saw it when it began."""
+
+
+def now_s() -> float:
+    """Seconds since the epoch that never jump nor go back: comparable among hosts as closely as their clocks agree.
+
+    A deadline goes with its request from the ingress to instances on other hosts, whose monotonic clocks have other zeros."""
+    return _BEGAN_S + time.monotonic()
+
 
 class WallClock:
-    """Monotonic seconds. Comparable only within one host, which is all that deadlines here need."""
-
     def now(self) -> float:
-        return time.monotonic()
+        return now_s()
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

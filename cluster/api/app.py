@@ -29,6 +29,7 @@ from cluster.api.responses import ClientGone, events, streamed, whole
 from cluster.api.shapes import ChatShape, CompletionShape, Shape
 from cluster.dashboard.page import load_page
 from cluster.observers import Observers
+from core.clock import now_s
 from core.errors import BatonError, ReplicaLost, RequestError
 from core.types import Request
 
@@ -101,7 +102,7 @@ class _Api:
 
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
-            request.state.request_id, request.state.arrival_s = request_id, time.monotonic()
+            request.state.request_id, request.state.arrival_s = request_id, now_s()
             request_context.request_id.set(request_id)
             request_context.traceparent.set(request.headers.get("traceparent", ""))
             request.state.tenant = None
@@ -221,7 +222,7 @@ class _Api:
         """The scheduler's view of the instances, and this ingress's of the last minute."""
         status = asdict(await self._generator.status())
         del status["nonce"]
-        recent, now = self._observers.recent, time.monotonic()
+        recent, now = self._observers.recent, now_s()
         watched = {
             "model": self._settings.model_name,
             "classes": [asdict(one) for one in recent.classes(now)],

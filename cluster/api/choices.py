@@ -1,7 +1,6 @@
 """Runs the choices of one HTTP request and turns their tokens into pieces of text, in the order in which they come."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from cluster.api.access import Tenant
 from cluster.api.detokenize import TextStream
 from cluster.api.generator import ChatTokenizer, Generator
 from cluster.metrics import IngressMetrics
+from core.clock import now_s
 from core.errors import Overloaded
 from core.types import FinishReason, Request, TokenOut
 
@@ -102,7 +102,7 @@ class ChoiceRunner:
         try:
             async with aclosing(self._generator.generate(choice.request)) as tokens:
                 async for token in tokens:
-                    now = time.monotonic()
+                    now = now_s()
                     if last is None:
                         metrics.prompt_tokens.inc(len(choice.request.prompt))
                         metrics.ttft_s.observe(now - choice.request.arrival_s)

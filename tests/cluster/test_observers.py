@@ -89,6 +89,7 @@ def test_spans_nest_and_carry_the_transfer() -> None:
     root = spans["text_completion m"]
     assert set(spans) == {"text_completion m", "queue", "prefill", "kv_transfer", "decode"}
     assert all(span.parent.span_id == root.context.span_id for span in spans.values() if span is not root)
+    assert root.start_time == 10_000_000_000
     assert root.start_time <= spans["queue"].start_time <= spans["decode"].end_time <= root.end_time
     assert spans["kv_transfer"].attributes["baton.transport"] == "shm"
     assert spans["kv_transfer"].end_time - spans["kv_transfer"].start_time == 5_000_000
