@@ -84,7 +84,10 @@ S = TypeVar("S", bound=Served)
 class SchedulerPolicy(Protocol[S]):
     """The order in which an engine serves its sequences. Pure."""
 
-    def order(self, waiting: Sequence[S], now: float) -> Sequence[S]: ...
+    def order(self, waiting: Sequence[S], now: float) -> Sequence[S]:
+        """Of those whose turn is the same."""
+        ...
+
     def prompt_tokens(
         self,
         decoding: Sequence[S],
@@ -94,6 +97,10 @@ class SchedulerPolicy(Protocol[S]):
         budget_tokens: int,
     ) -> int:
         """How many of `budget_tokens` a step may spend on `prompts` and on those that wait, beside `decoding`."""
+        ...
+
+    def turn(self, seq: S, now: float, steps: StepModels) -> tuple[int, bool]:
+        """Prompts whose turn is less are computed first, also before others that have been begun."""
         ...
 
     def victim(self, running: Sequence[S]) -> S: ...

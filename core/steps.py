@@ -20,6 +20,10 @@ class StepModel:
     """Steps it was learned from; 0: nothing is known."""
     pair_s: float = 0.0
 
+    def work_s(self, start_tokens: int, num_tokens: int) -> float:
+        """What so many tokens of a prompt that follow others take, beside the steps' own time."""
+        return self.token_s * num_tokens + self.pair_s * chunk_pairs(start_tokens, num_tokens)
+
     def step_s(
         self, num_tokens: float, num_context_tokens: float, num_seqs: float, num_pairs: float = 0.0
     ) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 
 from core.ports import S
+from engine.lateness import turn
 from engine.pacing import tokens_in_time
 
 
@@ -12,6 +13,7 @@ class HeadroomPolicy:
     The victim is the sequence whose recomputation costs least among those of the lowest priority."""
 
     prompt_tokens = staticmethod(tokens_in_time)
+    turn = staticmethod(turn)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, seq.num_output == 0, seq.arrival))

@@ -6,15 +6,15 @@ targets most of it, with tight ones little."""
 from collections.abc import Sequence as Seq
 
 from core.ports import Served
-from core.steps import StepModels, chunk_pairs
+from core.steps import StepModels
 
 SHARE = 0.8
 """Of the tightest time per output token; the rest is for what the model gets wrong."""
 EASY_SHARE = 0.5
 """Of the same: longer steps only as long as the prompts in them gain by it."""
 GAINFUL = 5.0
-"""A step so many times as long as it is without prompts computes these at four fifths of the full rate. Longer ones hardly
-compute more, while those who decode, and hold slots and blocks, wait for them."""
+"""Beside what its sequences that decode take a step may be so many times as long as it is for nothing: prompts in it are then
+computed at five sixths of the full rate. Longer ones hardly compute more, while those who decode hold slots and blocks longer."""
 PRESSING_SHARE = 0.5
 """Of its time to the first token: a prompt whose own work takes more gets steps as long as they may be."""
 MIN_TOKENS = 64
@@ -40,9 +40,7 @@ def tokens_in_time(
 
 
 def _is_pressing(prompt: Served, steps: StepModels) -> bool:
-    num_tokens, model = len(prompt.tokens), steps.prompt
-    work_s = model.token_s * num_tokens + model.pair_s * chunk_pairs(0, num_tokens)
-    return work_s > PRESSING_SHARE * prompt.request.slo.ttft_s
+    return steps.prompt.work_s(0, len(prompt.tokens)) > PRESSING_SHARE * prompt.request.slo.ttft_s
 
 
 def prompt_tokens(
@@ -59,6 +57,6 @@ def prompt_tokens(
     if not model.num_steps or not model.token_s:
         return budget_tokens
     base_s = model.step_s(num_decoding, context_tokens + start_tokens, num_decoding + 1)
-    longest_s = min(SHARE * tpot_s, max(easy_share * tpot_s, GAINFUL * base_s))
+    longest_s = min(SHARE * tpot_s, max(easy_share * tpot_s, base_s + GAINFUL * model.fixed_s))
     tokens = (longest_s - base_s) / (model.token_s + model.pair_s * start_tokens)
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))

@@ -22,5 +22,9 @@ class FifoPolicy:
     ) -> int:
         return budget_tokens
 
+    def turn(self, seq: Served, now: float, steps: StepModels) -> tuple[int, bool]:
+        """What has been begun goes on."""
+        return 0, False
+
     def victim(self, running: Seq[S]) -> S:
         return max(running, key=lambda seq: (-seq.request.slo.priority, seq.arrival))

@@ -12,11 +12,12 @@ from core.config import EngineConfig
 from core.errors import Bug, RequestError
 from core.kv import num_blocks_for
 from core.messages import Grant
-from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan, StepResult
+from core.plan import SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.blocks import BlockPool
+from engine.draft import Draft
 from engine.eviction import HitDensity, LeastRecentlyUsed
 from engine.ledger import BlockLedger, Reservation, Restore
 from engine.radix import Kept, Match, RadixCache
@@ -226,28 +227,16 @@ class StepScheduler:
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
-        new: list[NewSeq] = []
-        copies: list[BlockCopy] = []
-        work: list[SeqWork] = []
-        step = next(self._steps)
-        budget = self._config.max_batch_tokens
-        prompts = [seq for seq in self._running if seq.num_missing > 1]
+        draft = Draft(next(self._steps), self._config.max_batch_tokens)
         decoding = [seq for seq in self._running if seq.num_missing <= 1]
         for seq in decoding[: self._config.max_num_seqs]:
-            budget -= self._plan_one(seq, budget, new, work)
-        if prompts or self._waiting:
-            context = sum(len(seq.tokens) for seq in decoding)
-            budget = self._policy.prompt_tokens(decoding, context, prompts, steps, budget)
-        for seq in prompts:
-            if budget <= 0 or len(work) >= self._config.max_num_seqs:
-                break
-            budget -= self._plan_one(seq, budget, new, work)
-        self._admit_waiting(now, step, budget, new, copies, work)
-        if not work:
+            self._plan_one(seq, draft)
+        self._plan_prompts(decoding, draft, now, steps)
+        if not draft.work:
             return None
         drop = tuple(self._drop)
         self._drop.clear()
-        return StepPlan(step, tuple(new), tuple(copies), tuple(work), drop)
+        return draft.plan(drop)
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         """Learn what `plan` has drawn."""
@@ -283,28 +272,48 @@ class StepScheduler:
             if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
                 raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
 
-    def _plan_one(self, seq: Sequence, budget: int, new: list[NewSeq], work: list[SeqWork]) -> int:
-        """Adds the sequence's next work if there is any; returns its tokens."""
+    def _plan_prompts(self, decoding: SeqOf[Sequence], draft: Draft, now: float, steps: StepModels) -> None:
+        """By their turns; of the same turn those that have been begun, then those that wait, as long as there is room."""
+
+        def turn(seq: Sequence) -> tuple[int, bool]:
+            return self._policy.turn(seq, now, steps)
+
+        prompts = sorted((seq for seq in self._running if seq.num_missing > 1), key=turn)
+        if not prompts and not self._waiting:
+            return
+        context = sum(len(seq.tokens) for seq in decoding)
+        draft.budget = self._policy.prompt_tokens(decoding, context, prompts, steps, draft.budget)
+        waiting = self._policy.order(self._waiting, now) if draft.budget > 0 else ()
+        may_admit = True
+        for seq in sorted((*prompts, *waiting), key=turn):
+            if draft.budget <= 0 or len(draft.work) >= self._config.max_num_seqs:
+                return
+            if seq.state is State.RUNNING:
+                self._plan_one(seq, draft)
+            elif may_admit and seq.state is State.WAITING:
+                may_admit = self._admit(seq, draft)
+
+    def _plan_one(self, seq: Sequence, draft: Draft) -> None:
+        """Adds the sequence's next work if there is any."""
         if (
             seq.state is not State.RUNNING
             or seq.num_missing <= 0
             or seq.is_complete(self._max_context_tokens)
         ):
-            return 0
-        count = min(seq.num_missing, budget)
+            return
+        count = min(seq.num_missing, draft.budget)
         needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
         if count <= 0 or (needed > 0 and not self._grow(seq, needed)):
-            return 0
+            return
         start = seq.num_computed
         samples = start + count == seq.num_planned_tokens
         if not seq.announced:
-            new.append(seq.as_new())
+            draft.new.append(seq.as_new())
             seq.announced = True
-        work.append(SeqWork(seq.key, start, count, seq.table, samples, seq.next_push(start + count)))
+        draft.add(SeqWork(seq.key, start, count, seq.table, samples, seq.next_push(start + count)))
         seq.num_computed += count
         seq.num_pending += samples
         seq.num_in_flight += 1
-        return count
 
     def _grow(self, seq: Sequence, count: int) -> bool:
         """More blocks for a running sequence, taken from a victim when none are left."""
@@ -325,31 +334,22 @@ class StepScheduler:
         seq.state = State.PREEMPTED
         self._settle(seq)
 
-    def _admit_waiting(
-        self,
-        now: float,
-        step: int,
-        budget: int,
-        new: list[NewSeq],
-        copies: list[BlockCopy],
-        work: list[SeqWork],
-    ) -> None:
-        if not self._waiting:
-            return
-        for seq in self._policy.order(self._waiting, now):
-            if budget <= 0 or len(self._running) >= self._config.max_num_seqs:
-                return
-            match = self._ledger.find(seq.request, seq.tokens, partial=True)
-            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
-                # The source of a shared part is one block more; alone, a request may need them all.
-                match = Match(match.blocks)
-                if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
-                    return
-            if match.partial_tokens:
-                copies.append(self._ledger.copy_partial(seq, match, step))
-            self._waiting.remove(seq)
-            self._run(seq)
-            budget -= self._plan_one(seq, budget, new, work)
+    def _admit(self, seq: Sequence, draft: Draft) -> bool:
+        """Begin it; False where it must wait for a slot or for blocks, and so must all that come after it."""
+        if len(self._running) >= self._config.max_num_seqs:
+            return False
+        match = self._ledger.find(seq.request, seq.tokens, partial=True)
+        if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
+            # The source of a shared part is one block more; alone, a request may need them all.
+            match = Match(match.blocks)
+            if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
+                return False
+        if match.partial_tokens:
+            draft.copies.append(self._ledger.copy_partial(seq, match, draft.step))
+        self._waiting.remove(seq)
+        self._run(seq)
+        self._plan_one(seq, draft)
+        return True
 
     def _new(self, request: Request, push: Grant | None) -> Sequence:
         seq = Sequence(request, list(request.tokens), len(request.prompt), next(self._arrivals), push)

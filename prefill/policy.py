@@ -1,8 +1,9 @@
-"""In which order a prefill instance computes prompts: earliest deadline first. Pure."""
+"""In which order a prefill instance computes prompts: earliest deadline first, what is too late after it. Pure."""
 
 from collections.abc import Sequence as Seq
 
-from core.ports import S, Served
+from core.ports import S
+from engine.lateness import due_s, turn
 from engine.pacing import tokens_in_time
 
 
@@ -12,13 +13,10 @@ class DeadlinePolicy:
     A deadline only comes nearer, so nothing starves within a class."""
 
     prompt_tokens = staticmethod(tokens_in_time)
+    turn = staticmethod(turn)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, due_s(seq), seq.arrival))
 
     def victim(self, running: Seq[S]) -> S:
         return max(running, key=lambda seq: (-seq.request.slo.priority, due_s(seq), seq.arrival))
-
-
-def due_s(seq: Served) -> float:
-    return seq.request.arrival_s + seq.request.slo.ttft_s

@@ -1,0 +1,22 @@
+"""A step while it is being planned. Owned by StepScheduler."""
+
+from dataclasses import dataclass, field
+
+from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan
+
+
+@dataclass(slots=True)
+class Draft:
+    step: int
+    budget: int
+    """Tokens that it may still compute."""
+    new: list[NewSeq] = field(default_factory=list[NewSeq])
+    copies: list[BlockCopy] = field(default_factory=list[BlockCopy])
+    work: list[SeqWork] = field(default_factory=list[SeqWork])
+
+    def add(self, work: SeqWork) -> None:
+        self.work.append(work)
+        self.budget -= work.count
+
+    def plan(self, drop: tuple[str, ...]) -> StepPlan:
+        return StepPlan(self.step, tuple(self.new), tuple(self.copies), tuple(self.work), drop)

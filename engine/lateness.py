@@ -1,0 +1,29 @@
+"""Prompts that are too late let those pass that can still be in time. Pure.
+
+A missed target is no worse for a few seconds more, while each prompt that waits behind a missed one may miss its own. After
+`YIELD_S` a late one takes its turn again, so nothing starves."""
+
+from core.ports import Served
+from core.steps import StepModels
+
+YIELD_S = 10.0
+"""After its target a late prompt lets others of its class pass for so long."""
+
+
+def due_s(seq: Served) -> float:
+    """When its first token is, by the clock of `Request.arrival_s`."""
+    return seq.request.arrival_s + seq.request.slo.ttft_s
+
+
+def is_late(seq: Served, now: float, steps: StepModels) -> bool:
+    """Its first token would miss its target even if the instance did nothing else from now on, and has not for long."""
+    due = due_s(seq)
+    if seq.num_output or now > due + YIELD_S:
+        return False
+    missing = len(seq.tokens) - seq.num_computed
+    return now + steps.prompt.work_s(seq.num_computed, missing) > due
+
+
+def turn(seq: Served, now: float, steps: StepModels) -> tuple[int, bool]:
+    """core.ports.SchedulerPolicy.turn: higher priority first, of the same what is not late."""
+    return -seq.request.slo.priority, is_late(seq, now, steps)
