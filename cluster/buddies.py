@@ -41,6 +41,6 @@ def _next(ring: Sequence[Member], index: int) -> str:
     """The next after `index` on another host, or else the next; empty: it is alone."""
     for step in range(1, len(ring)):
         other = ring[(index + step) % len(ring)]
-        if other.info.host != ring[index].info.host:
+        if other.spot.host != ring[index].spot.host:
             return other.address
     return ring[(index + 1) % len(ring)].address if len(ring) > 1 else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
+from cluster.links import Spot
 from cluster.prefix_index import Match
 from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
@@ -22,6 +23,10 @@ DEFAULT_STEP_S = 0.02
 _ROOM_BATCHES = 4
 _ROOM_S = 1.0
 """An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
+_WAY_STEPS = 2.5
+"""From when a slot is free until a step has whoever is sent there for it: the report, the step that runs, the one planned."""
+_MAX_SPARE_SHARE = 0.125
+"""Of all slots; more of them free at once would be outputs so short that slots do not matter."""
 
 
 class Promise:
@@ -48,6 +53,20 @@ class Promise:
         self.hashes, self.context_tokens, self.tpot_s = hashes, context_tokens, tpot_s
 
 
+class Turnover:
+    """How many sequence slots come free while a request is on its way to them."""
+
+    __slots__ = ("spare_share",)
+
+    def __init__(self) -> None:
+        self.spare_share = 0.0
+        """Of all slots."""
+
+    def learn(self, mean_output_tokens: float) -> None:
+        """A sequence ends after so many steps, so of each step's sequences one in so many."""
+        self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / max(1.0, mean_output_tokens))
+
+
 CachedBlocks = Match | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
 
@@ -55,18 +74,26 @@ CachedBlocks = Match | Mapping[str, int]
 class Member:
     """One registered instance. Owned by the GlobalScheduler; policies read it."""
 
-    def __init__(self, info: Register, changed: dict[str, "Member"] | None = None) -> None:
-        """`changed`: where it puts itself when anything about it changes."""
+    def __init__(
+        self,
+        info: Register,
+        changed: dict[str, "Member"] | None = None,
+        turnover: Turnover | None = None,
+    ) -> None:
+        """`changed`: where it puts itself when anything about it changes; `turnover`: of the whole fleet."""
         self.info = info
         # What decisions read again and again, where it is quickest to read.
         self.address, self.sends = info.address, info.sends
         self.prefills, self.decodes = info.prefills, info.decodes
         self.num_blocks, self.block_size = info.num_blocks, info.block_size
         self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
-        self.kv_token_bytes = info.kv_token_bytes
+        self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)
         self._changed = {} if changed is None else changed
+        self._turnover = turnover or Turnover()
         self.version = 0
         """Changes whenever anything here does."""
+        self.outlook: object = None
+        """A policy's own: what it has worked out about it at some version, where it is found without looking it up."""
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
@@ -108,6 +135,12 @@ class Member:
     def queued_tokens(self) -> int:
         """Prompt tokens to be computed here, reported and promised."""
         return self._waiting_tokens + self._unsettled_sum.compute_tokens
+
+    @property
+    def has_slot(self) -> bool:
+        """Will a sequence have a slot once it gets there? Waiting until one is seen to be free leaves it empty for steps."""
+        slots = self.max_num_seqs
+        return self.num_seqs < slots + int(slots * self._turnover.spare_share)
 
     def has_prompt_room(self, tokens_per_s: float) -> bool:
         """Is there less prompt work than keeps the instance busy until the next decision?"""

@@ -45,9 +45,6 @@ class MixedPolicy:
         self._by_cost.measured(member)
         self._by_slo.measured(member)
 
-    def forget(self, address: str) -> None:
-        self._by_slo.forget(address)
-
 
 def _is_free(member: Member) -> bool:
     """It does either role, and knows how long each of its steps takes."""

@@ -5,7 +5,6 @@ Invariant: a group is known while an instance of it is, and every instance has a
 from cluster.draws import Draws
 from cluster.fleet import Member
 from cluster.shelves import Seat, Shelves
-from core.reports import Register
 
 Group = tuple[str, ...]
 
@@ -19,7 +18,7 @@ class Neighbours:
     def put(self, member: Member, shelf: int) -> None:
         seats = self._seats.get(member.address)
         if seats is None:
-            groups = [self._shelves.setdefault(group, Shelves()) for group in _groups(member.info)]
+            groups = [self._shelves.setdefault(group, Shelves()) for group in member.spot.groups]
             seats = self._seats[member.address] = [(shelves, Seat(member)) for shelves in groups]
         for shelves, seat in seats:
             shelves.put(seat, shelf)
@@ -27,26 +26,16 @@ class Neighbours:
     def take(self, member: Member) -> None:
         for shelves, seat in self._seats.pop(member.address, ()):
             shelves.take(seat)
-        for group in _groups(member.info):
+        for group in member.spot.groups:
             if group in self._shelves and not len(self._shelves[group]):
                 del self._shelves[group]
 
-    def nearest(self, info: Register, draws: Draws) -> Member | None:
+    def nearest(self, member: Member, draws: Draws) -> Member | None:
         """The least loaded of the smallest group in which there is one; None where nothing is near."""
-        if info.address in self._seats:
-            return self._seats[info.address][0][0].one_low(draws)
-        for group in _groups(info):
+        seats = self._seats.get(member.address)
+        if seats is not None:
+            return seats[0][0].one_low(draws)
+        for group in member.spot.groups:
             if (shelves := self._shelves.get(group)) is not None:
                 return shelves.one_low(draws)
         return None
-
-
-def _groups(info: Register) -> tuple[Group, ...]:
-    """Smallest first."""
-    site = info.site
-    groups: list[Group] = [("host", info.host)]
-    if site.nvlink_domain:
-        groups.append(("nvlink", site.nvlink_domain))
-    if site.rack:
-        groups.append(("rack", site.zone, site.rack))
-    return tuple(groups)

@@ -173,6 +173,7 @@ class Placer:
         self._counters.charge(place, num_output - placement.charged_tokens)
         if ended.complete and num_output:
             self._lengths.observe(place.tenant, place.slo.name, num_output)
+            self._roster.turnover.learn(self._lengths.mean("", "") or inf)
 
     def at(self, address: str) -> list[str]:
         """Keys of those that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
@@ -206,9 +207,7 @@ class Placer:
             return False
         if self._circle.is_kept(address, is_mine):
             return False
-        if member.num_seqs >= member.max_num_seqs:
-            return False
-        return member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
+        return member.has_slot and member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
 
     def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
         if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:

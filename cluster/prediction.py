@@ -9,11 +9,12 @@ from engine.pacing import prompt_tokens
 class Outlook:
     """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
 
-    __slots__ = ("_base_s", "_rate", "_token_s", "batch_tokens", "lag_s", "member", "queue_s", "version")
+    __slots__ = ("_base_s", "_model", "_rate", "_token_s", "batch_tokens", "lag_s", "queue_s", "version")
 
     def __init__(self, member: Member, tokens_per_s: float) -> None:
-        self.member, self.version, self._rate = member, member.version, tokens_per_s
+        self.version, self._rate = member.version, tokens_per_s
         model, num_seqs, context = member.steps.prompt, member.batch_seqs, member.batch_context_tokens
+        self._model = model
         room = max(1, member.max_batch_tokens - num_seqs)
         tpot_s = member.tightest_tpot_s
         self.batch_tokens = prompt_tokens(member.steps, num_seqs, context, tpot_s, room) if num_seqs else room
@@ -29,7 +30,7 @@ class Outlook:
         """To compute so many tokens of a prompt that follow `start_tokens` cached ones, once it is their turn."""
         if num_tokens <= 0:
             return 0.0
-        model = self.member.steps.prompt
+        model = self._model
         if not model.num_steps:
             return num_tokens / self._rate
         pairs = num_tokens * (start_tokens + num_tokens / 2)

@@ -6,7 +6,7 @@ from itertools import islice
 from cluster.buddies import Buddies
 from cluster.draws import Draws
 from cluster.events import Send
-from cluster.fleet import DEFAULT_TOKENS_PER_S, Member
+from cluster.fleet import DEFAULT_TOKENS_PER_S, Member, Turnover
 from cluster.prefix_index import Match, PrefixIndex
 from cluster.shortlist import NUM_CACHED, NUM_CACHED_DECODES, NUM_CACHED_SOURCES, NUM_NEAR, Shortlist
 from core.messages import Buddy, Place
@@ -36,6 +36,7 @@ class Roster:
         self._draws = Draws("roster")
         self._last: tuple[Place, int, Look] | None = None
         self._prefixes = PrefixIndex()
+        self.turnover = Turnover()
         self._buddies = Buddies()
         self._replicating: dict[str, Member] = {}
         self.largest_tokens = 0
@@ -63,7 +64,7 @@ class Roster:
 
     def add(self, info: Register) -> None:
         """A new instance, which knows of no buddy."""
-        member = self._members[info.address] = Member(info, self._shortlist.changed)
+        member = self._members[info.address] = Member(info, self._shortlist.changed, self.turnover)
         self._shortlist.changed[info.address] = member
         if info.decodes and info.replicates:
             self._replicating[info.address] = member
@@ -133,9 +134,7 @@ class Roster:
         if not self.scans:
             self._settle()
             return self._shortlist.any_headroom()
-        return any(
-            m.decodes and m.num_seqs < m.max_num_seqs and m.free_blocks > 0 for m in self._members.values()
-        )
+        return any(m.decodes and m.has_slot and m.free_blocks > 0 for m in self._members.values())
 
     def shortest_queues(self) -> Iterable[Member]:
         """If nobody among these has room for a prompt, nobody has."""

@@ -269,7 +269,6 @@ class GlobalScheduler:
         if (member := self._roster.get(address)) is not None:
             self._num_prefills -= member.info.prefills
         self._roster.remove(address)
-        self._policy.forget(address)
         self._placer.unclaim(address)
         queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
         self._circle.lose(address)

@@ -103,10 +103,6 @@ class PlacementPolicy(Protocol):
         """`member` has a new report."""
         ...
 
-    def forget(self, address: str) -> None:
-        """That instance is gone."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
@@ -153,9 +149,6 @@ class CostPolicy:
     def tokens_per_s(self, member: Member) -> float:
         return self._rates.tokens_per_s(member)
 
-    def forget(self, address: str) -> None:
-        pass
-
     def has_prompt_room(self, member: Member) -> bool:
         return member.has_prompt_room(self.tokens_per_s(member))
 
@@ -189,7 +182,7 @@ class CostPolicy:
     ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
         """(the quickest few; all, by where they stand)"""
         sources = sorted([self._source(ask, p) for p in prefills], key=_total_s)
-        nearest = Nearest((source.member.info, source) for source in sources) if sources else None
+        nearest = Nearest((source.member.spot, source) for source in sources) if sources else None
         return sources[:_SHORTLIST], nearest
 
     def _cheapest(
@@ -215,7 +208,7 @@ class CostPolicy:
                 cost_s = self._disaggregated_s(source, decode, to_move)
                 if cost_s < best_s:
                     best_s, best = cost_s, source.member
-        source = nearest.to(decode.info)
+        source = nearest.to(decode.spot)
         if source.total_s + handover_s < min(best_s, limit_s) and source.member is not decode:
             cost_s = self._disaggregated_s(source, decode, to_move)
             if cost_s < best_s:
@@ -229,7 +222,7 @@ class CostPolicy:
 
     def _disaggregated_s(self, source: "_Source", decode: Member, to_move: int) -> float:
         model, member = self._model, source.member
-        link_s = to_move * decode.kv_token_bytes / bytes_per_s(model.links, member.info, decode.info)
+        link_s = to_move * decode.kv_token_bytes / bytes_per_s(model.links, member.spot, decode.spot)
         harm_s = 0.0
         if member.decodes:
             harm_s = source.compute_s * (member.num_seqs + 1) * model.itl_harm

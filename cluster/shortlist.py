@@ -88,7 +88,7 @@ class Shortlist:
     def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
         """Where to decode; `near`: likely sources of the prompt's KV."""
         found = [self._room.one_high(draws)]
-        found += [self._near_batches.nearest(member.info, draws) for member in near]
+        found += [self._near_batches.nearest(member, draws) for member in near]
         groups = list(self._batches)
         first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
         for index in range(min(len(groups), _NUM_BATCHES)):
@@ -104,14 +104,14 @@ class Shortlist:
         """Who might compute the prompt for one of `decodes`."""
         found = self._prompts.lowest(_NUM_QUEUES, draws)
         for member in decodes:
-            if (near := self._near_prompts.nearest(member.info, draws)) is not None:
+            if (near := self._near_prompts.nearest(member, draws)) is not None:
                 found.append(near)
         return found
 
     # Shelves --------------------------------------------------------------------------------------------------------
     def _put_decoding(self, standing: "_Standing", backlog: int) -> None:
         member = standing.member
-        room = member.free_blocks * member.block_size if member.num_seqs < member.max_num_seqs else 0
+        room = member.free_blocks * member.block_size if member.has_slot else 0
         if room > 0:
             self._room.put(standing.room, shelf_of(room, _ROOM_UNIT_TOKENS))
         else:

@@ -48,7 +48,6 @@ class SloPolicy:
         self._threshold = local_threshold_tokens
         self._model, self._links = model or SloModel(), links or CostModel()
         self._rates = Rates()
-        self._outlooks: dict[str, Outlook] = {}
 
     def measured(self, member: Member) -> None:
         self._rates.measured(member)
@@ -58,13 +57,11 @@ class SloPolicy:
 
     def outlook(self, member: Member) -> Outlook:
         """Worked out again only where something has changed."""
-        known = self._outlooks.get(member.address)
-        if known is None or known.member is not member or known.version != member.version:
-            known = self._outlooks[member.address] = Outlook(member, self._rates.tokens_per_s(member))
-        return known
-
-    def forget(self, address: str) -> None:
-        self._outlooks.pop(address, None)
+        known = member.outlook
+        if isinstance(known, Outlook) and known.version == member.version:
+            return known
+        outlook = member.outlook = Outlook(member, self._rates.tokens_per_s(member))
+        return outlook
 
     def has_prompt_room(self, member: Member) -> bool:
         """The steps that are planned, and a little more."""
@@ -110,7 +107,7 @@ class SloPolicy:
         for source in sources:
             if not shortlist or source.work_s < shortlist[-1].work_s:
                 shortlist.append(source)
-        nearest = Nearest((source.member.info, source) for source in sources) if sources else None
+        nearest = Nearest((source.member.spot, source) for source in sources) if sources else None
         return shortlist[:_SHORTLIST], nearest
 
     def _ways(
@@ -126,7 +123,7 @@ class SloPolicy:
         if nearest is None or to_move <= self._threshold:
             return ways
         ways += [source for source in sources if source.member is not decode]
-        near = nearest.to(decode.info)
+        near = nearest.to(decode.spot)
         if near.member is not decode and near not in ways:
             ways.append(near)
         return ways
@@ -186,7 +183,7 @@ class SloPolicy:
     def _exposed_s(self, source: "_Source", decode: Member, to_move: int) -> float:
         """What the transfer adds before the second token, and what it takes from others' link."""
         links = self._links
-        rate = bytes_per_s(links.links, source.member.info, decode.info)
+        rate = bytes_per_s(links.links, source.member.spot, decode.spot)
         link_s = to_move * decode.kv_token_bytes / rate
         return links.handover_s + max(0.0, link_s - source.work_s) + links.link_share * link_s
 

@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.fleet import Member
-from cluster.links import LinkModel, Nearest, Nearness, bytes_per_s, nearness
+from cluster.links import LinkModel, Nearest, Nearness, Spot, bytes_per_s, nearness
 from cluster.scoring import Ask, CostPolicy
 from core.reports import Register, Site
 
 MODEL = LinkModel()
 
 
-def at(host: str, prefills: bool = False, **site: object) -> Register:
+def at(host: str, **site: object) -> Spot:
+    return Spot(instance(host, **site))
+
+
+def instance(host: str, prefills: bool = False, **site: object) -> Register:
     info = Register(host, host, prefills, not prefills, host, 16, 4096, 512, 64, kv_token_bytes=327_680)
     return replace(info, site=Site(**site))  # type: ignore[arg-type]
 
@@ -30,7 +34,7 @@ def at(host: str, prefills: bool = False, **site: object) -> Register:
         (at("b", zone="z2", rack="r1"), Nearness.FAR),
     ],
 )
-def test_nearness_is_mutual_and_what_is_unknown_does_not_count(there: Register, near: Nearness) -> None:
+def test_nearness_is_mutual_and_what_is_unknown_does_not_count(there: Spot, near: Nearness) -> None:
     here = at("a", zone="z1", rack="r1", nvlink_domain="d")
     assert nearness(here, there) is near
     assert nearness(there, here) is near
@@ -48,8 +52,8 @@ def test_the_slower_card_and_the_way_between_set_the_rate() -> None:
 
 def test_a_prefill_instance_of_the_same_rack_is_chosen() -> None:
     policy = CostPolicy(32)
-    decode = Member(at("d", zone="z1", rack="r1"))
-    prefills = [Member(at(f"p{i}", True, zone="z1", rack=f"r{i}")) for i in range(6, 0, -1)]
+    decode = Member(instance("d", zone="z1", rack="r1"))
+    prefills = [Member(instance(f"p{i}", True, zone="z1", rack=f"r{i}")) for i in range(6, 0, -1)]
     choice = policy.choose(Ask(20_000, 100, {}), [decode], prefills, 0.0)
     assert choice is not None
     assert choice.prefill is not None
@@ -63,9 +67,9 @@ def test_a_prefill_instance_of_the_same_rack_is_chosen() -> None:
 def test_the_nearest_is_the_first_of_the_nearest(
     places: list[tuple[str, str, str, str]], asker: tuple[str, str, str, str]
 ) -> None:
-    def standing(host: str, zone: str, rack: str, domain: str) -> Register:
+    def standing(host: str, zone: str, rack: str, domain: str) -> Spot:
         return at(host, zone=zone, rack=rack, nvlink_domain=domain)
 
     things = [(standing(*place), number) for number, place in enumerate(places)]
-    info = standing(*asker)
-    assert Nearest(things).to(info) == min(things, key=lambda thing: nearness(thing[0], info))[1]
+    spot = standing(*asker)
+    assert Nearest(things).to(spot) == min(things, key=lambda thing: nearness(thing[0], spot))[1]
