@@ -136,7 +136,8 @@ class TcpMail:
             if peer.current is not None:
                 return  # it has found us meanwhile
             await asyncio.sleep(_RETRY_S)
-        self._spawn(self._converse(self._wrap(channel)))
+        # A task that is cancelled before it begins closes nothing.
+        self._spawn(self._converse(self._wrap(channel))).add_done_callback(lambda _: channel.close())
 
     async def _converse(self, channel: Channel) -> None:
         """Read from one connection until it breaks."""

@@ -15,6 +15,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -258,7 +259,7 @@ class TcpSender:
             for _ in range(self._num_streams):
                 channel = await connect(endpoint, self._key, self._me)
                 owner = channel.peer.address
-                streams.append(await asyncio.to_thread(_dialled, channel, self._tls))
+                streams.append(await _dialled(channel, self._tls))
         except BaseException:
             for stream in streams:
                 stream.close()
@@ -324,8 +325,18 @@ class TcpSender:
         ]
 
 
-def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
-    return Stream(channel.detach(), channel.peer.address, tls, dialled=True)
+async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
+    sock, peer = channel.detach(), channel.peer.address
+    if tls is None:
+        return Stream(sock, peer, None, dialled=True)
+    shaking = asyncio.ensure_future(asyncio.to_thread(Stream, sock, peer, tls, dialled=True))
+    try:
+        return await asyncio.shield(shaking)
+    except asyncio.CancelledError:
+        # The thread goes on, no longer than a handshake may take, and nobody else will close what it makes.
+        with suppress(ReplicaLost):
+            (await shaking).close()
+        raise
 
 
 def _owner(task: "asyncio.Task[Link]") -> str | None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,8 +18,9 @@ from cryptography.x509.oid import NameOID
 from core.errors import ConfigError, ReplicaLost
 from core.kv import KVLayout, KVShard
 from kvtransfer.copies import CopyRun
+from kvtransfer.transport import tcp
 from kvtransfer.transport.admission import Admission
-from kvtransfer.transport.streams import TlsContexts, tls_contexts
+from kvtransfer.transport.streams import Stream, TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.channel import Identity
 
@@ -181,3 +183,29 @@ def test_missing_and_unreadable_files_are_refused_by_name(tmp_path: Path, author
     (tmp_path / "rubbish").write_text("rubbish")
     with pytest.raises(ConfigError, match="rubbish"):
         tls_contexts(cert, str(tmp_path / "rubbish"), ca)
+
+
+async def test_a_sender_that_closes_while_it_shakes_hands_leaves_no_stream(
+    authority: Authority, holder: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, made = threading.Event(), threading.Event(), list[Stream]()
+
+    def slow(sock: socket.socket, peer: str, tls: TlsContexts | None, *, dialled: bool) -> Stream:
+        if not dialled:
+            return Stream(sock, peer, tls, dialled=False)
+        begun.set()
+        assert may_end.wait(10)
+        made.append(Stream(sock, peer, tls, dialled=True))
+        return made[-1]
+
+    monkeypatch.setattr(tcp, "Stream", slow)
+    out = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
+    writing = asyncio.create_task(out.write("g", holder.region, [CopyRun(0, 0, SIZE)]))
+    assert await asyncio.to_thread(begun.wait, 10)
+    closing = asyncio.create_task(out.close())
+    await asyncio.sleep(0)
+    may_end.set()
+    await closing
+    assert [stream._sock.fileno() for stream in made] == [-1]
+    with pytest.raises(asyncio.CancelledError):
+        await writing

@@ -8,6 +8,7 @@ import pytest
 
 from core.config import MailConfig
 from core.messages import Cancel
+from net.channel import Channel
 from net.mail import TcpMail
 from tests.contract.test_mail import Box
 from tests.net.faulty import Fate, FaultyChannel
@@ -65,6 +66,33 @@ async def test_one_bad_frame_costs_nothing_also_when_it_is_the_last(join, kind: 
     assert [m.attempt for _, m in b.got] == [1]
     assert not a.lost
     assert not b.lost
+
+
+async def test_a_connection_that_is_made_when_all_ends_is_closed(join) -> None:
+    """Tasks that are cancelled before they begin, as a loop's end does it, run no `finally`."""
+    made: list[Channel] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    def end() -> None:
+        tasks.extend(task for task in asyncio.all_tasks() if task is not me)
+        for task in tasks:
+            task.cancel()
+
+    def wrap(channel: Channel) -> Channel:
+        made.append(channel)
+        asyncio.get_running_loop().call_soon(end)  # before the task that is begun next
+        return channel
+
+    me, b = asyncio.current_task(), join()
+    a = TcpMail(b"key", config=QUICK, wrap=wrap)
+    a.listen(lambda *_: None, lambda _: None)
+    a.send(b.mail.address, Cancel("only", 1))
+    async with asyncio.timeout(5):
+        while not tasks:
+            await asyncio.sleep(0.002)
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert [channel._sock.fileno() for channel in made] == [-1]
+    await a.close()
 
 
 async def test_a_silent_peer_is_lost_in_time_and_both_sides_learn_it(join) -> None:
