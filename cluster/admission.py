@@ -4,6 +4,7 @@ Invariant: a request is in the queue, or it has been answered, or it was withdra
 
 from collections.abc import Callable
 from math import inf
+from typing import Final
 
 from cluster.drain_rate import DrainRate
 from cluster.events import Send
@@ -12,9 +13,9 @@ from cluster.waiting import Waiter, WaitingQueue
 from core.config import ScheduleConfig
 from core.messages import Place, Rejected
 
-_MARGIN = 0.3
+_MARGIN: Final = 0.3
 """Of the time to the first token: what may pass on the instance before the prompt's turn comes."""
-NO_DECODE_WAIT_S = 5.0
+NO_DECODE_WAIT_S: Final = 5.0
 """How long requests wait for the first decode instance: instances may be restarting."""
 
 

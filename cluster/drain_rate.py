@@ -2,12 +2,13 @@
 
 from collections import deque
 from math import ceil
+from typing import Final
 
-_MIN_MEASURED_S = 3.0
-_WINDOW_S = 30.0
-_REMEMBER_S = 60.0
-_UNKNOWN_RETRY_S = 5.0
-_MAX_RETRY_S = 60.0
+_MIN_MEASURED_S: Final = 3.0
+_WINDOW_S: Final = 30.0
+_REMEMBER_S: Final = 60.0
+_UNKNOWN_RETRY_S: Final = 5.0
+_MAX_RETRY_S: Final = 60.0
 
 
 class DrainRate:

@@ -8,11 +8,12 @@ Invariant: a tenant that comes back after a pause begins at no less than the sma
 nothing, and being the first to wait costs nothing."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from core.messages import Place
 
-OUTPUT_WEIGHT = 2.0
-_MAX_REMEMBERED = 4096
+OUTPUT_WEIGHT: Final = 2.0
+_MAX_REMEMBERED: Final = 4096
 
 
 class ServiceCounters:

@@ -3,11 +3,10 @@
 Invariant: every promise is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
 with no promises all sums are zero."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TypeVar
+from typing import Final
 
 from cluster.links import Spot
 from cluster.prefix_index import Match
@@ -15,17 +14,15 @@ from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
 
-T = TypeVar("T", int, float)
-
-DEFAULT_TOKENS_PER_S = 4000.0
+DEFAULT_TOKENS_PER_S: Final = 4000.0
 """Prompt tokens per second of an instance, until anything was measured anywhere."""
-DEFAULT_STEP_S = 0.02
-_ROOM_BATCHES = 4
-_ROOM_S = 1.0
+DEFAULT_STEP_S: Final = 0.02
+_ROOM_BATCHES: Final = 4
+_ROOM_S: Final = 1.0
 """An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
-_WAY_STEPS = 2.5
+_WAY_STEPS: Final = 2.5
 """From when a slot is free until a step has whoever is sent there for it: the report, the step that runs, the one planned."""
-_MAX_SPARE_SHARE = 0.125
+_MAX_SPARE_SHARE: Final = 0.125
 """Of all slots; more of them free at once would be outputs so short that slots do not matter."""
 
 
@@ -67,6 +64,51 @@ class Turnover:
         self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / max(1.0, mean_output_tokens))
 
 
+class _Chains:
+    """Prompts' block hashes that promises pay for. A hash says all that comes before its block (`core.kv.block_hashes`), so two
+    prompts are found to have as much in common as the last block in which they agree."""
+
+    __slots__ = ("_by_first",)
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, dict[str, tuple[int, ...]]] = {}
+        """First hash -> of which promise -> all."""
+
+    def add(self, key: str, hashes: tuple[int, ...]) -> None:
+        chains = self._by_first.get(hashes[0])
+        if chains is None:
+            self._by_first[hashes[0]] = {key: hashes}
+        else:
+            chains[key] = hashes
+
+    def remove(self, key: str, hashes: tuple[int, ...]) -> None:
+        chains = self._by_first[hashes[0]]
+        del chains[key]
+        if not chains:
+            del self._by_first[hashes[0]]
+
+    def num_shared(self, hashes: Sequence[int], limit: int) -> int:
+        """The most leading blocks, of the first `limit` (at least one), that somebody pays for."""
+        most = 0
+        if (chains := self._by_first.get(hashes[0])) is not None:
+            for chain in chains.values():
+                end = min(limit, len(chain))
+                if most < end and chain[most] == hashes[most]:
+                    most = _num_common(chain, hashes, most + 1, end)
+        return most
+
+
+def _num_common(one: Sequence[int], other: Sequence[int], low: int, high: int) -> int:
+    """Leading hashes that are the same in both, at least `low` and at most `high`."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 CachedBlocks = Match | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
 
@@ -94,6 +136,8 @@ class Member:
         """Changes whenever anything here does."""
         self.outlook: object = None
         """A policy's own: what it has worked out about it at some version, where it is found without looking it up."""
+        self.standing: object = None
+        """A shortlist's own: where it has put it."""
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
@@ -118,7 +162,7 @@ class Member:
         self._settled: dict[str, Promise] = {}
         self._unsettled_sum = _Sum()
         self._settled_sum = _Sum()
-        self._held: Counter[int] = Counter()
+        self._chains = _Chains()
         self._tpots: dict[float, int] = {}
         self.tightest_tpot_s = inf
         """The tightest target of those that were placed here to decode."""
@@ -159,18 +203,15 @@ class Member:
 
         Of the `num_cached` leading blocks in its cache only those that a promise already pays for are free of charge:
         the others count as available in the report and stop being so."""
-        shared = 0
-        while shared < num_cached and hashes[shared] in self._held:
-            shared += 1
+        shared = self._chains.num_shared(hashes, num_cached) if num_cached else 0
         return num_blocks_for(num_tokens, self.block_size) - shared
 
     def promise(self, key: str, promise: Promise) -> None:
         assert key not in self._unsettled, key
-        assert key not in self._settled, key
         self._unsettled[key] = promise
         self._unsettled_sum.add(promise, 1)
         if promise.hashes:
-            self._held.update(promise.hashes)
+            self._chains.add(key, promise.hashes)
         if promise.num_seqs:
             self._tpots[promise.tpot_s] = self._tpots.get(promise.tpot_s, 0) + 1
             self.tightest_tpot_s = min(self.tightest_tpot_s, promise.tpot_s)
@@ -184,8 +225,8 @@ class Member:
             self._settled_sum.add(promise, -1)
         else:
             return
-        for block in promise.hashes:
-            _take_one(self._held, block)
+        if promise.hashes:
+            self._chains.remove(key, promise.hashes)
         if promise.num_seqs:
             _take_one(self._tpots, promise.tpot_s)
             self.tightest_tpot_s = min(self._tpots, default=inf)
@@ -275,7 +316,7 @@ class _Sum:
         self.context_tokens += sign * promise.context_tokens
 
 
-def _take_one(counter: dict[T, int], key: T) -> None:
+def _take_one(counter: dict[float, int], key: float) -> None:
     if (left := counter[key] - 1) > 0:
         counter[key] = left
     else:

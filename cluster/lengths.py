@@ -3,13 +3,14 @@
 Invariant: a tenant's own class is asked once enough is known of it; else the class, then everybody; else nothing is known."""
 
 from math import log2
+from typing import Final
 
-_BUCKETS_PER_DOUBLING = 4
-_NUM_BUCKETS = 24 * _BUCKETS_PER_DOUBLING
-_DECAY = 0.998
+_BUCKETS_PER_DOUBLING: Final = 4
+_NUM_BUCKETS: Final = 24 * _BUCKETS_PER_DOUBLING
+_DECAY: Final = 0.998
 """The weight of an observation after one more: the last 500 count."""
-_ENOUGH = 20.0
-_MAX_REMEMBERED = 4096
+_ENOUGH: Final = 20.0
+_MAX_REMEMBERED: Final = 4096
 
 
 class OutputLengths:

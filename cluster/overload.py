@@ -8,10 +8,10 @@ what was given up is only tried later than the others, and chosen anew before lo
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import isinf
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
-_MIN_PLACED = 20.0
-_REMEMBERED_S = 20.0
+_MIN_PLACED: Final = 20.0
+_REMEMBERED_S: Final = 20.0
 
 
 class Timed(Protocol):

@@ -10,6 +10,7 @@ claim at a time. Prompt room is asked before a prompt is counted, so a long prom
 
 from collections.abc import Callable, Sequence
 from math import inf
+from typing import Final
 
 from cluster.circle import Circle
 from cluster.fairness import ServiceCounters
@@ -21,16 +22,16 @@ from cluster.waiting import Waiter, WaitingQueue
 from core.messages import Finished, NeedPrefill, Place, Taken
 from core.types import Route
 
-GROWTH_TOKENS = 256
+GROWTH_TOKENS: Final = 256
 """Room that is kept for a sequence's output while nothing is known of how long outputs are."""
-GROWTH_SHARE = 0.75
+GROWTH_SHARE: Final = 0.75
 """Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
-SHORT_SHARE = 0.05
+SHORT_SHARE: Final = 0.05
 """So many outputs are shorter than what a wait before the second token is taken to be spread over."""
-PATIENCE_S = 1.0
-RETRY_S = 0.05
+PATIENCE_S: Final = 1.0
+RETRY_S: Final = 0.05
 """In a large fleet, who waits is tried again when the instance it waits for has changed, or after this long."""
-_SAMPLE = 3
+_SAMPLE: Final = 3
 
 
 class Placement:
@@ -156,7 +157,8 @@ class Placer:
                 taken.expected_tokens,
                 taken.scheduler,
             )
-            self._promise(key, placement, now)
+            route, roster = taken.route, self._roster
+            self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
 
     def finish(self, key: str, ended: Finished | None = None) -> Placement | None:
         """Give back what was promised for it; learn from how it has ended, if it has. None: nothing was."""
@@ -233,24 +235,26 @@ class Placer:
         route = Route(decode.address, "" if prefill is None else prefill.address)
         compute_tokens = ask.uncached(computes)
         placement = Placement(waiter.frontend, place, route, num_blocks, compute_tokens, ask.expected_tokens)
-        self._promise(key, placement, now)
+        self._promise(key, placement, decode, prefill, now)
         if self._claim is not None and self._claim[0] == key:
             self._claim = None
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
 
-    def _promise(self, key: str, placed: Placement, now: float) -> None:
+    def _promise(
+        self, key: str, placed: Placement, decode: Member | None, prefill: Member | None, now: float
+    ) -> None:
         """Count on it: at its instances, as far as they are known here, and on its tenant's account."""
-        place, route, counters = placed.place, placed.route, self._counters
+        place, counters = placed.place, self._counters
         self._placements[key] = placed
-        if (decode := self._roster.get(route.decode)) is not None:
-            compute_tokens = 0 if route.prefill else placed.compute_tokens
+        if decode is not None:
+            compute_tokens = 0 if placed.route.prefill else placed.compute_tokens
             context = place.num_tokens + placed.charged_tokens / 2
             tpot_s = place.slo.tpot_s
             decode.promise(
                 key, Promise(now, 1, placed.num_blocks, compute_tokens, place.block_hashes, context, tpot_s)
             )
-        if route.prefill and (prefill := self._roster.get(route.prefill)) is not None:
+        if prefill is not None:
             prefill.promise(key, Promise(now, 0, 0, placed.compute_tokens, ()))
         if place.attempt == 0:
             counters.charge_prompt(place)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Final
 
 from cluster.buddies import Buddies
 from cluster.draws import Draws
@@ -12,10 +13,10 @@ from cluster.shortlist import NUM_CACHED, NUM_CACHED_DECODES, NUM_CACHED_SOURCES
 from core.messages import Buddy, Place
 from core.reports import LoadReport, Register
 
-NO_DECODE = "no decode instance is alive"
-FETCH_TOKENS = 128
+NO_DECODE: Final = "no decode instance is alive"
+FETCH_TOKENS: Final = 128
 """A cached prefix as long as this is worth asking a decode instance for."""
-SCAN_UP_TO = 32
+SCAN_UP_TO: Final = 32
 """Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
 
 
@@ -73,9 +74,9 @@ class Roster:
 
     def remove(self, address: str) -> None:
         self._last = None
-        if self._members.pop(address, None) is not None:
+        if (member := self._members.pop(address, None)) is not None:
             self._prefixes.drop(address)
-            self._shortlist.forget(address)
+            self._shortlist.forget(member)
             self._replicating.pop(address, None)
 
     def leave(self, address: str) -> None:

@@ -8,6 +8,7 @@ Invariants:
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from cluster.admission import Admission
 from cluster.circle import Circle
@@ -33,10 +34,10 @@ from core.messages import (
 )
 from core.reports import LoadReport, Register, Status
 
-_SETTLE_REPORTS = 2.0
-_SETTLE_S = 0.2
+_SETTLE_REPORTS: Final = 2.0
+_SETTLE_S: Final = 0.2
 """A promise shows in reports made this long, and so many report intervals, after it: the way is scheduler, frontend, worker."""
-_MAX_PASSED = 32
+_MAX_PASSED: Final = 32
 """Requests that others may pass in one go; so many large ones at the head do hold the small ones behind them up."""
 
 

@@ -19,14 +19,14 @@ preemption  a pool that is nearly full preempts: fill^4 as its probability x the
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from cluster.fleet import DEFAULT_TOKENS_PER_S, CachedBlocks, Member
 from cluster.links import LinkModel, Nearest, bytes_per_s
 from core.kv import num_blocks_for
 from core.types import STANDARD, Slo
 
-_SHORTLIST = 4
+_SHORTLIST: Final = 4
 
 
 class Ask:

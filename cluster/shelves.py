@@ -7,12 +7,14 @@ Invariant: a seat belongs to one set of shelves, its shelf and position say wher
 those of the shelves that are not empty."""
 
 from math import log2
+from typing import Final
 
 from cluster.draws import Draws
 from cluster.fleet import Member
 
-_PER_DOUBLING = 8
-HIGHEST, NOWHERE = 255, -1
+_PER_DOUBLING: Final = 8
+HIGHEST: Final = 255
+NOWHERE: Final = -1
 
 
 def shelf_of(quantity: float, unit: float) -> int:

@@ -11,26 +11,27 @@ Invariant: after `settle` every living instance that takes work stands where its
 
 from collections.abc import Iterable
 from math import inf, log2
+from typing import Final
 
 from cluster.draws import Draws
 from cluster.fleet import Member
-from cluster.neighbours import Neighbours
+from cluster.neighbours import Group, Neighbours
 from cluster.shelves import HIGHEST, Seat, Shelves, shelf_of
 from core.types import Slo
 
-NUM_CACHED = 16
+NUM_CACHED: Final = 16
 """Instances with the longest cached prefix that are looked up, whatever their role; of these so many are predicted:"""
-NUM_CACHED_DECODES = 2
-NUM_CACHED_SOURCES = 3
-_NUM_BATCHES = 3
-_NUM_QUEUES = 2
-NUM_NEAR = 1
+NUM_CACHED_DECODES: Final = 2
+NUM_CACHED_SOURCES: Final = 3
+_NUM_BATCHES: Final = 3
+_NUM_QUEUES: Final = 2
+NUM_NEAR: Final = 1
 """Instances whose neighbours are looked at, too."""
-_BACKLOG_UNIT_S = 0.01
-_STEP_UNIT_S = 0.002
-_ROOM_UNIT_TOKENS = 1024.0
+_BACKLOG_UNIT_S: Final = 0.01
+_STEP_UNIT_S: Final = 0.002
+_ROOM_UNIT_TOKENS: Final = 1024.0
 _IDLE = (-1, False)
-_PER_DOUBLING = 2
+_PER_DOUBLING: Final = 2
 """Targets for the time per token that differ by less than a factor of 1.4 are of one tightness."""
 
 
@@ -42,38 +43,37 @@ class Shortlist:
         """Who computes prompts, by what is queued there."""
         self._batches: dict[tuple[int, bool], Shelves] = {}
         """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
-        self._standing: dict[str, _Standing] = {}
         self._room = Shelves()
         """Who decodes and has a sequence slot, by its free blocks."""
-        self._near_prompts, self._near_batches = Neighbours(), Neighbours()
+        self._neighbours = Neighbours()
 
-    def forget(self, address: str) -> None:
-        self.changed.pop(address, None)
-        if (standing := self._standing.pop(address, None)) is None:
+    def forget(self, member: Member) -> None:
+        self.changed.pop(member.address, None)
+        standing = member.standing
+        if not isinstance(standing, _Standing):
             return
-        self._prompts.take(standing.prompts)
-        self._room.take(standing.room)
-        self._take_batch(standing)
-        self._near_prompts.take(standing.member)
-        self._near_batches.take(standing.member)
+        member.standing = None
+        self._take(standing)
+        self._neighbours.leave(member)
 
     def settle(self, tokens_per_s: float) -> None:
         """Put everybody where they are now; `tokens_per_s`: prompt rate of those that have not measured any."""
         if not self.changed:
             return
-        changed = list(self.changed.items())
+        changed = list(self.changed.values())
         self.changed.clear()
-        for address, member in changed:
+        for member in changed:
+            standing = member.standing
+            if not isinstance(standing, _Standing):
+                standing = member.standing = _Standing(member, self._neighbours.join(member))
             if member.leaving:
-                self.forget(address)
+                self._take(standing)
                 continue
-            standing = self._standing.get(address)
-            if standing is None:
-                standing = self._standing[address] = _Standing(member)
             backlog = _backlog(member, tokens_per_s)
             if member.prefills:
                 self._prompts.put(standing.prompts, backlog)
-                self._near_prompts.put(member, backlog)
+                for group, seat, _ in standing.near:
+                    group.prompts.put(seat, backlog)
             if member.decodes:
                 self._put_decoding(standing, backlog)
 
@@ -88,7 +88,7 @@ class Shortlist:
     def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
         """Where to decode; `near`: likely sources of the prompt's KV."""
         found = [self._room.one_high(draws)]
-        found += [self._near_batches.nearest(member, draws) for member in near]
+        found += [_nearest_batch(member, draws) for member in near]
         groups = list(self._batches)
         first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
         for index in range(min(len(groups), _NUM_BATCHES)):
@@ -104,7 +104,7 @@ class Shortlist:
         """Who might compute the prompt for one of `decodes`."""
         found = self._prompts.lowest(_NUM_QUEUES, draws)
         for member in decodes:
-            if (near := self._near_prompts.nearest(member, draws)) is not None:
+            if (near := _nearest_prompts(member, draws)) is not None:
                 found.append(near)
         return found
 
@@ -118,7 +118,8 @@ class Shortlist:
             self._room.take(standing.room)
         batch = _batch(member)
         shelf = shelf_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
-        self._near_batches.put(member, shelf)
+        for group, _, seat in standing.near:
+            group.batches.put(seat, shelf)
         if standing.batch != batch:
             self._take_batch(standing)
             standing.batch = batch
@@ -127,10 +128,20 @@ class Shortlist:
             shelves = self._batches[batch] = Shelves()
         shelves.put(standing.in_batch, shelf)
 
+    def _take(self, standing: "_Standing") -> None:
+        """Off all shelves; it still has its neighbours."""
+        self._prompts.take(standing.prompts)
+        self._room.take(standing.room)
+        self._take_batch(standing)
+        for group, prompts, batch in standing.near:
+            group.prompts.take(prompts)
+            group.batches.take(batch)
+
     def _take_batch(self, standing: "_Standing") -> None:
         if (batch := standing.batch) is not None:
             shelves = self._batches[batch]
             shelves.take(standing.in_batch)
+            standing.batch = None
             if not len(shelves):
                 del self._batches[batch]
 
@@ -138,13 +149,35 @@ class Shortlist:
 class _Standing:
     """One member's seats."""
 
-    __slots__ = ("batch", "in_batch", "member", "prompts", "room")
+    __slots__ = ("batch", "in_batch", "member", "near", "prompts", "room")
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: Member, groups: tuple[Group, ...]) -> None:
         self.member = member
         self.prompts, self.room, self.in_batch = Seat(member), Seat(member), Seat(member)
+        self.near = [(group, Seat(member), Seat(member)) for group in groups]
+        """Seats by its prompts and by its batch."""
         self.batch: tuple[int, bool] | None = None
         """Of which batches' shelves `in_batch` is."""
+
+
+def _nearest_prompts(member: Member, draws: Draws) -> Member | None:
+    """Who computes prompts in the smallest group in which somebody does; None where nobody is near."""
+    standing = member.standing
+    if isinstance(standing, _Standing):
+        for group, _, _ in standing.near:
+            if (near := group.prompts.one_low(draws)) is not None:
+                return near
+    return None
+
+
+def _nearest_batch(member: Member, draws: Draws) -> Member | None:
+    """Who decodes, likewise."""
+    standing = member.standing
+    if isinstance(standing, _Standing):
+        for group, _, _ in standing.near:
+            if (near := group.batches.one_low(draws)) is not None:
+                return near
+    return None
 
 
 def _backlog(member: Member, tokens_per_s: float) -> int:

@@ -15,13 +15,14 @@ without draining."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Final
 
 from cluster.fleet import Member
 from cluster.links import Nearest, bytes_per_s
 from cluster.prediction import Outlook, alone_step_s, decode_step_s
 from cluster.scoring import Ask, Choice, CostModel, Rates
 
-_SHORTLIST = 4
+_SHORTLIST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,16 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from math import inf
+from typing import Final
 
 from cluster.fairness import ServiceCounters, weight
 from cluster.fleet import Member
 from cluster.overload import Spending, dearest
 from core.messages import Place
 
-AGING_S = 10.0
-_THIN_EVERY_S = 0.05
-_SURE_SHARE = 0.9
+AGING_S: Final = 10.0
+_THIN_EVERY_S: Final = 0.05
+_SURE_SHARE: Final = 0.9
 """Of what requests seem to take: who is set aside a little late is chosen among more, who is set aside in vain may be lost."""
 
 

@@ -3,10 +3,12 @@
 A missed target is no worse for a few seconds more, while each prompt that waits behind a missed one may miss its own. After
 `YIELD_S` a late one takes its turn again, so nothing starves."""
 
+from typing import Final
+
 from core.ports import Served
 from core.steps import StepModels
 
-YIELD_S = 10.0
+YIELD_S: Final = 10.0
 """After its target a late prompt lets others of its class pass for so long."""
 
 

@@ -4,20 +4,21 @@ This is what lets any instance prefill, decode or do both: without sequences tha
 targets most of it, with tight ones little."""
 
 from collections.abc import Sequence as Seq
+from typing import Final
 
 from core.ports import Served
 from core.steps import StepModels
 
-SHARE = 0.8
+SHARE: Final = 0.8
 """Of the tightest time per output token; the rest is for what the model gets wrong."""
-EASY_SHARE = 0.5
+EASY_SHARE: Final = 0.5
 """Of the same: longer steps only as long as the prompts in them gain by it."""
-GAINFUL = 5.0
+GAINFUL: Final = 5.0
 """Beside what its sequences that decode take a step may be so many times as long as it is for nothing: prompts in it are then
 computed at five sixths of the full rate. Longer ones hardly compute more, while those who decode hold slots and blocks longer."""
-PRESSING_SHARE = 0.5
+PRESSING_SHARE: Final = 0.5
 """Of its time to the first token: a prompt whose own work takes more gets steps as long as they may be."""
-MIN_TOKENS = 64
+MIN_TOKENS: Final = 64
 """Prompts go on even where decoding alone takes too long: waiting for it to end would hold them for ever."""
 
 
