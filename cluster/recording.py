@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.roster import SCAN_UP_TO
 from cluster.routing import GlobalScheduler
 from core.config import ScheduleConfig
 from core.errors import ConfigError
@@ -35,8 +36,8 @@ def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
 class RecordedScheduler(GlobalScheduler):
     """Writes each event before it is acted upon, so that the one that ends the process is in the file."""
 
-    def __init__(self, config: ScheduleConfig, path: Path) -> None:
-        super().__init__(config, log=self._write)
+    def __init__(self, config: ScheduleConfig, path: Path, scan_up_to: int = SCAN_UP_TO) -> None:
+        super().__init__(config, log=self._write, scan_up_to=scan_up_to)
         self._path = path
         self._write(config.model_dump_json())
 
@@ -51,21 +52,29 @@ class RecordedScheduler(GlobalScheduler):
 
 def replay(path: Path) -> tuple[list[str], list[str]]:
     """(decisions in the file, decisions of a new scheduler with the same configuration and events). Raises ConfigError."""
-    items = _read(path)
-    first = next(items, None)
-    if not isinstance(first, str):
-        raise ConfigError(f"{path} is no recording of a scheduler")
     recorded: list[str] = []
     decided: list[str] = []
-    config = ScheduleConfig.model_validate_json(first).model_copy(update={"record_path": ""})
+    config, items = read(path)
     scheduler = GlobalScheduler(config, log=decided.append)
     for item in items:
         if isinstance(item, str):
             recorded.append(item)
         else:
-            now, who, data = item
-            scheduler.on(_as_event(who, data), now)
+            event, now = item
+            scheduler.on(event, now)
     return recorded, decided
+
+
+def read(path: Path) -> tuple[ScheduleConfig, Iterator[tuple[Event, float] | str]]:
+    """(its configuration; events with their times, and decisions, read as they are asked for). Raises ConfigError, also later."""
+    items = _read(path)
+    first = next(items, None)
+    if not isinstance(first, str):
+        raise ConfigError(f"{path} is no recording of a scheduler")
+    config = ScheduleConfig.model_validate_json(first).model_copy(update={"record_path": ""})
+    return config, (
+        item if isinstance(item, str) else (_as_event(item[1], item[2]), item[0]) for item in items
+    )
 
 
 def _read(path: Path) -> Iterator[Any]:
