@@ -20,6 +20,7 @@ from cluster.model_card import read_model_card
 from cluster.observers import make_observers
 from core.clock import WallClock
 from core.config import ClusterConfig
+from core.garbage import leave_out_all_there_is
 from net.mail import TcpMail
 
 
@@ -53,6 +54,7 @@ class Ingress:
         self._server = HttpServer(
             app, config.serve.host, ports, shared=len(ports) == 1, tls=ingress_tls(config.serve)
         )
+        leave_out_all_there_is()
         self._serving = self._server.start()
         self._drained: asyncio.Task[None] | None = None
         del pools  # bound here only so that Serve deploys them with this application

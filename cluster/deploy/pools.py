@@ -19,6 +19,7 @@ from cluster.real_parts import remote_parts
 from core.clock import WallClock
 from core.config import ClusterConfig
 from core.errors import ReplicaLost
+from core.garbage import leave_out_all_there_is
 from core.ports import Resolve
 from models.hub import resolve
 from net.mail import TcpMail
@@ -59,6 +60,7 @@ class _Pool:
         parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place)
         parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
         self._instance = Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
+        leave_out_all_there_is()
         self._instance.run()
 
     async def check_health(self) -> None:

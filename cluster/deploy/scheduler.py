@@ -14,6 +14,7 @@ from cluster.recording import make_scheduler
 from cluster.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig
+from core.garbage import IdleCollector, leave_out_all_there_is
 from net.mail import TcpMail
 
 
@@ -28,6 +29,9 @@ class Scheduler:
         if count > 1:
             resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
         self._node = SchedulerNode(self._mail, WallClock(), scheduler, resolve, count)
+        leave_out_all_there_is()
+        collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
+        self._collecting = asyncio.create_task(collector.run())
         self._running = asyncio.create_task(self._node.run())
         self._scaling: asyncio.Task[None] | None = None
         if config.scaling.enabled:
@@ -46,6 +50,7 @@ class Scheduler:
     async def __del__(self) -> None:
         with contextlib.suppress(AttributeError):
             self._running.cancel()
+            self._collecting.cancel()
             if self._scaling is not None:
                 self._scaling.cancel()
             await self._mail.close()

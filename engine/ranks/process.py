@@ -16,6 +16,7 @@ from typing import cast
 
 import torch
 
+from core.garbage import leave_out_all_there_is
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from engine.build import make_pool
@@ -104,6 +105,7 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
     step = counted(_runner(part, pool, layout.block_size, sock), part.model)
+    leave_out_all_there_is()
     sock.sendall(frame(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes())))
     place = setup.mesh.place(setup.rank)
     draws = place.tp == place.ep == 0  # the others draw the same
