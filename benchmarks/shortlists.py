@@ -80,7 +80,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--traces", type=Path, required=True)
     options.add_argument("--cases", nargs="*", default=list(CASES))
-    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--seeds", type=int, default=6)
     args = options.parse_args()
     found: list[dict[str, Any]] = []
     for row in study(args.traces, args.cases, args.seeds):

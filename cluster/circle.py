@@ -7,15 +7,15 @@ by the one that leads: the first by address of those that live, by everybody's o
 Two that hold each other dead, or that have not heard of each other yet, may both lead for a while: they then tell the same
 instances the same buddies and set the same sizes from the same reports."""
 
-from core.messages import Colleagues, Kept
+from core.messages import Colleagues, Wants
 
 
 class Circle:
     def __init__(self) -> None:
         self.me = ""
         self.others: tuple[str, ...] = ()
-        self._kept: dict[str, str] = {}
-        """Scheduler -> the instance that it keeps for a request of its own."""
+        self._wants: dict[str, Wants] = {}
+        """By scheduler."""
 
     @property
     def leads(self) -> bool:
@@ -33,14 +33,19 @@ class Circle:
 
     def lose(self, address: str) -> None:
         self.others = tuple(other for other in self.others if other != address)
-        self._kept.pop(address, None)
+        self._wants.pop(address, None)
 
-    def keep(self, kept: Kept) -> None:
-        self._kept[kept.scheduler] = kept.address
+    def hear(self, wants: Wants) -> None:
+        self._wants[wants.scheduler] = wants
+
+    @property
+    def others_in_time(self) -> bool:
+        """Does another have requests that wait and can still be in time?"""
+        return bool(self._wants) and any(wants.in_time for wants in self._wants.values())
 
     def is_kept(self, address: str, is_mine: bool) -> bool:
         """Does another scheduler keep it for a request? Of two that keep the same, the first has it."""
-        return bool(self._kept) and any(
-            kept == address and not (is_mine and self.me < scheduler)
-            for scheduler, kept in self._kept.items()
+        return bool(self._wants) and any(
+            wants.keeps == address and not (is_mine and self.me < scheduler)
+            for scheduler, wants in self._wants.items()
         )

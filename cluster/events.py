@@ -7,7 +7,6 @@ from core.messages import (
     Colleagues,
     Finished,
     GivenBack,
-    Kept,
     Leaving,
     NeedPrefill,
     Place,
@@ -15,6 +14,7 @@ from core.messages import (
     PrefillAssigned,
     Rejected,
     Taken,
+    Wants,
 )
 from core.reports import LoadReport, Register
 
@@ -55,7 +55,7 @@ Event = (
     | Colleagues
     | Taken
     | GivenBack
-    | Kept
+    | Wants
 )
 
 
@@ -64,4 +64,4 @@ class Send:
     """The only kind of action."""
 
     to: str
-    message: Placed | Rejected | PrefillAssigned | Buddy | Taken | GivenBack | Kept
+    message: Placed | Rejected | PrefillAssigned | Buddy | Taken | GivenBack | Wants

@@ -20,19 +20,21 @@ from cluster.mixed_policy import MixedPolicy
 from cluster.placing import Placement, Placer
 from cluster.roster import SCAN_UP_TO, Roster
 from cluster.scoring import PlacementPolicy
+from cluster.waiting import Waiter
 from core.config import ScheduleConfig
 from core.messages import (
     Colleagues,
     Finished,
     GivenBack,
-    Kept,
     Leaving,
     Place,
     Placed,
     PrefillAssigned,
     Taken,
+    Wants,
 )
 from core.reports import LoadReport, Register, Status
+from engine.lateness import YIELD_S
 
 _SETTLE_REPORTS: Final = 2.0
 _SETTLE_S: Final = 0.2
@@ -59,7 +61,7 @@ class GlobalScheduler:
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster(scan_up_to)
         self._circle = Circle()
-        self._told_kept = ""
+        self._told_keeps, self._told_in_time = "", False
         self._led = True
         self._num_prefills = 0
         counters = ServiceCounters(config.fairness_slack)
@@ -111,9 +113,11 @@ class GlobalScheduler:
     def on(self, event: Event, now: float) -> list[Send]:
         """Take one fact in; what follows from it, in the order to be sent."""
         actions = self._react(event, now)
-        if (kept := self._placer.claimed) != self._told_kept:
-            self._told_kept = kept
-            actions += self._tell(Kept(self._circle.me, kept))
+        keeps = self._placer.claimed
+        in_time = bool(self._circle.others) and self._admission.queue.has_timely()
+        if keeps != self._told_keeps or in_time != self._told_in_time:
+            self._told_keeps, self._told_in_time = keeps, in_time
+            actions += self._tell(Wants(self._circle.me, keeps, in_time))
         return actions
 
     def _react(self, event: Event, now: float) -> list[Send]:
@@ -137,13 +141,13 @@ class GlobalScheduler:
                 prefill = self._placer.replace_prefill(key, decode, need, now)
                 answer = PrefillAssigned(need.request_id, need.attempt, need.epoch, prefill)
                 return [Send(decode, answer), *self._place_waiting(now)]
-            case Colleagues() | Taken() | GivenBack() | Kept():
+            case Colleagues() | Taken() | GivenBack() | Wants():
                 return self._on_word(event, now)
             case Tick():
                 return self._admission.expire(self.why_not(), now) + self._place_waiting(now)
 
     # Other schedulers -----------------------------------------------------------------------------------------------
-    def _on_word(self, word: Colleagues | Taken | GivenBack | Kept, now: float) -> list[Send]:
+    def _on_word(self, word: Colleagues | Taken | GivenBack | Wants, now: float) -> list[Send]:
         match word:
             case Colleagues():
                 return self._meet(word)
@@ -152,8 +156,8 @@ class GlobalScheduler:
                 if self._admission.queue.get(key) is None:
                     self._placer.take(key, word, now)
                 return []
-            case Kept():
-                self._circle.keep(word)
+            case Wants():
+                self._circle.hear(word)
                 return self._place_waiting(now)
             case GivenBack():
                 key = _key(word.request_id, word.attempt)
@@ -168,13 +172,14 @@ class GlobalScheduler:
         """Those that are new hear of everything that was placed here."""
         news = self._circle.meet(colleagues)
         self._admission.num_schedulers = self._circle.size
-        words: list[Taken | Kept] = [
+        words: list[Taken | Wants] = [
             self._taken(placed) for placed in self._placer.placements if not placed.scheduler
         ]
-        words += [Kept(colleagues.me, self._told_kept)] if self._told_kept else []
+        if self._told_keeps or self._told_in_time:
+            words.append(Wants(colleagues.me, self._told_keeps, self._told_in_time))
         return [Send(other, word) for other in news for word in words] + self._pair()
 
-    def _tell(self, word: Taken | GivenBack | Kept) -> list[Send]:
+    def _tell(self, word: Taken | GivenBack | Wants) -> list[Send]:
         return [Send(other, word) for other in self._circle.others]
 
     def _taken(self, placed: Placement) -> Taken:
@@ -222,7 +227,7 @@ class GlobalScheduler:
                 break
             if num_passed and not self._placer.any_prompt_room():
                 break
-            blocked = self._placer.is_blocked(waiter, changed, now)
+            blocked = self._yields(waiter, now) or self._placer.is_blocked(waiter, changed, now)
             route = None if blocked else self._placer.try_to_place(waiter, now)
             if route is None:
                 num_passed += 1
@@ -237,6 +242,12 @@ class GlobalScheduler:
                 if (placed := self._placer.get(key)) is not None:
                     actions += self._tell(self._taken(placed))
         return actions
+
+    def _yields(self, waiter: Waiter, now: float) -> bool:
+        """What is late, or set aside, comes after what can still be in time, whichever scheduler has that; but not for ever."""
+        if not self._circle.others_in_time or now - waiter.due_s > YIELD_S:
+            return False
+        return waiter.aside or now > waiter.start_by_s
 
     def _finish(self, key: str, ended: Finished | None = None) -> list[Send]:
         """It is over, here and wherever it counts."""

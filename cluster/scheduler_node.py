@@ -14,12 +14,12 @@ from core.messages import (
     Colleagues,
     Finished,
     GivenBack,
-    Kept,
     Leaving,
     Message,
     NeedPrefill,
     Place,
     Taken,
+    Wants,
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import LoadReport, PoolStatus, Register, Status
@@ -105,7 +105,7 @@ class SchedulerNode:
             case LoadReport():
                 self._note_defect(message)
                 self._feed(message)
-            case Finished() | Register() | Leaving() | Taken() | GivenBack() | Kept():
+            case Finished() | Register() | Leaving() | Taken() | GivenBack() | Wants():
                 self._feed(message)
             case Backlog():
                 self._backlogs[sender] = message

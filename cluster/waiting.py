@@ -85,6 +85,10 @@ class WaitingQueue:
     def get(self, key: str) -> Waiter | None:
         return self._by_key.get(key)
 
+    def has_timely(self) -> bool:
+        """Do some wait that can still be in time, as seen when they were last tried?"""
+        return any(line.timely for line in self._tenants.values())
+
     def add(self, waiter: Waiter) -> None:
         place = waiter.place
         line = self._tenants.get(place.tenant)

@@ -10,7 +10,7 @@ prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
-scheduler -> scheduler   Taken, GivenBack, Kept, Backlog (and Colleagues, to itself)
+scheduler -> scheduler   Taken, GivenBack, Wants, Backlog (and Colleagues, to itself)
 any       -> any         Ping, Pong
 """
 
@@ -168,11 +168,13 @@ class GivenBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """`scheduler` keeps this instance for a request that finds no room; empty: none any more."""
+class Wants:
+    """What `scheduler` asks of the others for its requests that wait: to leave alone the instance that it `keeps` for one that
+    finds no room (empty: none), and to let what is late already wait while it has some that can still be `in_time`."""
 
     scheduler: str
-    address: str
+    keeps: str
+    in_time: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +337,6 @@ Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | HandedOver | Failed
     | Buddy | Replicas | ReplicasKept
-    | Colleagues | Taken | GivenBack | Kept | Backlog
+    | Colleagues | Taken | GivenBack | Wants | Backlog
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -15,7 +15,7 @@ from cluster.compiled import scheduler_is_compiled
 from cluster.events import PeerLost, PrefillNeeded, Tick
 from cluster.recording import RecordedScheduler, replay
 from core.config import ScheduleConfig
-from core.messages import Colleagues, GivenBack, Kept, Leaving, NeedPrefill, Taken
+from core.messages import Colleagues, GivenBack, Leaving, NeedPrefill, Taken, Wants
 from core.types import Route, Slo
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import CoarseConfig, Log, simulate
@@ -106,7 +106,7 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
     for number in range(100):
         scheduler.on(ask(f"s{number}", 100 + 90 * (number % 30), prefix=number % 3), now + number / 100)
     first, second, *_ = (member.address for member in scheduler.members)
-    scheduler.on(Kept("b", second), now + 1)
+    scheduler.on(Wants("b", second, True), now + 1)
     for placed in scheduler.placements[:5]:
         need = NeedPrefill(placed.place.request_id, placed.place.attempt, 1, 50, placed.route.prefill)
         scheduler.on(PrefillNeeded(placed.route.decode, need), now + 1)
