@@ -73,12 +73,18 @@ def window(folder: Path, trace: str, seed: int) -> Window:
     return Window(rows, start_s, WINDOW_S, natural_block_tokens(rows))
 
 
+def fleet_of(num_prefill: int) -> Fleet:
+    """With so many prefill instances; of 0 any instance does either role."""
+    roles = (num_prefill, NUM_GPUS - num_prefill, 0) if num_prefill else (0, 0, NUM_GPUS)
+    return Fleet(GPU, MODEL, *roles)
+
+
 class Limits:
     """What no scheduler can exceed on a window (`sim.bound`), in copies of it."""
 
     def __init__(self, part: Window, slo: Slo, seed: int) -> None:
         self._part, self._slo, self._seed = part, slo, seed
-        self._engine = engine_of(Fleet(GPU, MODEL, 0, 0, NUM_GPUS), part.block_tokens)
+        self._engine = engine_of(fleet_of(0), part.block_tokens)
 
     def sustained(self, target: float) -> float:
         """In the long run: without the time that a short window leaves after its last arrival."""
@@ -107,9 +113,7 @@ def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
     """One scheduler on one window. What its curve says below the first target is a bound: such runs are cut short."""
     folder, trace, slo_name, seed, name, num_prefill = task
     part, slo = window(folder, trace, seed), SLOS[slo_name]
-    fleet = Fleet(
-        GPU, MODEL, num_prefill, NUM_GPUS - num_prefill if num_prefill else 0, 0 if num_prefill else NUM_GPUS
-    )
+    fleet = fleet_of(num_prefill)
     entry = SCHEDULERS["baton" if name == SPLIT else name]
     curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, entry, TARGETS[0]))
     guess = Limits(part, slo, seed).guess / 2

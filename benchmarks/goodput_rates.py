@@ -19,10 +19,9 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from rich.progress import track
 
-from benchmarks.goodput import GPU, MODEL, NUM_GPUS, SLOS, TARGETS, window
+from benchmarks.goodput import NUM_GPUS, SLOS, TARGETS, fleet_of, window
 from benchmarks.report import parser, write
 from sim.baselines.table import SCHEDULERS
-from sim.catalogued import Fleet
 from sim.goodput import attained
 
 
@@ -58,7 +57,7 @@ def main() -> None:
     args = options.parse_args()
     trace, slo, seed = args.window.split("/")
     part = window(args.traces, trace, int(seed))
-    fleet, per_copy = Fleet(GPU, MODEL, 0, 0, NUM_GPUS), part.rate / NUM_GPUS
+    fleet, per_copy = fleet_of(0), part.rate / NUM_GPUS
     rates = [args.first + index * args.step for index in range(int((args.last - args.first) / args.step) + 1)]
     curves: dict[str, dict[str, float]] = {name: {} for name in args.schedulers}
     for rate in track(rates):

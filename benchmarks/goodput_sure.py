@@ -19,10 +19,9 @@ from typing import Any
 
 from rich.progress import track
 
-from benchmarks.goodput import GPU, MODEL, NUM_GPUS, SLOS, window
+from benchmarks.goodput import NUM_GPUS, SLOS, fleet_of, window
 from benchmarks.report import parser, write
 from sim.baselines.table import SCHEDULERS
-from sim.catalogued import Fleet
 from sim.goodput import attained
 
 FIRST_SHARE, STEP, LAST_SHARE = 0.3, 1.05, 1.5
@@ -36,8 +35,7 @@ def highest_sure(task: Task) -> tuple[str, str, str, float]:
     folder, where, target, name, num_prefill, bound = task
     trace, slo, seed = where.split("/")
     part = window(folder, trace, int(seed))
-    roles = (num_prefill, NUM_GPUS - num_prefill, 0) if num_prefill else (0, 0, NUM_GPUS)
-    fleet, per_copy = Fleet(GPU, MODEL, *roles), part.rate / NUM_GPUS
+    fleet, per_copy = fleet_of(num_prefill), part.rate / NUM_GPUS
     sure, rate = 0.0, FIRST_SHARE * bound
     while rate <= LAST_SHARE * bound:
         if attained(part, rate / per_copy, int(seed), SLOS[slo], fleet, SCHEDULERS[name], target) < target:

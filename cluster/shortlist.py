@@ -49,8 +49,7 @@ class Shortlist:
 
     def forget(self, member: Member) -> None:
         self.changed.pop(member.address, None)
-        standing = member.standing
-        if not isinstance(standing, _Standing):
+        if (standing := _standing(member)) is None:
             return
         member.standing = None
         self._take(standing)
@@ -63,8 +62,7 @@ class Shortlist:
         changed = list(self.changed.values())
         self.changed.clear()
         for member in changed:
-            standing = member.standing
-            if not isinstance(standing, _Standing):
+            if (standing := _standing(member)) is None:
                 standing = member.standing = _Standing(member, self._neighbours.join(member))
             if member.leaving:
                 self._take(standing)
@@ -72,8 +70,8 @@ class Shortlist:
             backlog = _backlog(member, tokens_per_s)
             if member.prefills:
                 self._prompts.put(standing.prompts, backlog)
-                for group, seat, _ in standing.near:
-                    group.prompts.put(seat, backlog)
+                for shelves, seat in standing.near_prompts:
+                    shelves.put(seat, backlog)
             if member.decodes:
                 self._put_decoding(standing, backlog)
 
@@ -88,7 +86,7 @@ class Shortlist:
     def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
         """Where to decode; `near`: likely sources of the prompt's KV."""
         found = [self._room.one_high(draws)]
-        found += [_nearest_batch(member, draws) for member in near]
+        found += [_nearest(s.near_batches, draws) for m in near if (s := _standing(m)) is not None]
         groups = list(self._batches)
         first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
         for index in range(min(len(groups), _NUM_BATCHES)):
@@ -104,7 +102,8 @@ class Shortlist:
         """Who might compute the prompt for one of `decodes`."""
         found = self._prompts.lowest(_NUM_QUEUES, draws)
         for member in decodes:
-            if (near := _nearest_prompts(member, draws)) is not None:
+            standing = _standing(member)
+            if standing is not None and (near := _nearest(standing.near_prompts, draws)) is not None:
                 found.append(near)
         return found
 
@@ -118,8 +117,8 @@ class Shortlist:
             self._room.take(standing.room)
         batch = _batch(member)
         shelf = shelf_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
-        for group, _, seat in standing.near:
-            group.batches.put(seat, shelf)
+        for near, seat in standing.near_batches:
+            near.put(seat, shelf)
         if standing.batch != batch:
             self._take_batch(standing)
             standing.batch = batch
@@ -133,9 +132,8 @@ class Shortlist:
         self._prompts.take(standing.prompts)
         self._room.take(standing.room)
         self._take_batch(standing)
-        for group, prompts, batch in standing.near:
-            group.prompts.take(prompts)
-            group.batches.take(batch)
+        for shelves, seat in (*standing.near_prompts, *standing.near_batches):
+            shelves.take(seat)
 
     def _take_batch(self, standing: "_Standing") -> None:
         if (batch := standing.batch) is not None:
@@ -146,37 +144,34 @@ class Shortlist:
                 del self._batches[batch]
 
 
+_Near = list[tuple[Shelves, Seat]]
+"""A member's groups, smallest first, and its seat there."""
+
+
 class _Standing:
     """One member's seats."""
 
-    __slots__ = ("batch", "in_batch", "member", "near", "prompts", "room")
+    __slots__ = ("batch", "in_batch", "member", "near_batches", "near_prompts", "prompts", "room")
 
     def __init__(self, member: Member, groups: tuple[Group, ...]) -> None:
         self.member = member
         self.prompts, self.room, self.in_batch = Seat(member), Seat(member), Seat(member)
-        self.near = [(group, Seat(member), Seat(member)) for group in groups]
-        """Seats by its prompts and by its batch."""
+        self.near_prompts: _Near = [(group.prompts, Seat(member)) for group in groups]
+        self.near_batches: _Near = [(group.batches, Seat(member)) for group in groups]
         self.batch: tuple[int, bool] | None = None
         """Of which batches' shelves `in_batch` is."""
 
 
-def _nearest_prompts(member: Member, draws: Draws) -> Member | None:
-    """Who computes prompts in the smallest group in which somebody does; None where nobody is near."""
+def _standing(member: Member) -> _Standing | None:
     standing = member.standing
-    if isinstance(standing, _Standing):
-        for group, _, _ in standing.near:
-            if (near := group.prompts.one_low(draws)) is not None:
-                return near
-    return None
+    return standing if isinstance(standing, _Standing) else None
 
 
-def _nearest_batch(member: Member, draws: Draws) -> Member | None:
-    """Who decodes, likewise."""
-    standing = member.standing
-    if isinstance(standing, _Standing):
-        for group, _, _ in standing.near:
-            if (near := group.batches.one_low(draws)) is not None:
-                return near
+def _nearest(near: _Near, draws: Draws) -> Member | None:
+    """One of the lowest shelf of the smallest group in which there is anybody; None: there is nobody near."""
+    for shelves, _ in near:
+        if (found := shelves.one_low(draws)) is not None:
+            return found
     return None
 
 

@@ -7,19 +7,20 @@ from typing import Final
 
 from core.ports import Served
 from core.steps import StepModels
+from core.types import Request
 
 YIELD_S: Final = 10.0
 """After its target a late prompt lets others of its class pass for so long."""
 
 
-def due_s(seq: Served) -> float:
+def due_s(request: Request) -> float:
     """When its first token is, by the clock of `Request.arrival_s`."""
-    return seq.request.arrival_s + seq.request.slo.ttft_s
+    return request.arrival_s + request.slo.ttft_s
 
 
 def is_late(seq: Served, now: float, steps: StepModels) -> bool:
     """Its first token would miss its target even if the instance did nothing else from now on, and has not for long."""
-    due = due_s(seq)
+    due = due_s(seq.request)
     if seq.num_output or now > due + YIELD_S:
         return False
     missing = len(seq.tokens) - seq.num_computed

@@ -16,7 +16,7 @@ class DeadlinePolicy:
     turn = staticmethod(turn)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
-        return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, due_s(seq), seq.arrival))
+        return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, due_s(seq.request), seq.arrival))
 
     def victim(self, running: Seq[S]) -> S:
-        return max(running, key=lambda seq: (-seq.request.slo.priority, due_s(seq), seq.arrival))
+        return max(running, key=lambda seq: (-seq.request.slo.priority, due_s(seq.request), seq.arrival))

@@ -7,6 +7,7 @@ from core.errors import RequestError, TransferError
 from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
 from core.ports import Mail
 from core.types import Request, TokenOut
+from engine.lateness import due_s
 from engine.loop import Engine
 from kvtransfer.handoff import PushAction, PushFact, PushHandoff, PushState
 from kvtransfer.pusher import Pusher
@@ -106,7 +107,7 @@ class PrefillWorker:
         if grant.id in self._jobs or grant.id in self._over:
             return
         try:
-            urgency = (-request.slo.priority, request.arrival_s + request.slo.ttft_s)
+            urgency = (-request.slo.priority, due_s(request))
             self._pusher.open(grant, self._delivered, self._quiet, self._failed, urgency)
         except TransferError as error:
             log.error("request %s cannot be handed over: %s", request.id, error)

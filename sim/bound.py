@@ -59,10 +59,6 @@ class Needs:
         num_spare = self._num_spare(attainment)
         return inf if num_spare < 0 else _least_s([need.whole_s for need in self._needs], num_spare)
 
-    def can_be_sustained(self, attainment: float, num_instances: int, duration_s: float) -> bool:
-        """When load like this comes every `duration_s`: no instance is busy for more than its own time."""
-        return self.least_s(attainment) <= num_instances * duration_s
-
     def can_ever_be(self, attainment: float, num_instances: int) -> bool:
         """When all instances are idle at 0 and nothing follows: at no time is more due than they had time for."""
         num_spare = self._num_spare(attainment)
