@@ -44,7 +44,8 @@ def started(context: int) -> StepScheduler:
 def step(scheduler: StepScheduler) -> StepPlan:
     plan = scheduler.plan(0.0)
     assert plan is not None
-    scheduler.commit(plan, StepResult(plan.step, tuple(Sampled(w.key, 5) for w in plan.work if w.samples)))
+    sampled = tuple(Sampled(w.key, 5) for w in plan.work if w.samples)
+    scheduler.commit(plan, StepResult(plan.step, sampled), 0.0)
     return plan
 
 

@@ -76,6 +76,15 @@ class Served(Protocol):
     def num_output(self) -> int: ...
     @property
     def num_computed(self) -> int: ...
+    @property
+    def first_token_s(self) -> float:
+        """When its first output token was on this instance; infinite before."""
+        ...
+
+    @property
+    def num_after_first(self) -> int:
+        """Output tokens that will have followed it when the step that is being planned is over."""
+        ...
 
 
 S = TypeVar("S", bound=Served)
@@ -95,8 +104,10 @@ class SchedulerPolicy(Protocol[S]):
         prompts: Sequence[S],
         steps: StepModels,
         budget_tokens: int,
+        starts_s: float,
     ) -> int:
-        """How many of `budget_tokens` a step may spend on `prompts` and on those that wait, beside `decoding`."""
+        """How many of `budget_tokens` a step that begins at `starts_s` may spend on `prompts` and on those that wait, beside
+        `decoding`."""
         ...
 
     def turn(self, seq: S, now: float, steps: StepModels) -> tuple[int, bool]:

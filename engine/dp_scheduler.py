@@ -139,9 +139,9 @@ class DpScheduler:
         for group in self._of(key):
             group.hold(key)
 
-    def activate(self, key: str, drawn: SeqOf[TokenOut]) -> None:
+    def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
         for group in self._of(key):
-            group.activate(key, drawn)
+            group.activate(key, drawn, now)
 
     def compute(self, key: str) -> None:
         for group in self._of(key):
@@ -183,13 +183,13 @@ class DpScheduler:
             tuple(key for part in found for key in part.drop),
         )
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         out: list[TokenOut] = []
         sampled = iter(result.sampled)
         for group, part in zip(self._groups, self._planned.pop(plan.step), strict=True):
             if part is not None:
                 own = tuple(itertools.islice(sampled, sum(work.samples for work in part.work)))
-                out += group.commit(part, StepResult(part.step, own))
+                out += group.commit(part, StepResult(part.step, own), now)
         return out
 
     def check_integrity(self) -> None:

@@ -120,7 +120,7 @@ class Engine:
 
     def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
         """All known tokens' KV is in the reserved blocks, and that of all of `drawn` (elsewhere) but the last: go on."""
-        self._scheduler.activate(reservation.key, drawn)
+        self._scheduler.activate(reservation.key, drawn, self._clock.now())
         self._blocks_may_be_free()
 
     def compute(self, reservation: Reservation) -> None:
@@ -225,7 +225,7 @@ class Engine:
         await self._group.close()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> None:
-        tokens = self._scheduler.commit(plan, result)
+        tokens = self._scheduler.commit(plan, result, self._clock.now())
         self._experts.add(result.expert_loads)
         self._num_steps += 1
         self._num_replayed += result.replayed

@@ -1,9 +1,11 @@
 """How much of a prompt a step may compute beside sequences that decode, so that these get their tokens in time. Pure.
 
 This is what lets any instance prefill, decode or do both: without sequences that decode the whole step is for prompts, with loose
-targets most of it, with tight ones little."""
+targets most of it, with tight ones little. What counts is a share of the tightest target, and of each sequence what is left of
+its time: one that had to wait behind a long step, which a short output cannot make up for later, gets shorter ones next."""
 
 from collections.abc import Sequence as Seq
+from math import inf
 from typing import Final
 
 from core.ports import Served
@@ -16,6 +18,11 @@ EASY_SHARE: Final = 0.5
 GAINFUL: Final = 5.0
 """Beside what its sequences that decode take a step may be so many times as long as it is for nothing: prompts in it are then
 computed at five sixths of the full rate. Longer ones hardly compute more, while those who decode hold slots and blocks longer."""
+CATCH_UP_SHARE: Final = 0.25
+"""Each step makes up for this share of what a sequence is behind. Outputs of five tokens are in time by it."""
+CATCH_UP_GAIN: Final = 1.0
+"""For its sake steps are never shorter than so many times what a step is for nothing, beside what decoding takes: prompts go on
+at half the full rate, also beside one that is behind for good."""
 PRESSING_SHARE: Final = 0.5
 """Of its time to the first token: a prompt whose own work takes more gets steps as long as they may be."""
 MIN_TOKENS: Final = 64
@@ -28,16 +35,29 @@ def tokens_in_time(
     prompts: Seq[Served],
     steps: StepModels,
     budget_tokens: int,
+    starts_s: float,
 ) -> int:
-    """Prompt tokens, at most `budget_tokens`, with which the step still takes no longer than the tightest target.
+    """Prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_s` leaves all in time.
 
     `prompts`: in the order in which they get them; what the first has behind it is what their attention reads."""
     if not decoding:
         return budget_tokens
     tpot_s = min(seq.request.slo.tpot_s for seq in decoding)
+    slack_s = min(_slack_s(seq, starts_s) for seq in decoding)
     start = prompts[0].num_computed if prompts else 0
     easy_share = SHARE if prompts and _is_pressing(prompts[0], steps) else EASY_SHARE
-    return prompt_tokens(steps, len(decoding), context_tokens, tpot_s, budget_tokens, start, easy_share)
+    return prompt_tokens(
+        steps, len(decoding), context_tokens, tpot_s, budget_tokens, start, easy_share, slack_s
+    )
+
+
+def _slack_s(seq: Served, now: float) -> float:
+    """How long a step that begins now may take, by how far the sequence is from where it should be."""
+    share_s = SHARE * seq.request.slo.tpot_s
+    if inf in (seq.first_token_s, share_s):
+        return inf
+    behind_s = now - seq.first_token_s - (seq.num_after_first - 1) * share_s
+    return share_s - CATCH_UP_SHARE * behind_s
 
 
 def _is_pressing(prompt: Served, steps: StepModels) -> bool:
@@ -52,6 +72,7 @@ def prompt_tokens(
     budget_tokens: int,
     start_tokens: float = 0.0,
     easy_share: float = EASY_SHARE,
+    slack_s: float = inf,
 ) -> int:
     """The same from figures. Where no step with a prompt was seen yet there is nothing to go by."""
     model = steps.prompt
@@ -59,5 +80,6 @@ def prompt_tokens(
         return budget_tokens
     base_s = model.step_s(num_decoding, context_tokens + start_tokens, num_decoding + 1)
     longest_s = min(SHARE * tpot_s, max(easy_share * tpot_s, base_s + GAINFUL * model.fixed_s))
+    longest_s = min(longest_s, max(slack_s, base_s + CATCH_UP_GAIN * model.fixed_s))
     tokens = (longest_s - base_s) / (model.token_s + model.pair_s * start_tokens)
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))

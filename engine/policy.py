@@ -19,6 +19,7 @@ class FifoPolicy:
         prompts: Seq[Served],
         steps: StepModels,
         budget_tokens: int,
+        starts_s: float,
     ) -> int:
         return budget_tokens
 

@@ -6,6 +6,7 @@ only learns what was drawn, so the next step can be planned while one runs. Step
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it. Pure."""
 
 import itertools
+from collections import deque
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
@@ -22,6 +23,7 @@ from engine.eviction import HitDensity, LeastRecentlyUsed
 from engine.ledger import BlockLedger, Reservation, Restore
 from engine.radix import Kept, Match, RadixCache
 from engine.sequence import Sequence, State
+from engine.stepfit import expected_s
 
 
 class StepScheduler:
@@ -45,6 +47,7 @@ class StepScheduler:
         self.num_preempted = 0
         self._drop: list[str] = []
         self._steps = itertools.count()
+        self._in_flight: deque[StepPlan] = deque()
         self._arrivals = itertools.count()
 
     @property
@@ -173,10 +176,10 @@ class StepScheduler:
         if self._seqs[key].state is State.RUNNING:
             self._finish(self._seqs[key])
 
-    def activate(self, key: str, drawn: SeqOf[TokenOut]) -> None:
+    def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
         """The KV of all known tokens, and of all of `drawn` but the last, is in the reserved blocks: go on."""
         seq = self._reserved(key)
-        seq.tokens += [token.token for token in drawn]
+        seq.know((token.token for token in drawn), now)
         seq.num_computed = len(seq.tokens) - 1
         self._ledger.offer(seq, seq.num_computed)
         if drawn[-1].finish is not None:
@@ -234,12 +237,14 @@ class StepScheduler:
         self._plan_prompts(decoding, draft, now, steps)
         if not draft.work:
             return None
-        drop = tuple(self._drop)
+        plan = draft.plan(tuple(self._drop))
         self._drop.clear()
-        return draft.plan(drop)
+        self._in_flight.append(plan)
+        return plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         """Learn what `plan` has drawn."""
+        self._in_flight.popleft()
         out: list[TokenOut] = []
         sampled = iter(result.sampled)
         self._ledger.committed(plan.step)
@@ -256,7 +261,7 @@ class StepScheduler:
                 continue
             self._ledger.offer(seq, item.start + item.count)
             if drawn is not None:
-                seq.tokens.append(drawn.token)
+                seq.know((drawn.token,), now)
                 finish = seq.finish_reason(self._max_context_tokens)
                 out.append(seq.last_token(drawn, finish))
                 if finish is not None:
@@ -282,7 +287,9 @@ class StepScheduler:
         if not prompts and not self._waiting:
             return
         context = sum(len(seq.tokens) for seq in decoding)
-        draft.budget = self._policy.prompt_tokens(decoding, context, prompts, steps, draft.budget)
+        # Steps are planned as one ends or none is there, so those in flight are still to be run.
+        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
+        draft.budget = self._policy.prompt_tokens(decoding, context, prompts, steps, draft.budget, starts_s)
         waiting = self._policy.order(self._waiting, now) if draft.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):

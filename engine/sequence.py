@@ -3,8 +3,10 @@
 `tokens` are known; `num_pending` more were drawn by steps that have not been committed yet (lookahead). `num_computed` counts
 tokens whose KV exists once every planned step has run."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 
 from core.messages import Grant
 from core.plan import NewSeq, Push, Sampled
@@ -46,6 +48,10 @@ class Sequence:
     """Planned steps with work of this sequence that have not been committed."""
     num_pushed: int = 0
     """Tokens whose KV the pushes so far cover (absolute)."""
+    first_token_s: float = inf
+    """When an output token was first known here."""
+    num_first: int = 0
+    """Output tokens known then."""
     announced: bool = False
     """The ranks know this sequence."""
     aborted: bool = False
@@ -58,6 +64,11 @@ class Sequence:
     def num_output(self) -> int:
         """Output tokens known, over all attempts."""
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_after_first(self) -> int:
+        """Output tokens since `first_token_s`, planned ones included."""
+        return self.num_output + self.num_pending - self.num_first
 
     @property
     def num_planned_tokens(self) -> int:
@@ -77,6 +88,12 @@ class Sequence:
             or self.num_output + self.num_pending >= self.request.sampling.max_tokens
             or self.num_planned_tokens >= max_context_tokens
         )
+
+    def know(self, tokens: Iterable[int], now: float) -> None:
+        """They have been drawn."""
+        self.tokens += tokens
+        if self.first_token_s == inf:
+            self.first_token_s, self.num_first = now, self.num_output
 
     def as_new(self) -> NewSeq:
         return NewSeq(self.key, tuple(self.tokens), self.num_prompt, self.request.sampling)

@@ -21,6 +21,24 @@ _OUTLIER = 0.5
 """A step whose duration is off by more than this share was disturbed by something else, and teaches only so much."""
 
 
+def expected_s(plan: StepPlan, steps: StepModels) -> float:
+    """How long it takes by what `steps` say."""
+    model = steps.prompt if has_prompt(plan) else steps.decode
+    num_tokens, num_context, num_pairs = _sizes(plan)
+    return model.step_s(num_tokens, num_context, len(plan.work), num_pairs)
+
+
+def has_prompt(plan: StepPlan) -> bool:
+    return any(work.count > 1 for work in plan.work)
+
+
+def _sizes(plan: StepPlan) -> tuple[int, int, float]:
+    """(new tokens, tokens of KV that they follow and they themselves, pairs)"""
+    num_context = sum(work.start + work.count for work in plan.work)
+    pairs = sum(chunk_pairs(work.start, work.count) for work in plan.work if work.count > 1)
+    return plan.num_tokens, num_context, pairs
+
+
 class StepFit:
     """One regime. `prior`: what a profile says, to begin with."""
 
@@ -87,8 +105,6 @@ class StepFits:
         """`plan` has taken `duration_s`; a duration of nothing teaches nothing."""
         if duration_s <= 0:
             return
-        num_context = sum(work.start + work.count for work in plan.work)
-        pieces = [work for work in plan.work if work.count > 1]
-        pairs = sum(chunk_pairs(work.start, work.count) for work in pieces)
-        fit = self._prompt if pieces else self._decode
-        fit.observe(plan.num_tokens, num_context, len(plan.work), duration_s, pairs)
+        num_tokens, num_context, num_pairs = _sizes(plan)
+        fit = self._prompt if has_prompt(plan) else self._decode
+        fit.observe(num_tokens, num_context, len(plan.work), duration_s, num_pairs)

@@ -58,6 +58,13 @@ class DecodeBatch:
         self.count_tokens(stay)
         self.context -= stay.num_known
 
+    def counted(self) -> list[Stay]:
+        """All, and what they say of themselves is true now."""
+        stays = [*self._stays.values()]
+        for stay in stays:
+            self.count_tokens(stay)
+        return stays
+
     def count_tokens(self, stay: Stay) -> None:
         """Bring what it says of itself up to this step."""
         stay.num_known += self.steps - stay.joined_step

@@ -97,6 +97,7 @@ class Device:
 
     def committed(self, now: float, stay: Stay) -> None:
         """The KV of the prompt of `stay` is here, and the first token is drawn."""
+        stay.first_token_s = now
         stay.num_computed, stay.num_known, stay.ready_s = stay.num_known, stay.num_known + 1, now
         self._blocks.offer(stay)
         if stay.num_output >= stay.job.max_tokens:
@@ -238,6 +239,7 @@ class Device:
             self._prompts.remove(stay)
             if stay.holder is None:
                 stay.num_known += 1
+                stay.first_token_s = min(stay.first_token_s, now)
                 self._world.tokens(stay.job, now, stay.num_output)
                 self._enter_batch(stay, now)
             else:
@@ -252,7 +254,7 @@ class Device:
         if not self._prompts and not self._waiting:
             return []
         self._prompts = self._by_turn(self._prompts, now)
-        budget = self._prompt_budget()
+        budget = self._prompt_budget(now)
         waiting: Iterable[Stay] = ()
         if self._waiting and budget > 0:
             waiting = self._policy.order([stay for stay in self._waiting if stay.ready_s <= planned_s], now)
@@ -280,8 +282,8 @@ class Device:
         self._prompts.append(stay)
         return True
 
-    def _prompt_budget(self) -> int:
-        """Prompt tokens that the next step may compute."""
+    def _prompt_budget(self, now: float) -> int:
+        """Prompt tokens that the step that begins now may compute."""
         batch, limit = len(self._decoding), self._config.mixed_batch_tokens
         if batch and limit:
             return limit - batch
@@ -289,7 +291,8 @@ class Device:
         if not batch:
             return budget
         decoding, steps = self._decoding, self._config.steps
-        return self._policy.prompt_tokens([*decoding], decoding.context, self._prompts, steps, budget)
+        stays = decoding.counted()
+        return self._policy.prompt_tokens(stays, decoding.context, self._prompts, steps, budget, now)
 
     @property
     def _num_running(self) -> int:
@@ -336,9 +339,7 @@ class Device:
     def _make_room(self, stay: Stay, now: float) -> bool:
         """One block, from a victim when none is left; False when the victim is `stay` itself."""
         while self._blocks.num_available < 1:
-            for other in self._decoding:
-                self._decoding.count_tokens(other)
-            running = [*self._decoding, *(s for s in self._prompts if s.holder is None)]
+            running = [*self._decoding.counted(), *(s for s in self._prompts if s.holder is None)]
             victim = self._policy.victim(running)
             self._preempt(victim, now)
             if victim is stay:

@@ -45,6 +45,8 @@ class Stay:
     blocks: Sequence
     """Its blocks as the production ledger keeps them; there a token is a block's id, and the block size 1."""
     num_computed: int = 0
+    first_token_s: float = math.inf
+    """When its first output token was on this instance."""
     holder: "Stay | None" = None
     """Of a prompt that is computed for another instance: the stay there."""
     num_pushed: int = 0
@@ -67,6 +69,11 @@ class Stay:
     @property
     def num_output(self) -> int:
         return self.num_known - self.job.num_prompt
+
+    @property
+    def num_after_first(self) -> int:
+        """Output tokens since `first_token_s`, with the one that the next step draws."""
+        return self.num_output
 
     @property
     def tokens(self) -> range:

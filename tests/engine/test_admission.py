@@ -27,7 +27,7 @@ def finish(engine: StepScheduler, max_steps: int = 100) -> list[str]:
     for _ in range(max_steps):
         if (plan := engine.plan(0.0)) is None:
             break
-        keys += [token.key for token in engine.commit(plan, run(plan)) if token.finish]
+        keys += [token.key for token in engine.commit(plan, run(plan), 0.0) if token.finish]
         engine.check_integrity()
     return keys
 
@@ -53,9 +53,9 @@ def test_a_victim_aborted_while_its_step_is_in_flight_keeps_no_block() -> None:
         preempted = engine.num_running == 1 and engine.num_waiting == 0
         if preempted:
             engine.abort("b#0")
-        engine.commit(flight[0], run(flight.pop(0)))
+        engine.commit(flight[0], run(flight.pop(0)), 0.0)
     for plan in flight:
-        engine.commit(plan, run(plan))
+        engine.commit(plan, run(plan), 0.0)
     assert finish(engine) == ["a#0"]
     assert engine.num_used_blocks == engine.num_running == engine.num_waiting == 0
     engine.check_integrity()
@@ -100,7 +100,7 @@ def full(beside: tuple[int, ...], num_blocks: int = 10, reserving: Request | Non
     for number in range(15):
         plan = engine.plan(0.0)
         assert plan is not None
-        engine.commit(plan, run(plan))
+        engine.commit(plan, run(plan), 0.0)
         if reserving is not None:
             assert engine.reserve(reserving) is None
         elif number == 0:

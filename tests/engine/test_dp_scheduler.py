@@ -23,7 +23,8 @@ def request(name: str, start: int, length: int, max_tokens: int = 1) -> Request:
 
 def run(scheduler: DpScheduler, plan: StepPlan | None) -> StepPlan:
     assert plan is not None
-    scheduler.commit(plan, StepResult(plan.step, tuple(Sampled(w.key, 7) for w in plan.work if w.samples)))
+    sampled = tuple(Sampled(w.key, 7) for w in plan.work if w.samples)
+    scheduler.commit(plan, StepResult(plan.step, sampled), 0.0)
     return plan
 
 

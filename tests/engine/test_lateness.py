@@ -37,7 +37,7 @@ class Engine:
         plan = self.scheduler.plan(now, STEPS)
         assert plan is not None
         sampled = tuple(Sampled(work.key, 7) for work in plan.work if work.samples)
-        self.scheduler.commit(plan, StepResult(plan.step, sampled))
+        self.scheduler.commit(plan, StepResult(plan.step, sampled), now)
         return {work.key.split("#")[0]: work.count for work in plan.work}
 
 

@@ -1,16 +1,27 @@
 """Prompts beside decoding sequences: as much as the time per token allows, by the scheduler's own plans."""
 
+from dataclasses import replace
+
 import pytest
 
 from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.steps import StepModel, StepModels
-from core.types import Request, SamplingParams, Slo
+from core.types import Request, SamplingParams, Slo, TokenOut
 from decode.policy import HeadroomPolicy
-from engine.pacing import EASY_SHARE, GAINFUL, MIN_TOKENS, SHARE, prompt_tokens
+from engine.pacing import (
+    CATCH_UP_GAIN,
+    CATCH_UP_SHARE,
+    EASY_SHARE,
+    GAINFUL,
+    MIN_TOKENS,
+    SHARE,
+    prompt_tokens,
+)
 from engine.scheduler import StepScheduler
+from engine.stepfit import expected_s
 
-STEPS = StepModels(prompt=StepModel(0.008, 25e-6, 50e-9, 0.0, 0.0, 100))
+STEPS = StepModels(StepModel(0.008, num_steps=100), StepModel(0.008, 25e-6, 50e-9, 0.0, 0.0, 100))
 
 
 def _request(name: str, num_prompt: int, tpot_s: float, salt: int) -> Request:
@@ -19,15 +30,25 @@ def _request(name: str, num_prompt: int, tpot_s: float, salt: int) -> Request:
 
 
 class Engine:
+    """Its steps take what `STEPS` say."""
+
     def __init__(self) -> None:
         config = EngineConfig(max_batch_tokens=4096, max_num_seqs=64)
         self.scheduler = StepScheduler(config, 4000, 50_000, HeadroomPolicy())
+        self.now = 0.0
+
+    def plan(self) -> StepPlan:
+        plan = self.scheduler.plan(self.now, STEPS)
+        assert plan is not None
+        return plan
+
+    def finish(self, plan: StepPlan) -> None:
+        self.now += expected_s(plan, STEPS)
+        sampled = tuple(Sampled(work.key, 7) for work in plan.work if work.samples)
+        self.scheduler.commit(plan, StepResult(plan.step, sampled), self.now)
 
     def step(self) -> StepPlan:
-        plan = self.scheduler.plan(0.0, STEPS)
-        assert plan is not None
-        sampled = tuple(Sampled(work.key, 7) for work in plan.work if work.samples)
-        self.scheduler.commit(plan, StepResult(plan.step, sampled))
+        self.finish(plan := self.plan())
         return plan
 
 
@@ -81,3 +102,66 @@ def test_prompts_go_on_where_decoding_alone_is_too_slow() -> None:
 
 def test_nothing_is_held_back_while_nothing_is_known() -> None:
     assert prompt_tokens(StepModels(), 60, 1e6, 0.01, 4096) == 4096
+
+
+def _handed_over(engine: Engine, num_prompt: int, tpot_s: float) -> None:
+    """A request whose blocks are reserved here, and whose prompt is computed elsewhere."""
+    assert engine.scheduler.reserve(_request("short", num_prompt, tpot_s, 1_000)) is not None
+
+
+def _activate(engine: Engine) -> None:
+    engine.scheduler.activate("short#0", [TokenOut("short", 0, 0, 7)], engine.now)
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_who_has_waited_behind_a_long_step_is_in_time_again_soon(lookahead: bool) -> None:
+    """Also where the first step after the long one is planned while that still runs."""
+    engine, tpot_s = Engine(), 0.07
+    _handed_over(engine, 500, tpot_s)
+    engine.scheduler.add(_request("long", 45_000, 1.0, 10_000))
+    long = engine.plan()
+    assert _prompt_part(long) == 4096
+    _activate(engine)
+    assert expected_s(long, STEPS) > 1.5 * tpot_s
+    following = engine.plan() if lookahead else None
+    engine.finish(long)
+    following = following or engine.plan()
+    behind_s = engine.now
+    shorter_s = SHARE * tpot_s - CATCH_UP_SHARE * behind_s
+    assert expected_s(following, STEPS) == pytest.approx(shorter_s, rel=0.05)
+    engine.finish(following)
+    for _ in range(4):
+        engine.step()
+    assert engine.now <= 5 * tpot_s
+    for _ in range(12):
+        engine.step()
+    assert expected_s(engine.plan(), STEPS) == pytest.approx(SHARE * tpot_s, rel=0.05)
+
+
+def test_prompts_go_on_at_half_the_full_rate_beside_one_that_is_behind_for_good() -> None:
+    engine = Engine()
+    _handed_over(engine, 500, 0.05)
+    _activate(engine)
+    engine.step()
+    engine.now += 100.0
+    engine.scheduler.add(_request("long", 30_000, 1.0, 10_000))
+    fixed_s = STEPS.prompt.fixed_s
+    for _ in range(5):
+        prompt_s = _prompt_part(engine.step()) * STEPS.prompt.token_s
+        assert prompt_s == pytest.approx(CATCH_UP_GAIN * fixed_s, rel=0.05)
+
+
+def test_output_of_other_attempts_is_no_credit() -> None:
+    """The client has waited for it, somewhere else."""
+    rates = set[int]()
+    for num_before in (0, 300):
+        engine = Engine()
+        request = _request("again", 500, 0.05, 1_000)
+        engine.scheduler.add(replace(request, emitted=(7,) * num_before))
+        engine.step()
+        engine.now += 0.07
+        engine.scheduler.add(_request("long", 30_000, 1.0, 10_000))
+        rates.add(_prompt_part(engine.step()))
+    most, least = max(rates), min(rates)
+    assert most - least <= 0.01 * most
+    assert most * STEPS.prompt.token_s < 0.75 * (SHARE * 0.05 - STEPS.prompt.fixed_s)

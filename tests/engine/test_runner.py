@@ -76,7 +76,7 @@ class Instance:
                 self.num_copies += len(plan.copies)
             if not flight:
                 break
-            for token in self.scheduler.commit(flight[0], self.step(flight.pop(0))):
+            for token in self.scheduler.commit(flight[0], self.step(flight.pop(0)), 0.0):
                 out[token.request_id].append(token.token)
             self.scheduler.check_integrity()
         assert self.scheduler.num_used_blocks == 0
@@ -166,7 +166,7 @@ def test_the_sink_hears_of_each_layer_of_the_steps_that_it_wants_to_hear_of(tmp_
     steps: list[object] = []
     while plan := instance.scheduler.plan(0.0):
         steps += [plan.step, *(f"layer {i}" for i in range(model.spec.num_layers))]
-        for token in instance.scheduler.commit(plan, instance.step(plan)):
+        for token in instance.scheduler.commit(plan, instance.step(plan), 0.0):
             instance.scheduler.hold(token.key)
     assert sink.heard == steps
     assert len(steps) == 2 * (1 + model.spec.num_layers)

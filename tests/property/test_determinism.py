@@ -71,7 +71,7 @@ def run(
             flight.append(plan)
         number += 1
         if flight:
-            for token in scheduler.commit(flight[0], step(flight.pop(0))):
+            for token in scheduler.commit(flight[0], step(flight.pop(0)), 0.0):
                 tokens[token.request_id].append(token.token)
         elif not waiting:
             return seen, tokens

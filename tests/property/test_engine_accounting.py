@@ -116,7 +116,7 @@ class Drive:
             self.scheduler.check_integrity()
         if not self.flight:
             return False
-        for token in self.scheduler.commit(*self.flight.pop(0)):
+        for token in self.scheduler.commit(*self.flight.pop(0), 0.0):
             self.out.setdefault(token.key, []).append(token)
             if token.key in self.limits and self.is_held(token.key):
                 self.scheduler.hold(token.key)
@@ -196,7 +196,7 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
                     )
                     token = TokenOut(request.id, 0, 0, first, finish=FinishReason.STOP if done else None)
                     drive.out.setdefault(request.key, []).append(token)
-                    scheduler.activate(request.key, [token])
+                    scheduler.activate(request.key, [token], 0.0)
         if rng.random() < 0.05 and requests:
             victim = rng.choice(requests).key
             if victim not in {t.key for t in todo} and victim not in held:
