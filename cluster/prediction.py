@@ -3,13 +3,24 @@
 Where an instance has not learned anything yet its prompt rate is used, and decoding is taken to be in time."""
 
 from cluster.fleet import Member
+from core.steps import chunk_pairs
 from engine.pacing import prompt_tokens
 
 
 class Outlook:
     """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
 
-    __slots__ = ("_base_s", "_model", "_rate", "_token_s", "batch_tokens", "lag_s", "queue_s", "version")
+    __slots__ = (
+        "_base_s",
+        "_longest_s",
+        "_model",
+        "_rate",
+        "_token_s",
+        "batch_tokens",
+        "lag_s",
+        "queue_s",
+        "version",
+    )
 
     def __init__(self, member: Member, tokens_per_s: float) -> None:
         self.version, self._rate = member.version, tokens_per_s
@@ -25,6 +36,15 @@ class Outlook:
         """From a message on its way until a step has what it says: the step that runs and the one that is planned."""
         self.queue_s = self.prompt_s(member.queued_tokens)
         """Until all prompts that are there are computed."""
+        num_tokens = min(member.queued_tokens, member.max_batch_tokens)
+        self._longest_s = (
+            model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
+        )
+        """Of the steps that may have begun already: nothing holds prompts back before something decodes."""
+
+    def joins_s(self, ready_s: float) -> float:
+        """How long a sequence whose KV will be here in `ready_s` seconds may wait for a step of its own."""
+        return max(self.lag_s, self._longest_s - ready_s)
 
     def prompt_s(self, num_tokens: float, start_tokens: float = 0.0) -> float:
         """To compute so many tokens of a prompt that follow `start_tokens` cached ones, once it is their turn."""

@@ -170,7 +170,8 @@ class SloPolicy:
         exposed_s = 0.0
         if source.member is not decode:
             exposed_s = self._exposed_s(source, decode, to_move)
-            tpot_share += (exposed_s + self.outlook(decode).lag_s) / max(1.0, ask.short_tokens) / ask.tpot_s
+            wait_s = exposed_s + self.outlook(decode).joins_s(source.ttft_s)
+            tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_s - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
         risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)

@@ -110,6 +110,19 @@ def test_a_short_answer_is_not_moved_where_its_second_token_would_wait_for_a_ste
     assert route == (f"{other}>{busy}" if moves else other)
 
 
+@pytest.mark.parametrize(("num_output", "moves"), [(5, False), (300, True)])
+def test_a_short_answer_is_not_moved_where_a_long_prompt_has_just_begun(num_output: int, moves: bool) -> None:
+    """Nothing decodes there, so nothing bounds that step, and no report shows it yet."""
+    world = fleet(2)
+    for i in range(25):
+        world.on(wants(f"old{i}", 100))
+        world.on(Finished(f"old{i}", 0, num_output, complete=True))
+    busy = decode_of(world.placed(wants("long", 6000, ttft_s=0.45, tpot_s=0.04)))
+    other = next(name for name in NAMES[:2] if name != busy)
+    routes = [route_of(action) for action in world.on(wants("short", 400, ttft_s=0.45, tpot_s=0.04))]
+    assert (f"{other}>{busy}" in routes) == moves
+
+
 def test_a_cached_prefix_draws_a_prompt_until_its_holder_is_too_busy() -> None:
     world = fleet()
     shared = wants("x", 16_000, prefix=7)
