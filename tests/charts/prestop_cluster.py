@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.deploy.kube.prestop import leave
+from tests.deploy.ray_nodes import ray_of_nodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def on(node_id: str) -> Any:
 
 
 def main() -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": True})
+    cluster = ray_of_nodes(1)
     for _ in range(2):
         cluster.add_node(num_cpus=1, resources={"ingress": 1})
     ray.init(

@@ -12,21 +12,21 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 from ray.util.state import list_actors
 
 from cluster.deploy.kube.groups import offered_resources
 from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
+from tests.deploy.ray_nodes import ray_of_nodes
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 180.0
 
 
 def main() -> None:
     values, target = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     objects = render(values)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": True})
+    cluster = ray_of_nodes(0)
     groups: dict[str, str] = {}
     for group in cluster_spec(objects)["workerGroupSpecs"]:
         for _ in range(group["replicas"]):
@@ -60,7 +60,8 @@ def _placed(applications: dict[str, Any], groups: dict[str, str]) -> dict[str, l
 
 def _ranks(groups: dict[str, str]) -> list[tuple[str, dict[str, float]]]:
     """Of each rank the group whose node it runs on, and what it asks of Ray."""
-    actors: list[Any] = list_actors(filters=[("class_name", "=", "BatonRank")], detail=True)
+    address = ray.get_runtime_context().gcs_address
+    actors: list[Any] = list_actors(address, filters=[("class_name", "=", "BatonRank")], detail=True)
     return [(groups[actor.node_id], _asked(actor.required_resources)) for actor in actors]
 
 

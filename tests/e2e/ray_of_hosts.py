@@ -14,11 +14,11 @@ import httpx
 import psutil
 import ray
 from ray import serve
-from ray.cluster_utils import Cluster
 from ray.util.state import list_actors
 
 from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
+from tests.deploy.ray_nodes import ray_of_nodes
 from tests.e2e.cluster_process import ROOT, free_port
 
 TIMEOUT_S = 120.0
@@ -47,7 +47,7 @@ def serve_content(model: str, port: int) -> dict[str, Any]:
 
 def main() -> None:
     model, prompts, target = sys.argv[1], json.loads(Path(sys.argv[2]).read_text()), Path(sys.argv[3])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": True})
+    cluster = ray_of_nodes(2)
     for _ in range(2):
         cluster.add_node(num_cpus=1, resources={"prefill": 1})
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
@@ -77,7 +77,8 @@ def main() -> None:
 
 
 def actors(kind: str) -> list[Any]:
-    return list_actors(filters=[("class_name", "=", kind), ("state", "=", "ALIVE")], detail=True)
+    address = ray.get_runtime_context().gcs_address
+    return list_actors(address, filters=[("class_name", "=", kind), ("state", "=", "ALIVE")], detail=True)
 
 
 def instances(url: str) -> list[dict[str, Any]]:
