@@ -23,12 +23,12 @@ _OUTLIER = 0.5
 
 def expected_s(plan: StepPlan, steps: StepModels) -> float:
     """How long it takes by what `steps` say."""
-    model = steps.prompt if has_prompt(plan) else steps.decode
+    model = steps.prompt if _has_prompt(plan) else steps.decode
     num_tokens, num_context, num_pairs = _sizes(plan)
     return model.step_s(num_tokens, num_context, len(plan.work), num_pairs)
 
 
-def has_prompt(plan: StepPlan) -> bool:
+def _has_prompt(plan: StepPlan) -> bool:
     return any(work.count > 1 for work in plan.work)
 
 
@@ -106,5 +106,5 @@ class StepFits:
         if duration_s <= 0:
             return
         num_tokens, num_context, num_pairs = _sizes(plan)
-        fit = self._prompt if has_prompt(plan) else self._decode
+        fit = self._prompt if _has_prompt(plan) else self._decode
         fit.observe(num_tokens, num_context, len(plan.work), duration_s, num_pairs)

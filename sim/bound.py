@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from core.steps import chunk_pairs
 from core.types import Slo
 from sim.coarse.sequence import Job
-from sim.cost import StepCost, chunk_pairs
+from sim.cost import StepCost
 
 _NUM_CHECKS = 24
 """Times at which it is asked how much is due by then. Fewer make the bound no less of one."""

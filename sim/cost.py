@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.plan import StepPlan
+from core.steps import chunk_pairs
 
 
 class StepModel(Protocol):
@@ -18,11 +19,6 @@ def duration_s(model: StepModel, plan: StepPlan) -> float:
     context = sum(work.start + work.count for work in plan.work)
     pairs = sum(chunk_pairs(work.start, work.count) for work in plan.work)
     return model.step_s(plan.num_tokens, context, pairs, len(plan.work))
-
-
-def chunk_pairs(start: int, count: int) -> float:
-    """Query-key pairs of `count` tokens that follow `start` others, causal."""
-    return count * (start + (count + 1) / 2)
 
 
 @dataclass(frozen=True, slots=True)

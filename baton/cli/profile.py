@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from core.config import load
+from core.steps import chunk_pairs
 from engine.measure import Piece, StepMeter
 from models.hub import resolve
-from sim.cost import chunk_pairs
 from sim.profile import Sample, as_profile, fit
 
 _CHUNKS = (16, 32, 64, 128, 256, 512)

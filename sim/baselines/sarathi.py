@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from cluster.fleet import Member
 from cluster.scoring import Choice
+from core.steps import chunk_pairs
 from sim.baselines.dispatch import Offer, decodes
-from sim.cost import StepModel, chunk_pairs
+from sim.cost import StepModel
 
 _BUDGETS = (4096, 2048, 1024, 512, 256, 128)
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from core.ports import SchedulerPolicy
 from core.reports import LoadReport, Register
+from core.steps import chunk_pairs
 from engine.sequence import Sequence
 from sim.coarse.batch import DecodeBatch
 from sim.coarse.blocks import Blocks
@@ -20,7 +21,6 @@ from sim.coarse.config import DeviceConfig
 from sim.coarse.outlink import OutLink
 from sim.coarse.sequence import Job, Rate, Stay
 from sim.coarse.stretch import Stretch, decoding_stretch
-from sim.cost import chunk_pairs
 
 _FINE_BLOCK_TOKENS = 16
 """A production block: a prompt lacking no more is computed where it is decoded."""

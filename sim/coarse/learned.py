@@ -2,9 +2,9 @@
 
 import random
 
-from core.steps import StepModels
+from core.steps import StepModels, chunk_pairs
 from engine.stepfit import StepFit
-from sim.cost import StepModel, chunk_pairs
+from sim.cost import StepModel
 
 _NUM_STEPS = 300
 

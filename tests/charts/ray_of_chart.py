@@ -20,7 +20,7 @@ from cluster.deploy.serve_file import check_serve_file
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
 from tests.deploy.ray_nodes import ray_of_nodes
 
-TIMEOUT_S = 180.0
+TIMEOUT_S = 120.0
 
 
 def main() -> None:

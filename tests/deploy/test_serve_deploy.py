@@ -142,12 +142,11 @@ async def test_what_serve_takes_away_leaves_nothing_unanswered(
     content = example(port)
     content["applications"][0]["args"]["engine"] = {"max_batch_tokens": 256}
     content["applications"][0]["deployments"][0]["num_replicas"] = 2
-    content["applications"][0]["deployments"][1]["num_replicas"] = 1
-    both = copy.deepcopy(content)
-    both["applications"][0]["deployments"][1]["num_replicas"] = 2
     # What was restarted before is again, as the file says nothing of it: not while there is one only.
-    result = await asyncio.to_thread(deploy, both, dashboard, tmp_path)
+    content["applications"][0]["deployments"][1]["num_replicas"] = 2
+    result = await asyncio.to_thread(deploy, content, dashboard, tmp_path)
     assert result.returncode == 0, result.stderr
+    content["applications"][0]["deployments"][1]["num_replicas"] = 1
     url = f"http://127.0.0.1:{port}"
     load = Load(url, 4)
     result = await asyncio.to_thread(deploy, content, dashboard, tmp_path)

@@ -46,9 +46,8 @@ def _drain(node_id: str) -> None:
 
 def _num_replicas(node_id: str | None) -> int:
     """Replicas of Serve on the node; None: on all."""
-    address = (
-        ray.get_runtime_context().gcs_address
-    )  # without it, that of whichever Ray began last on this machine
+    # Without an address, whichever Ray began last on this machine would be asked.
+    address = ray.get_runtime_context().gcs_address
     actors: list[Any] = list_actors(address, filters=[("state", "=", "ALIVE")], limit=10_000)
     return sum(actor.class_name.startswith(_REPLICA) and node_id in (None, actor.node_id) for actor in actors)
 
