@@ -1,8 +1,20 @@
 """Baton: a disaggregated LLM inference cluster. `LLM` is for offline batches in Python; `baton serve` is the cluster."""
 
-from baton.llm import LLM, Completion
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from core.config import ClusterConfig
 from core.types import SamplingParams
 
+if TYPE_CHECKING:
+    from baton.llm import LLM, Completion
+
 __all__ = ["LLM", "ClusterConfig", "Completion", "SamplingParams"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """The engine, with PyTorch, only for who asks for it: commands that compute nothing begin seconds sooner."""
+    if name in ("LLM", "Completion"):
+        return getattr(import_module("baton.llm"), name)
+    raise AttributeError(f"module 'baton' has no attribute {name!r}")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from baton.cli.ray_program import run_ray
-from baton.cli.serve import read_yaml
+from baton.cli.yaml_file import read_yaml
 from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
 

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from baton.cli.serve import read_yaml
+from baton.cli.yaml_file import read_yaml
 from cluster.deploy.bundles import most_kv_bytes
 from cluster.preflight.fabric import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Finding, Verdict

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from baton.cli.deploy import DASHBOARD
 from baton.cli.ray_program import run_ray
-from baton.cli.serve import read_yaml
+from baton.cli.yaml_file import read_yaml
 from cluster.deploy.rest import ServeRest, summarize
 from core.errors import ConfigError
 

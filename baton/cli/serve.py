@@ -10,6 +10,7 @@ import typer
 import yaml
 from rich.console import Console
 
+from baton.cli.yaml_file import read_yaml
 from baton.own_tree import check_own_tree
 from cluster.deploy.launch import serve_cluster
 from cluster.deploy.logs import configure_logging
@@ -189,22 +190,6 @@ def _key_value(text: str) -> tuple[str, Any]:
     if not equals:
         raise ConfigError(f"--set takes KEY=VALUE, got {text!r}")
     return key, yaml.safe_load(value)
-
-
-def read_yaml(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(
-            f"the configuration file {path} is not YAML: {' '.join(str(error).split())}"
-        ) from None
-    if not isinstance(content, dict | None):
-        raise ConfigError(f"the configuration file {path} must hold keys and values")
-    return content or {}
 
 
 def _announce_start(config: ClusterConfig, card: ModelCard, local: bool) -> None:
