@@ -10,6 +10,7 @@ from rich.console import Console
 from baton.cli.ray_program import run_ray
 from baton.cli.yaml_file import read_yaml
 from cluster.deploy.rest import ServeRest
+from cluster.deploy.rollout import with_stamps
 from cluster.deploy.serve_file import check_serve_file
 
 console = Console(stderr=True, highlight=False)
@@ -34,7 +35,7 @@ def deploy(
         run_ray("exec", str(cluster), f"baton deploy {shlex.quote(remote)} --timeout-s {timeout_s:g}")
         return
     rest = ServeRest(address)
-    rest.deploy(schema)
+    rest.deploy(with_stamps(schema, rest.details()))
     rest.wait(list(configs), timeout_s, lambda line: console.print(f"  {line}"))
     for name, config in configs.items():
         console.print(

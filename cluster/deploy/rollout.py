@@ -1,19 +1,26 @@
 """The processes of a running application replaced, one deployment after the other, so that they run what their nodes have now.
 
-Serve replaces a deployment's replicas when its actors' options change; here a variable of their environment does, which nobody
-reads. A replica that is replaced leaves as always: an ingress with notice, an instance's sequences with their KV."""
+Serve replaces a deployment's replicas when its actors' options change; here a variable of their environment does, a stamp that
+nobody reads. A replica that is replaced leaves as always: an ingress with notice, an instance's sequences with their KV.
+
+A file knows nothing of stamps. Sent as it is after a rollout, it would change the options back and replace everything once more:
+`with_stamps` puts them into it wherever nothing else asks for a replacement."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
 
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from cluster.deploy.rest import ServeRest
 from core.errors import ConfigError
 
 ORDER = ("PrefillPool", "DecodePool", "Scheduler", "Ingress")
-_STAMP = "BATON_ROLLOUT"
+_STAMP: Final = "BATON_ROLLOUT"
+_AS_BUILT: Final = "BATON_ROLLOUT_AS_BUILT"
+"""Set where the options beside the stamp are those of `cluster.deploy.app`, since the file said nothing of them."""
+_REPLACES_ALL: Final = ("import_path", "runtime_env", "args")
+"""Where one of these changes, Serve takes it for other code, and replaces all replicas of the application."""
 
 
 def rollout(
@@ -44,18 +51,61 @@ def restarted(details: Mapping[str, Any], app: str, deployment: str, stamp: str)
     """What runs now, as a file would say it, but for the stamp in `deployment`'s environment. Pure."""
     _application(details, app)
     applications = [deepcopy(found["deployed_app_config"]) for found in details["applications"].values()]
-    config = next(found for found in applications if found["name"] == app)
-    overrides: list[dict[str, Any]] = config.setdefault("deployments", [])
-    override = next((found for found in overrides if found["name"] == deployment), None)
-    if override is None:
-        overrides.append(override := {"name": deployment})
-    running = details["applications"][app]["deployments"][deployment]["deployment_config"]
-    options = deepcopy(running.get("ray_actor_options") or {})
-    options.setdefault("runtime_env", {}).setdefault("env_vars", {})[_STAMP] = stamp
-    override["ray_actor_options"] = options
+    override = _override(next(found for found in applications if found["name"] == app), deployment)
+    marks = {_STAMP: stamp}
+    if "ray_actor_options" not in override:
+        running = details["applications"][app]["deployments"][deployment]["deployment_config"]
+        override["ray_actor_options"] = deepcopy(running.get("ray_actor_options") or {})
+        marks[_AS_BUILT] = "1"
+    options = override["ray_actor_options"]
+    options.setdefault("runtime_env", {}).setdefault("env_vars", {}).update(marks)
     return ServeDeploySchema.model_validate(
         {"proxy_location": details["proxy_location"], "applications": applications}
     )
+
+
+def with_stamps(schema: ServeDeploySchema, details: Mapping[str, Any]) -> ServeDeploySchema:
+    """`schema`, and the stamps of what runs in each deployment that it would leave as it is but for them. Pure."""
+    content = schema.model_dump(mode="json", exclude_unset=True)
+    for application, wanted in zip(schema.applications, content["applications"], strict=True):
+        running = details["applications"].get(application.name, {}).get("deployed_app_config")
+        if running is None:
+            continue
+        deployed = ServeApplicationSchema.model_validate(running)
+        if any(getattr(application, name) != getattr(deployed, name) for name in _REPLACES_ALL):
+            continue
+        for old in deployed.model_dump(mode="json", exclude_unset=True).get("deployments", ()):
+            stamped = old.get("ray_actor_options")
+            if _is_stamped(stamped):
+                override = _override(wanted, old["name"])
+                if _said(override.get("ray_actor_options")) == _said(stamped):
+                    override["ray_actor_options"] = stamped
+    return ServeDeploySchema.model_validate(content)
+
+
+def _override(application: dict[str, Any], deployment: str) -> dict[str, Any]:
+    """What the application's file says of the deployment; added where it says nothing."""
+    overrides: list[dict[str, Any]] = application.setdefault("deployments", [])
+    found = next((each for each in overrides if each["name"] == deployment), None)
+    if found is None:
+        overrides.append(found := {"name": deployment})
+    return found
+
+
+def _is_stamped(options: Mapping[str, Any] | None) -> bool:
+    return _STAMP in _variables(options or {})
+
+
+def _said(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the file said that was deployed; None: nothing, these were built."""
+    if options is None or _AS_BUILT in _variables(options):
+        return None
+    variables = {name: value for name, value in _variables(options).items() if name != _STAMP}
+    return {**options, "runtime_env": {**options.get("runtime_env", {}), "env_vars": variables}}
+
+
+def _variables(options: Mapping[str, Any]) -> Mapping[str, str]:
+    return options.get("runtime_env", {}).get("env_vars", {})
 
 
 def replica_ids(details: Mapping[str, Any], app: str, deployment: str) -> set[str]:

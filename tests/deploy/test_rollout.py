@@ -1,10 +1,12 @@
-"""A rollout's step as Serve is told it: one deployment changes, the rest is what the file said."""
+"""A rollout's step as Serve is told it: one deployment changes, the rest is what the file said. And a file that is sent after it."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
+from ray.serve.schema import ServeDeploySchema
 
-from cluster.deploy.rollout import replica_ids, restarted
+from cluster.deploy.rollout import replica_ids, restarted, with_stamps
 from core.errors import ConfigError
 
 
@@ -36,7 +38,7 @@ def test_one_deployment_gets_the_stamp_and_keeps_what_it_has() -> None:
     assert pool.num_replicas == 3
     assert pool.ray_actor_options.num_cpus == 2
     assert pool.ray_actor_options.resources == {"decode": 1}
-    assert pool.ray_actor_options.runtime_env == {"env_vars": {"BATON_ROLLOUT": "x1"}}
+    assert pool.ray_actor_options.runtime_env["env_vars"]["BATON_ROLLOUT"] == "x1"
     assert app.args == {"decode_instances": 2}
 
 
@@ -51,3 +53,73 @@ def test_what_was_not_deployed_from_a_file_is_refused() -> None:
         restarted(details(None), "baton", "Ingress", "x1")
     with pytest.raises(ConfigError, match="only: baton"):
         restarted(details(config()), "other", "Ingress", "x1")
+
+
+OWN_OPTIONS = {"num_cpus": 4, "runtime_env": {"env_vars": {"MINE": "1"}}}
+
+
+def sent(application: dict[str, Any]) -> ServeDeploySchema:
+    content = {"proxy_location": "Disabled", "applications": [application]}
+    return ServeDeploySchema.model_validate(deepcopy(content))
+
+
+def told(schema: ServeDeploySchema) -> dict[str, Any]:
+    return schema.model_dump(mode="json", exclude_unset=True)
+
+
+def own(options: dict[str, Any]) -> dict[str, Any]:
+    application = config()
+    application["deployments"][0]["ray_actor_options"] = options
+    return application
+
+
+def rolled_out(application: dict[str, Any]) -> dict[str, Any]:
+    """Details after both deployments have been restarted, twice."""
+    now = details(told(sent(application))["applications"][0])
+    for stamp in ("x1", "x2"):
+        for deployment in ("DecodePool", "Ingress"):
+            step = told(restarted(now, "baton", deployment, stamp))["applications"][0]
+            now["applications"]["baton"]["deployed_app_config"] = step
+    return now
+
+
+@pytest.mark.parametrize("application", [config(), own(OWN_OPTIONS), own({"runtime_env": {}})])
+def test_the_same_file_after_a_rollout_changes_nothing(application: dict[str, Any]) -> None:
+    now = rolled_out(application)
+    kept = told(with_stamps(sent(application), now))["applications"][0]
+    assert kept == now["applications"]["baton"]["deployed_app_config"]
+    assert "x2" in str(kept)
+    assert "x1" not in str(kept)
+
+
+def test_another_number_of_replicas_keeps_the_stamps() -> None:
+    now, smaller = rolled_out(config()), config()
+    smaller["deployments"][0]["num_replicas"] = 1
+    pool = told(with_stamps(sent(smaller), now))["applications"][0]["deployments"][0]
+    assert pool["num_replicas"] == 1
+    assert pool["ray_actor_options"]["runtime_env"]["env_vars"]["BATON_ROLLOUT"] == "x2"
+
+
+def test_what_a_file_says_of_actors_is_what_they_get() -> None:
+    """Its options neither come from before, nor are they left out because there were others."""
+    now = rolled_out(own(OWN_OPTIONS))
+    for wanted in (config(), own({"num_cpus": 8})):
+        pool = told(with_stamps(sent(wanted), now))["applications"][0]["deployments"][0]
+        assert pool == told(sent(wanted))["applications"][0]["deployments"][0]
+    now = rolled_out(config())
+    pool = told(with_stamps(sent(own(OWN_OPTIONS)), now))["applications"][0]["deployments"][0]
+    assert pool == told(sent(own(OWN_OPTIONS)))["applications"][0]["deployments"][0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"args": {}}, {"runtime_env": {"pip": []}}, {"import_path": "other:build"}]
+)
+def test_where_all_is_replaced_in_any_case_the_file_is_sent_as_it_is(change: dict[str, Any]) -> None:
+    """With the options that the new arguments lead to, not those of the old ones."""
+    changed = sent(config() | change)
+    assert with_stamps(changed, rolled_out(config())) == changed
+
+
+def test_a_file_for_what_does_not_run_is_sent_as_it_is() -> None:
+    assert with_stamps(sent(config()), {"applications": {}}) == sent(config())
+    assert with_stamps(sent(config()), details(None)) == sent(config())
