@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.types import Slo
+from sim.coarse.sequence import Job
 from sim.coarse.world import CoarseOutcome
 from sim.run import Arrival, Outcome
 
@@ -41,11 +42,12 @@ def served_in_full(arrivals: Sequence[Arrival], outcome: Outcome) -> list[Served
 
 
 def served_coarsely(outcome: CoarseOutcome) -> list[Served]:
-    return [
-        Served(at_s, job.first_s - at_s, job.last_s - at_s, job.num_output)
-        for job in outcome.jobs
-        for at_s in [job.request.arrival_s]
-    ]
+    return [served_job(job) for job in outcome.jobs]
+
+
+def served_job(job: Job) -> Served:
+    at_s = job.request.arrival_s
+    return Served(at_s, job.first_s - at_s, job.last_s - at_s, job.num_output)
 
 
 def attainment(served: Sequence[Served], slo: Slo) -> float:

@@ -4,7 +4,7 @@ The load is scaled by superposing copies, shifted in time and with prefixes of t
 request is kept with that probability."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from core.kv import block_hashes, num_blocks_for
@@ -26,21 +26,32 @@ class Load:
 
 def jobs(load: Load, slo: Slo, block_tokens: int) -> list[Job]:
     """In order of arrival. Rows without tokens to compute or to generate get one of each."""
+    return list(arriving(load, slo, block_tokens))
+
+
+def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[Job]:
+    """The same, each made when it is asked for: the jobs of a fleet's hour would take all memory at once."""
     names = _Names(block_tokens)
     rng = random.Random(load.seed)
-    timed: list[tuple[float, Row, tuple[int, ...]]] = []
+    timed: list[tuple[float, int, Row]] = []
     end_s = load.start_s + load.duration_s
     chosen = [row for row in load.rows if load.start_s <= row.arrival_s < end_s]
     num_copies = -int(-load.copies // 1)
     for copy in range(num_copies):
         share = min(1.0, load.copies - copy)
         shift_s = rng.random() * load.duration_s if copy or load.seed else 0.0
-        for row in chosen:
-            if share >= 1.0 or rng.random() < share:
-                at_s = (row.arrival_s - load.start_s + shift_s) % load.duration_s
-                timed.append((at_s, row, names.of(copy, row)))
-    timed.sort(key=lambda item: item[0])
-    return [_job(number, at_s, row, ids, slo, block_tokens) for number, (at_s, row, ids) in enumerate(timed)]
+        timed += [
+            ((row.arrival_s - load.start_s + shift_s) % load.duration_s, copy, row)
+            for row in chosen
+            if share >= 1.0 or rng.random() < share
+        ]
+    timed.sort(key=_at_s)
+    for number, (at_s, copy, row) in enumerate(timed):
+        yield _job(number, at_s, row, names.of(copy, row), slo, block_tokens)
+
+
+def _at_s(timed: tuple[float, int, Row]) -> float:
+    return timed[0]
 
 
 def _job(number: int, at_s: float, row: Row, ids: tuple[int, ...], slo: Slo, block_tokens: int) -> Job:

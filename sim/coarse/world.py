@@ -5,10 +5,9 @@ Arrived, LoadReport, Finished, Tick."""
 
 import gc
 import heapq
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Protocol
 
 from cluster.events import Arrived, Event, Send, Tick
@@ -76,6 +75,7 @@ class CoarseConfig:
 @dataclass(frozen=True, slots=True)
 class CoarseOutcome:
     jobs: tuple[Job, ...]
+    """None where they were made as they arrived."""
     decisions: tuple[str, ...]
     num_events: int
     num_steps: int
@@ -85,14 +85,15 @@ class CoarseOutcome:
 
 def simulate(
     config: CoarseConfig,
-    jobs: Sequence[Job],
+    jobs: Iterable[Job],
     make_scheduler: MakeScheduler = production,
     advanced: Callable[[int], None] = lambda _: None,
     until_s: float = float("inf"),
     enough: Callable[[float], bool] = lambda _: False,
 ) -> CoarseOutcome:
     """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, which is asked every second.
-    `advanced` hears how many arrivals there were, now and then.
+    `advanced` hears how many arrivals there were, now and then. Jobs that are made as they arrive
+    (`sim.coarse.workload.arriving`) are whoever makes them's to keep.
 
     Raises Bug when an instance's block accounting is off at the end."""
     with _no_search_for_garbage():
@@ -100,14 +101,13 @@ def simulate(
         world.run(jobs, advanced, until_s)
     for device in world.devices.values():
         device.check_integrity()
-    last_s = max((job.last_s for job in jobs if isfinite(job.last_s)), default=0.0)
     busy_s = sum(device.busy_s for device in world.devices.values())
     return CoarseOutcome(
-        tuple(jobs),
+        tuple(jobs) if isinstance(jobs, Sequence) else (),
         tuple(world.decisions),
         world.num_events,
         sum(device.num_steps for device in world.devices.values()),
-        busy_s / max(1e-9, last_s * config.num_instances),
+        busy_s / max(1e-9, world.last_s * config.num_instances),
     )
 
 
@@ -132,6 +132,8 @@ class _World:
         self._config, self._enough = config, enough
         self._is_over, self._ask_s = False, 0.0
         self.now = 0.0
+        self.last_s = 0.0
+        """When the last token so far was seen."""
         self.num_events = 0
         self.decisions: list[str] = []
         self.devices: dict[str, Device] = {}
@@ -145,7 +147,7 @@ class _World:
         self._ticking = False
         self._add_devices()
 
-    def run(self, jobs: Sequence[Job], advanced: Callable[[int], None], until_s: float) -> None:
+    def run(self, jobs: Iterable[Job], advanced: Callable[[int], None], until_s: float) -> None:
         for number, job in enumerate(jobs):
             self._pass(min(job.request.arrival_s, until_s))
             if job.request.arrival_s > until_s or self._is_over:
@@ -186,6 +188,7 @@ class _World:
         job.first_s = min(job.first_s, seen_s)
         if num_tokens >= job.max_tokens and job.num_output < num_tokens:
             job.last_s = seen_s
+            self.last_s = max(self.last_s, seen_s)
             self.at(
                 seen_s + self._config.message_s, self._feed, Finished(job.request.id, 0, num_tokens, True)
             )
