@@ -1,27 +1,34 @@
 """How many requests and events a second of a processor the coarse simulation takes, and where its time goes, by the fleet's size.
 
 Each instance is offered 100 requests a minute of the Azure conversation trace, so that 1,000 instances get 100,000. Times are of
-the processor, which a busy machine does not lengthen much; they are taken at each simulated second after `--warm`, and an
-hour is put at 3,600 such seconds. Prefix caches are full, and evict, from about 200 s on. What the file has of the other kind
-(interpreted or compiled) or of another `--warm` is kept, so that one file has all.
+the processor, which a busy machine does not lengthen much. They are taken at each simulated second after `--warm`, and an
+hour is put at 3,600 such seconds; prefix caches are full, and evict, from about 200 s on. `--whole` simulates so many seconds,
+an hour if nothing else is said, from the first to the last instead, and says how long each of its minutes took. Requests are
+made as they arrive, in either case, and that is counted. What the file has of the other kind (interpreted or compiled), of other
+sizes or another `--warm` is kept, so that one file has all.
 
 Predicted after a trial: compiled, without a search for garbage, 4,000 requests/s at 1,000 instances (an hour: 25 minutes), half
-of it the scheduler's; full caches cost a quarter more; interpreted 1,200.
+of it the scheduler's; full caches cost a quarter more; interpreted 1,200. Before the hour was run whole, from 32 minutes while
+caches fill and from 2.6 times as much for each request with full ones at 100 instances: 75 minutes.
 
     python -m benchmarks.simulator_speed TRACE --json benchmarks/results/simulator_speed.json
-    PYTHONPATH=build/compiled:. python -P -m benchmarks.simulator_speed TRACE ...     (after `make compiled`)"""
+    PYTHONPATH=build/compiled:. python -P -m benchmarks.simulator_speed TRACE ...     (after `make compiled`)
+    PYTHONPATH=build/compiled:. python -P -m benchmarks.simulator_speed TRACE --sizes 1000 --whole ..."""
 
 import cProfile
 import json
 import pstats
 import resource
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
-from rich.progress import track
+from rich.progress import Progress, TimeElapsedColumn
 
 from baton.bench.traces import read_trace
 from benchmarks.report import parser, write
@@ -30,12 +37,15 @@ from cluster.events import Event, Send
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.workload import Load, jobs
+from sim.coarse.sequence import Job
+from sim.coarse.workload import Load, arriving
 from sim.coarse.world import CoarseOutcome, Log, Scheduler, production, simulate
+from sim.report import served_job
 from sim.workload import Row
 
 PER_INSTANCE_PER_S = 100 / 60
 SLO = Slo("speed", 2.0, 0.1)
+BLOCK_TOKENS = 64
 _ROOT = Path(__file__).parents[1]
 PARTS = ("cluster", "sim", "engine", "core")
 
@@ -58,52 +68,91 @@ class Timed:
         return actions
 
 
+class Arrivals:
+    """The jobs of `until_s` seconds, each made as it arrives; and how they fared, of which nothing else is kept."""
+
+    def __init__(self, rows: list[Row], num_instances: int, until_s: float) -> None:
+        rate = sum(row.arrival_s < until_s for row in rows) / until_s
+        self._load = Load(rows, until_s, num_instances * PER_INSTANCE_PER_S / rate)
+        self._open: deque[Job] = deque()
+        self.num_requests = 0
+        self.num_in_time = 0
+        """Of those before which none has not ended."""
+        self.num_ended = 0
+
+    def __iter__(self) -> Iterator[Job]:
+        for job in arriving(self._load, SLO, BLOCK_TOKENS):
+            self.settle()
+            self._open.append(job)
+            self.num_requests += 1
+            yield job
+
+    def settle(self) -> None:
+        while self._open and (isfinite(self._open[0].last_s) or self._open[0].rejected):
+            self.num_in_time += served_job(self._open.popleft()).holds(SLO)
+            self.num_ended += 1
+
+
 @dataclass(slots=True)
 class Clocked:
     """Processor seconds at simulated ones, as `simulate` asks whether it is enough."""
 
+    advanced: Callable[[float], None] = lambda now: None
     seen: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
     def __call__(self, now: float) -> bool:
         self.seen.append((now, time.process_time()))
+        self.advanced(now)
         return False
+
+    @property
+    def took_s(self) -> float:
+        return self.seen[-1][1] - self.seen[0][1]
 
     def per_second(self, warm_s: float) -> float:
         """Of the processor for a simulated one, after `warm_s`."""
         steady = [point for point in self.seen if point[0] >= warm_s]
         return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
 
+    def minutes_s(self) -> list[float]:
+        """Of the processor for each simulated minute."""
+        marks = [
+            next(spent for at, spent in self.seen if at >= start)
+            for start in range(0, int(self.seen[-1][0]), 60)
+        ]
+        return [round(after - before, 1) for before, after in pairwise([*marks, self.seen[-1][1]])]
+
 
 def run(
-    rows: list[Row], num_instances: int, until_s: float, timed: list[Timed] | None = None
-) -> tuple[CoarseOutcome, Clocked]:
+    rows: list[Row], num_instances: int, until_s: float, clocked: Clocked, timed: list[Timed] | None = None
+) -> tuple[CoarseOutcome, Arrivals]:
     """A fleet's first `until_s` seconds; with `timed` its scheduler is put there."""
-    rate = sum(row.arrival_s < until_s for row in rows) / until_s
-    work = jobs(Load(rows, until_s, num_instances * PER_INSTANCE_PER_S / rate), SLO, 64)
-    config = coarse_config(Fleet("H100", "llama-3.1-8b", 0, 0, num_instances), 64)
+    arrivals = Arrivals(rows, num_instances, until_s)
+    config = coarse_config(Fleet("H100", "llama-3.1-8b", 0, 0, num_instances), BLOCK_TOKENS)
 
-    def make(schedule: ScheduleConfig, log: Log) -> Scheduler:
-        scheduler = production(schedule, log)
+    def make(schedule: ScheduleConfig, _: Log) -> Scheduler:
+        scheduler = production(schedule, lambda _: None)
         if timed is None:
             return scheduler
         timed.append(Timed(scheduler))
         return timed[-1]
 
-    clocked = Clocked()
-    return simulate(config, work, make, until_s=until_s, enough=clocked), clocked
+    outcome = simulate(config, arrivals, make, until_s=until_s, enough=clocked)
+    arrivals.settle()
+    return outcome, arrivals
 
 
 def scheduler_share(rows: list[Row], num_instances: int, until_s: float) -> float:
-    timed: list[Timed] = []
-    _, clocked = run(rows, num_instances, until_s, timed)
-    return timed[0].took_s / (clocked.seen[-1][1] - clocked.seen[0][1])
+    timed, clocked = list[Timed](), Clocked()
+    run(rows, num_instances, until_s, clocked, timed)
+    return timed[0].took_s / clocked.took_s
 
 
 def where(rows: list[Row], num_instances: int, until_s: float) -> dict[str, float]:
     """Shares of a profiled run's own time, by package of ours; the rest is Python's."""
     profile = cProfile.Profile()
     profile.enable()
-    run(rows, num_instances, until_s)
+    run(rows, num_instances, until_s, Clocked())
     profile.disable()
     shares: dict[str, float] = defaultdict(float)
     stats = cast(
@@ -121,29 +170,59 @@ def measure(rows: list[Row], num_instances: int, warm_s: float, seconds: float) 
     """The scheduler's share, and the profile, are of the first `seconds`; compiled functions are not seen by a profile."""
     share = scheduler_share(rows, num_instances, seconds)
     profile = {} if scheduler_is_compiled() else {"profile": where(rows, num_instances, seconds)}
-    outcome, clocked = run(rows, num_instances, warm_s + seconds)
+    clocked = Clocked()
+    outcome, arrivals = run(rows, num_instances, warm_s + seconds, clocked)
     each_s = clocked.per_second(warm_s)
-    events = outcome.num_events / len(outcome.jobs)
+    measured = {
+        "s_of_each_simulated_s": round(each_s, 4),
+        "an_hour_takes_min": round(each_s * 60, 1),
+        "scheduler_share": round(share, 3),
+        **profile,
+    }
+    return _result(num_instances, (warm_s, seconds), outcome, arrivals, each_s) | measured
+
+
+def measure_whole(rows: list[Row], num_instances: int, seconds: float) -> dict[str, Any]:
+    """From the first second to the last."""
+    timed = list[Timed]()
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
+        task = progress.add_task(f"{num_instances} instances", total=seconds)
+        clocked = Clocked(lambda now: progress.update(task, completed=now))
+        outcome, arrivals = run(rows, num_instances, seconds, clocked, timed)
+    measured = {
+        "took_min": round(clocked.took_s / 60, 1),
+        "scheduler_share": round(timed[0].took_s / clocked.took_s, 3),
+        "s_of_each_minute": clocked.minutes_s(),
+        "in_time_share": round(arrivals.num_in_time / arrivals.num_ended, 4),
+    }
+    return _result(num_instances, (0.0, seconds), outcome, arrivals, clocked.took_s / seconds) | measured
+
+
+def _result(
+    num_instances: int,
+    times_s: tuple[float, float],
+    outcome: CoarseOutcome,
+    arrivals: Arrivals,
+    each_s: float,
+) -> dict[str, Any]:
+    """`each_s`: of the processor for a simulated second."""
+    events = outcome.num_events / arrivals.num_requests
     requests_per_s = num_instances * PER_INSTANCE_PER_S / each_s
     return {
         "compiled": scheduler_is_compiled(),
         "instances": num_instances,
-        "warm_s": warm_s,
-        "seconds": seconds,
-        "requests": len(outcome.jobs),
+        "warm_s": times_s[0],
+        "seconds": times_s[1],
+        "requests": arrivals.num_requests,
         "events_of_a_request": round(events, 1),
         "events_per_s": round(events * requests_per_s),
         "requests_per_s": round(requests_per_s),
-        "s_of_each_simulated_s": round(each_s, 4),
-        "an_hour_takes_min": round(each_s * 60, 1),
-        "scheduler_share": round(share, 3),
         "peak_memory_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 1),
-        **profile,
     }
 
 
-def kind(result: dict[str, Any]) -> tuple[bool, float, int]:
-    return result["compiled"], result["warm_s"], result["instances"]
+def kind(result: dict[str, Any]) -> tuple[bool, bool, float, int]:
+    return result["compiled"], "took_min" in result, result["warm_s"], result["instances"]
 
 
 def main() -> None:
@@ -151,15 +230,19 @@ def main() -> None:
     options.add_argument("trace", type=Path)
     options.add_argument("--sizes", nargs="*", type=int, default=[10, 100, 1000])
     options.add_argument("--warm", type=float, default=5.0, metavar="S")
-    options.add_argument("--seconds", type=float, default=10.0, metavar="S")
+    options.add_argument("--seconds", type=float, metavar="S", help="10; an hour with --whole")
+    options.add_argument("--whole", action="store_true", help="from the first second to the last")
     args = options.parse_args()
     rows = cast(list[Row], read_trace(args.trace))
     known = json.loads(args.json.read_text())["results"] if args.json and args.json.exists() else []
     results = {kind(result): result for result in known}
-    for size in track(args.sizes):
-        result = measure(rows, size, args.warm, args.seconds)
+    for size in args.sizes:
+        if args.whole:
+            result = measure_whole(rows, size, args.seconds or 3600.0)
+        else:
+            result = measure(rows, size, args.warm, args.seconds or 10.0)
         results[kind(result)] = result
-        print(json.dumps(result))
+        print(json.dumps(result), flush=True)
     load = "100 requests a minute and instance; H100, llama-3.1-8b, any role"
     ordered = [results[key] for key in sorted(results)]
     write(args.json, f"benchmarks.simulator_speed {args.trace.name}", {"load": load, "results": ordered})

@@ -1,6 +1,7 @@
 """`baton`: the entry point that names the subcommands and turns an operator's mistake into one line."""
 
 import sys
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Final
 
@@ -28,22 +29,31 @@ _MODULES: Final = {
 """By command, what of `baton.cli` has the function of that name."""
 
 
-class _Commands(TyperGroup):
+class _Commands(Mapping[str, Any]):
     """Imports a command when it is asked for: some need PyTorch and Ray, which takes seconds, and most do not."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(_MODULES)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """None: there is no such command."""
-        if cmd_name not in _MODULES:
-            return None
+    def __getitem__(self, name: str) -> Any:
         one = typer.Typer(add_completion=False)
-        one.command()(getattr(import_module(f"baton.cli.{_MODULES[cmd_name]}"), cmd_name))
+        one.command()(getattr(import_module(f"baton.cli.{_MODULES[name]}"), name))
         return typer.main.get_command(one)
 
+    def __contains__(self, name: object) -> bool:
+        return name in _MODULES
 
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    def __iter__(self) -> Iterator[str]:
+        return iter(_MODULES)
+
+    def __len__(self) -> int:
+        return len(_MODULES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        whole: dict[str, Any] = settings | {"commands": _Commands()}
+        super().__init__(**whole)
+
+
+app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.callback()

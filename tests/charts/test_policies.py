@@ -277,8 +277,7 @@ def test_the_doctor_takes_the_options_that_it_is_given() -> None:
 
     from baton.cli.main import app
 
-    doctor = get_command(app).get_command(None, "doctor")  # type: ignore[attr-defined]
-    known = {option for param in doctor.params for option in param.opts}
+    known = {option for param in get_command(app).commands["doctor"].params for option in param.opts}  # type: ignore[attr-defined]
     assert {part for part in command if re.match("--", part)} <= known
 
 

@@ -3,7 +3,7 @@
 import gc
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,7 +15,7 @@ from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.coarse.sequence import Job
 from sim.coarse.stretch import Stretch
-from sim.coarse.workload import Load, jobs
+from sim.coarse.workload import Load, arriving, jobs
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse
 from sim.cost import StepCost
@@ -93,6 +93,22 @@ def test_same_seed_same_outcome() -> None:
     first, second = (both(3, 20.0, 1, 2)[1] for _ in range(2))
     assert first.decisions == second.decisions
     assert list(map(waited, first.jobs)) == list(map(waited, second.jobs))
+
+
+def test_jobs_that_are_made_as_they_arrive_fare_the_same() -> None:
+    offered, config = Load(random_rows(3, 60, 30.0), FOREVER_S), CoarseConfig(num_both=2, block_tokens=BLOCK)
+    kept = coarse(config, jobs(offered, SLO, BLOCK))
+    made: list[Job] = []
+
+    def one_by_one() -> Iterator[Job]:
+        for job in arriving(offered, SLO, BLOCK):
+            made.append(job)
+            yield job
+
+    outcome = coarse(config, one_by_one())
+    assert outcome.jobs == ()
+    assert list(map(waited, made)) == list(map(waited, kept.jobs))
+    assert (outcome.decisions, outcome.busy_share) == (kept.decisions, kept.busy_share)
 
 
 @settings(max_examples=25, deadline=None)
