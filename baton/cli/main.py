@@ -57,7 +57,7 @@ app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty
 
 
 @app.callback()
-def baton() -> None:
+def about() -> None:
     """Baton serves large language models from separate pools of prefill and decode workers."""
 
 

@@ -74,12 +74,11 @@ def with_stamps(schema: ServeDeploySchema, details: Mapping[str, Any]) -> ServeD
         deployed = ServeApplicationSchema.model_validate(running)
         if any(getattr(application, name) != getattr(deployed, name) for name in _REPLACES_ALL):
             continue
+        said = {each["name"]: each.get("ray_actor_options") for each in wanted.get("deployments", ())}
         for old in deployed.model_dump(mode="json", exclude_unset=True).get("deployments", ()):
-            stamped = old.get("ray_actor_options")
-            if _is_stamped(stamped):
-                override = _override(wanted, old["name"])
-                if _said(override.get("ray_actor_options")) == _said(stamped):
-                    override["ray_actor_options"] = stamped
+            stamped = old.get("ray_actor_options", {})
+            if _STAMP in _variables(stamped) and _unstamped(said.get(old["name"])) == _unstamped(stamped):
+                _override(wanted, old["name"])["ray_actor_options"] = stamped
     return ServeDeploySchema.model_validate(content)
 
 
@@ -92,11 +91,7 @@ def _override(application: dict[str, Any], deployment: str) -> dict[str, Any]:
     return found
 
 
-def _is_stamped(options: Mapping[str, Any] | None) -> bool:
-    return _STAMP in _variables(options or {})
-
-
-def _said(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _unstamped(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """What the file said that was deployed; None: nothing, these were built."""
     if options is None or _AS_BUILT in _variables(options):
         return None

@@ -75,7 +75,7 @@ class CoarseConfig:
 @dataclass(frozen=True, slots=True)
 class CoarseOutcome:
     jobs: tuple[Job, ...]
-    """None where they were made as they arrived."""
+    """Empty where they were made as they arrived."""
     decisions: tuple[str, ...]
     num_events: int
     num_steps: int
@@ -93,7 +93,7 @@ def simulate(
 ) -> CoarseOutcome:
     """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, which is asked every second.
     `advanced` hears how many arrivals there were, now and then. Jobs that are made as they arrive
-    (`sim.coarse.workload.arriving`) are whoever makes them's to keep.
+    (`sim.coarse.workload.arriving`) are kept by who makes them, if at all.
 
     Raises Bug when an instance's block accounting is off at the end."""
     with _no_search_for_garbage():
