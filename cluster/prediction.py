@@ -12,7 +12,6 @@ class Outlook:
 
     __slots__ = (
         "_base_s",
-        "_first_tokens",
         "_longest_s",
         "_model",
         "_rate",
@@ -37,21 +36,15 @@ class Outlook:
         """From a message on its way until a step has what it says: the step that runs and the one that is planned."""
         self.queue_s = self.prompt_s(member.queued_tokens)
         """Until all prompts that are there are computed."""
-        self._first_tokens = min(member.queued_tokens, member.max_batch_tokens)
-        self._longest_s = -1.0
+        num_tokens = min(member.queued_tokens, member.max_batch_tokens)
+        self._longest_s = (
+            model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
+        )
+        """Of the steps that may have begun already: nothing holds prompts back before something decodes."""
 
     def joins_s(self, ready_s: float) -> float:
         """How long a sequence whose KV will be here in `ready_s` seconds may wait for a step of its own."""
-        if self._longest_s < 0:
-            self._longest_s = self._longest_step_s()
         return max(self.lag_s, self._longest_s - ready_s)
-
-    def _longest_step_s(self) -> float:
-        """Of the steps that may have begun already: nothing holds prompts back before something decodes."""
-        num_tokens = self._first_tokens
-        if not num_tokens:
-            return 0.0
-        return self._model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens))
 
     def prompt_s(self, num_tokens: float, start_tokens: float = 0.0) -> float:
         """To compute so many tokens of a prompt that follow `start_tokens` cached ones, once it is their turn."""
