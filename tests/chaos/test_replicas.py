@@ -16,14 +16,14 @@ SURE = 40
 async def computed_after_a_kill(folder: Path, replicas: int) -> int:
     """Tokens that the survivors computed beyond those that were still to be generated."""
     for number in range(5):
-        least, most = await bounds_after_a_kill(folder / str(number), replicas)
-        if most - least < SURE:
-            return least
+        num_tokens, unsure = await one_kill(folder / str(number), replicas)
+        if unsure < SURE:
+            return num_tokens
     raise AssertionError("this machine stood still whenever it was looked at")
 
 
-async def bounds_after_a_kill(folder: Path, replicas: int) -> tuple[int, int]:
-    """The survivors go on while they are asked: what they generate meanwhile may or may not be among what they have computed."""
+async def one_kill(folder: Path, replicas: int) -> tuple[int, int]:
+    """(such tokens, how many were generated while the survivors were asked, and may be among them by mistake)"""
     overrides = {
         "engine.num_blocks": 400,
         "transfer.kv_replicas": replicas,
@@ -39,9 +39,9 @@ async def bounds_after_a_kill(folder: Path, replicas: int) -> tuple[int, int]:
         while min(len(stream.tokens) for stream in streams) < 80:
             await asyncio.sleep(0.01)
         await world.kill("decode0")
-        most_left = left()
+        left_then = left()
         before = await computed(world)
-        least_left = left()
+        left_now = left()
         for stream in streams:
             async with asyncio.timeout(30):
                 await stream.done.wait()
@@ -50,7 +50,7 @@ async def bounds_after_a_kill(folder: Path, replicas: int) -> tuple[int, int]:
         spent = await computed(world) - before
         await world.start("decode0")
         await world.settled()
-        return spent - most_left, spent - least_left
+        return spent - left_now, left_then - left_now
 
 
 async def computed(world: World) -> int:

@@ -38,7 +38,8 @@ def test_one_deployment_gets_the_stamp_and_keeps_what_it_has() -> None:
     assert pool.num_replicas == 3
     assert pool.ray_actor_options.num_cpus == 2
     assert pool.ray_actor_options.resources == {"decode": 1}
-    assert pool.ray_actor_options.runtime_env["env_vars"]["BATON_ROLLOUT"] == "x1"
+    marks = {"BATON_ROLLOUT": "x1", "BATON_ROLLOUT_AS_BUILT": "1"}
+    assert pool.ray_actor_options.runtime_env == {"env_vars": marks}
     assert app.args == {"decode_instances": 2}
 
 
