@@ -12,13 +12,12 @@ from typing import Any
 import httpx
 import ray
 from ray import serve
-from ray.util.state import list_actors
 
 from cluster.deploy.kube.groups import offered_resources
 from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
-from tests.deploy.ray_nodes import ray_of_nodes
+from tests.deploy.ray_nodes import actors_here, ray_of_nodes
 
 TIMEOUT_S = 120.0
 
@@ -60,9 +59,8 @@ def _placed(applications: dict[str, Any], groups: dict[str, str]) -> dict[str, l
 
 def _ranks(groups: dict[str, str]) -> list[tuple[str, dict[str, float]]]:
     """Of each rank the group whose node it runs on, and what it asks of Ray."""
-    address = ray.get_runtime_context().gcs_address
-    actors: list[Any] = list_actors(address, filters=[("class_name", "=", "BatonRank")], detail=True)
-    return [(groups[actor.node_id], _asked(actor.required_resources)) for actor in actors]
+    ranks = actors_here(class_name="BatonRank")
+    return [(groups[rank.node_id], _asked(rank.required_resources)) for rank in ranks]
 
 
 def _asked(resources: dict[str, float]) -> dict[str, float]:

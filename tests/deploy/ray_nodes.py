@@ -1,9 +1,19 @@
 """A Ray of several nodes on this machine."""
 
+from typing import Any
+
+import ray
 from ray.cluster_utils import Cluster
+from ray.util.state import list_actors
 
 
 def ray_of_nodes(num_cpus: int) -> Cluster:
     """Its head, with a dashboard at a port that the kernel chooses: there may be other Rays here, and tests may run twice at once."""
     head = {"num_cpus": num_cpus, "include_dashboard": True, "dashboard_port": 0}
     return Cluster(initialize_head=True, head_node_args=head)
+
+
+def actors_here(**wanted: str) -> list[Any]:
+    """Of the Ray that this process has joined; without an address, whichever began last on this machine would be asked."""
+    address = ray.get_runtime_context().gcs_address
+    return list_actors(address, filters=[(key, "=", value) for key, value in wanted.items()], detail=True)

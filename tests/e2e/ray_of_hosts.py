@@ -14,11 +14,10 @@ import httpx
 import psutil
 import ray
 from ray import serve
-from ray.util.state import list_actors
 
 from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
-from tests.deploy.ray_nodes import ray_of_nodes
+from tests.deploy.ray_nodes import actors_here, ray_of_nodes
 from tests.e2e.cluster_process import ROOT, free_port
 
 TIMEOUT_S = 120.0
@@ -77,8 +76,7 @@ def main() -> None:
 
 
 def actors(kind: str) -> list[Any]:
-    address = ray.get_runtime_context().gcs_address
-    return list_actors(address, filters=[("class_name", "=", kind), ("state", "=", "ALIVE")], detail=True)
+    return actors_here(class_name=kind, state="ALIVE")
 
 
 def instances(url: str) -> list[dict[str, Any]]:
