@@ -8,8 +8,8 @@ made as they arrive, in either case, and that is counted. What the file has of t
 sizes or another `--warm` is kept, so that one file has all.
 
 Predicted after a trial: compiled, without a search for garbage, 4,000 requests/s at 1,000 instances (an hour: 25 minutes), half
-of it the scheduler's; full caches cost a quarter more; interpreted 1,200. Before the hour was run whole, from 32 minutes while
-caches fill and from 2.6 times as much for each request with full ones at 100 instances: 75 minutes.
+of it the scheduler's; full caches cost a quarter more; interpreted 1,200. Before ten minutes were run whole, from 32 minutes
+while caches fill and from 2.6 times as much for each request with full ones at 100 instances: an hour in 75 minutes.
 
     python -m benchmarks.simulator_speed TRACE --json benchmarks/results/simulator_speed.json
     PYTHONPATH=build/compiled:. python -P -m benchmarks.simulator_speed TRACE ...     (after `make compiled`)
@@ -28,7 +28,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, cast
 
-from rich.progress import Progress, TimeElapsedColumn
+from rich.progress import Progress, TimeElapsedColumn, track
 
 from baton.bench.traces import read_trace
 from benchmarks.report import parser, write
@@ -76,9 +76,8 @@ class Arrivals:
         self._load = Load(rows, until_s, num_instances * PER_INSTANCE_PER_S / rate)
         self._open: deque[Job] = deque()
         self.num_requests = 0
-        self.num_in_time = 0
-        """Of those before which none has not ended."""
-        self.num_ended = 0
+        self.num_in_time = self.num_ended = 0
+        """Of those that arrived before the first that has not ended."""
 
     def __iter__(self) -> Iterator[Job]:
         for job in arriving(self._load, SLO, BLOCK_TOKENS):
@@ -179,7 +178,7 @@ def measure(rows: list[Row], num_instances: int, warm_s: float, seconds: float) 
         "scheduler_share": round(share, 3),
         **profile,
     }
-    return _result(num_instances, (warm_s, seconds), outcome, arrivals, each_s) | measured
+    return _result(num_instances, warm_s, seconds, outcome, arrivals, each_s) | measured
 
 
 def measure_whole(rows: list[Row], num_instances: int, seconds: float) -> dict[str, Any]:
@@ -195,12 +194,13 @@ def measure_whole(rows: list[Row], num_instances: int, seconds: float) -> dict[s
         "s_of_each_minute": clocked.minutes_s(),
         "in_time_share": round(arrivals.num_in_time / arrivals.num_ended, 4),
     }
-    return _result(num_instances, (0.0, seconds), outcome, arrivals, clocked.took_s / seconds) | measured
+    return _result(num_instances, 0.0, seconds, outcome, arrivals, clocked.took_s / seconds) | measured
 
 
 def _result(
     num_instances: int,
-    times_s: tuple[float, float],
+    warm_s: float,
+    seconds: float,
     outcome: CoarseOutcome,
     arrivals: Arrivals,
     each_s: float,
@@ -211,8 +211,8 @@ def _result(
     return {
         "compiled": scheduler_is_compiled(),
         "instances": num_instances,
-        "warm_s": times_s[0],
-        "seconds": times_s[1],
+        "warm_s": warm_s,
+        "seconds": seconds,
         "requests": arrivals.num_requests,
         "events_of_a_request": round(events, 1),
         "events_per_s": round(events * requests_per_s),
@@ -236,7 +236,7 @@ def main() -> None:
     rows = cast(list[Row], read_trace(args.trace))
     known = json.loads(args.json.read_text())["results"] if args.json and args.json.exists() else []
     results = {kind(result): result for result in known}
-    for size in args.sizes:
+    for size in args.sizes if args.whole else track(args.sizes):
         if args.whole:
             result = measure_whole(rows, size, args.seconds or 3600.0)
         else:

@@ -37,9 +37,6 @@ class _Commands(Mapping[str, Any]):
         one.command()(getattr(import_module(f"baton.cli.{_MODULES[name]}"), name))
         return typer.main.get_command(one)
 
-    def __contains__(self, name: object) -> bool:
-        return name in _MODULES
-
     def __iter__(self) -> Iterator[str]:
         return iter(_MODULES)
 
