@@ -87,7 +87,7 @@ def cache_hits(prompts: Prompts, num_blocks: int, policy: Eviction, wanted: Sequ
         surplus = room - pool.num_free + missing - num_blocks
         cache.evict(max(0, min(surplus, cache.num_evictable)))
         blocks = [*found, *pool.take(missing)]
-        cache.insert(prompt, blocks, "", len(found))
+        cache.insert(prompt, len(prompt), blocks, "", len(found))
         cache.release(pool.drop([*reversed(blocks)]), 0, go_on)
     cache.check_integrity()
     return hits

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.report import parser
+from benchmarks.report import parser, write
 from engine.dims import dims_of, rules_of
 from kernels.packed import Kind
 from kernels.ref import reference_ops
@@ -135,10 +135,10 @@ def main() -> None:
     print(
         f"predicted: {PREDICTION}\n{'':32} {'MB kept':>8} {'floats':>8} {'ratio':>6}  tp=2: kept, ratio   CPU step"
     )
-    for name, write in FORMATS.items():
+    for name, save in FORMATS.items():
         with tempfile.TemporaryDirectory() as folder:
-            write(Path(folder))
-            row = {"format": name, **measure(Path(folder), args.rounds)}
+            save(Path(folder))
+            row: dict[str, Any] = {"format": name, **measure(Path(folder), args.rounds)}
         rows.append(row)
         one, two = (row[f"kept_bytes_tp{tp}"] / row[f"floats_bytes_tp{tp}"] for tp in (1, 2))
         print(

@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ async def direct(work: Sequence[Job]) -> list[Record]:
 
 
 @contextlib.contextmanager
-def server(*args: str) -> Iterator[str]:
+def server(*args: str) -> Generator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

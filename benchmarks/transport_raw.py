@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def shared_memory(num_bytes: int) -> tuple[str, mmap.mmap]:
 
 
 @contextlib.contextmanager
-def gone_with_the_writer(num_bytes: int) -> Iterator[SharedSegment]:
+def gone_with_the_writer(num_bytes: int) -> Generator[SharedSegment]:
     """A holder's pool, which leaves no file behind when the process that measures is killed."""
     with (
         contextlib.closing(SharedSegment(num_bytes)) as segment,

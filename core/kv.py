@@ -5,7 +5,7 @@ contiguous, so whole blocks and runs of neighbouring blocks are moved in one pie
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int8": 1}
@@ -167,7 +167,7 @@ def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "") -> tupl
     """Chained 64-bit hashes of the full blocks of `tokens`: equal hashes mean (all but surely) equal prefixes.
 
     Routing hints only; whoever shares KV compares the tokens themselves."""
-    return tuple(_hash_chain(tokens, block_size, salt))
+    return tuple(hash_chain(root_hash(salt), tokens, block_size))
 
 
 def root_hash(salt: str) -> int:
@@ -175,14 +175,11 @@ def root_hash(salt: str) -> int:
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
-def child_hash(parent: int, tokens: Sequence[int]) -> int:
-    """The hash of the block that follows one with hash `parent`."""
-    packed = struct.pack(f"<Q{len(tokens)}I", parent, *tokens)
-    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
-
-
-def _hash_chain(tokens: Sequence[int], block_size: int, salt: str) -> Iterator[int]:
-    parent = root_hash(salt)
+def hash_chain(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:
+    """The hashes of the full blocks of `tokens`, the first of which follows a block with hash `parent`."""
+    hashes: list[int] = []
     for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = child_hash(parent, tokens[start : start + block_size])
-        yield parent
+        packed = struct.pack(f"<Q{block_size}I", parent, *tokens[start : start + block_size])
+        parent = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+        hashes.append(parent)
+    return hashes

@@ -61,16 +61,18 @@ class BlockPool:
                 raise Bug(f"block {block} was given back twice")
         return idle
 
-    def keep(self, block: int) -> None:
-        """The prefix cache keeps `block` from now on."""
-        self._cached[block] = True
+    def keep(self, blocks: Iterable[int]) -> None:
+        """The prefix cache keeps `blocks` from now on."""
+        for block in blocks:
+            self._cached[block] = True
 
-    def forget(self, block: int) -> None:
-        """The prefix cache gives up `block`, which nobody refers to."""
-        if self._refs[block] or not self._cached[block]:
-            raise Bug(f"block {block} was evicted while in use")
-        self._cached[block] = False
-        self._free.append(block)
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The prefix cache gives up `blocks`, which nobody refers to."""
+        for block in blocks:
+            if self._refs[block] or not self._cached[block]:
+                raise Bug(f"block {block} was evicted while in use")
+            self._cached[block] = False
+            self._free.append(block)
 
     def check_integrity(self, expected_refs: Sequence[int]) -> None:
         """Raises Bug when the counts differ from `expected_refs`, counted by the owners, or a block is in two states."""

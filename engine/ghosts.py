@@ -1,14 +1,18 @@
-"""What a prefix cache remembers of blocks that it has given up, in columns: a lesson reads tens of thousands at once. Pure.
+"""What a prefix cache remembers of blocks that it has given up: those that went one after another, together. Pure.
 
-Invariant: `_places` names exactly the rows that are remembered; other rows belong to nobody until they are swept out."""
+Invariant: `_chunks` has each chunk of which something is remembered, by the hash of the block that went last; `_order` has them
+as they went, and perhaps empty ones between. A prefix goes after what follows it, and so is also forgotten after it."""
 
 from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-_SLACK = 2
-"""Rows for each ghost that may be remembered, before those that belong to nobody are swept out."""
+_FEW = 64
+"""Empty chunks that may wait for their turn whatever the number of others."""
 
 
 class Ghost(NamedTuple):
@@ -17,64 +21,99 @@ class Ghost(NamedTuple):
     uses: int
 
 
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    hashes: "array[int]"
+    """As the blocks went: each follows, in the prompt, the next one here."""
+    before: int
+    """The hash of the block that the last of these followed."""
+    group: int
+    idle_since: int
+    """Of the first; each other one a moment later."""
+    uses: int
+    num_forgotten: int = 0
+    """From the first on."""
+
+    def __len__(self) -> int:
+        return len(self.hashes) - self.num_forgotten
+
+    def goes_on_with(self, block_hash: int, ghost: Ghost) -> bool:
+        return (
+            len(self) > 0
+            and self.before == block_hash
+            and (self.group, self.idle_since + len(self.hashes), self.uses) == ghost
+        )
+
+
 class Ghosts:
     def __init__(self, limit: int) -> None:
         """Of more than `limit` the one that came first is forgotten."""
         self._limit = limit
-        self._places: dict[int, int] = {}
-        self._oldest = 0
-        """No row before this one is remembered."""
-        self._hashes, self._columns = array("Q"), (array("q"), array("q"), array("q"))
+        self._chunks: dict[int, _Chunk] = {}
+        self._order = deque[_Chunk]()
+        self._num_remembered = 0
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._num_remembered
 
-    def remember(self, block_hash: int, ghost: Ghost) -> None:
-        """`block_hash` (64 bits) is not remembered yet."""
-        if len(self._hashes) >= _SLACK * (self._limit + 1):
-            self._sweep()
-        self._places[block_hash] = len(self._hashes)
-        self._hashes.append(block_hash)
-        groups, since, uses = self._columns
-        groups.append(ghost.group)
-        since.append(ghost.idle_since)
-        uses.append(ghost.uses)
-        if len(self._places) > self._limit:
-            self._forget_oldest()
+    def remember(self, hashes: Sequence[int], before: int, ghost: Ghost) -> None:
+        """`hashes` (64 bits each) of blocks that go now, each of which followed the next, and the last the block `before`. They
+        are not remembered yet; `ghost` is the first one's, and each other fell idle a moment after the one before it."""
+        newest = self._order[-1] if self._order else None
+        if newest is not None and newest.goes_on_with(hashes[0], ghost):
+            del self._chunks[newest.hashes[-1]]
+            newest.hashes.extend(hashes)
+            newest.before = before
+        else:
+            newest = _Chunk(array("Q", hashes), before, *ghost)
+            self._order.append(newest)
+        self._chunks[hashes[-1]] = newest
+        self._num_remembered += len(hashes)
+        if self._num_remembered > self._limit:
+            self._forget(self._num_remembered - self._limit)
 
-    def recall(self, block_hash: int) -> Ghost | None:
-        """It is wanted again, and so no ghost any more; None: it was none."""
-        place = self._places.pop(block_hash, None)
-        if place is None:
-            return None
-        groups, since, uses = self._columns
-        return Ghost(groups[place], since[place], uses[place])
+    def recall(self, hashes: Sequence[int]) -> list[Ghost]:
+        """Blocks that follow each other are wanted again, and so are no ghosts any more: what was known of the first ones. Of
+        those behind them nothing was."""
+        ghosts = list[Ghost]()
+        for block_hash in hashes:
+            chunk = self._chunks.pop(block_hash, None)
+            if chunk is None:
+                break
+            chunk.hashes.pop()
+            chunk.before = block_hash
+            ghosts.append(Ghost(chunk.group, chunk.idle_since + len(chunk.hashes), chunk.uses))
+            if len(chunk):
+                self._chunks[chunk.hashes[-1]] = chunk
+        self._num_remembered -= len(ghosts)
+        if len(self._order) > 2 * len(self._chunks) + _FEW:
+            self._order = deque(chunk for chunk in self._order if len(chunk))
+        return ghosts
 
     def groups_and_times(self) -> tuple[np.ndarray, np.ndarray]:
         """Of all, `group` and `idle_since`, the first that came first."""
-        rows = self._rows()
-        groups, since, _ = self._columns
-        return np.array(groups)[rows], np.array(since)[rows]
+        chunks = [chunk for chunk in self._order if len(chunk)]
+        sizes = np.array([len(chunk) for chunk in chunks], np.int64)
+        groups = np.array([chunk.group for chunk in chunks], np.int64)
+        since = np.array([chunk.idle_since + chunk.num_forgotten for chunk in chunks], np.int64)
+        return np.repeat(groups, sizes), counted_up(since, sizes)
 
-    def _forget_oldest(self) -> None:
-        hashes, places = self._hashes, self._places
-        while places.get(hashes[self._oldest]) != self._oldest:
-            self._oldest += 1
-        del places[hashes[self._oldest]]
-
-    def _sweep(self) -> None:
-        """Only rows that are remembered stay."""
-        rows = self._rows()
-        self._hashes = array("Q", np.array(self._hashes)[rows].tobytes())
-        groups, since, uses = self._columns
-        self._columns = _chosen(groups, rows), _chosen(since, rows), _chosen(uses, rows)
-        self._places = dict(zip(self._hashes, range(len(rows)), strict=True))
-        self._oldest = 0
-
-    def _rows(self) -> np.ndarray:
-        """Of all that are remembered, in order."""
-        return np.fromiter(self._places.values(), np.int64, len(self._places))
+    def _forget(self, count: int) -> None:
+        """The `count` that came first."""
+        self._num_remembered -= count
+        while count:
+            oldest = self._order[0]
+            taken = min(count, len(oldest))
+            oldest.num_forgotten += taken
+            count -= taken
+            if not len(oldest):
+                if taken:
+                    del self._chunks[oldest.hashes[-1]]
+                self._order.popleft()
 
 
-def _chosen(column: "array[int]", rows: np.ndarray) -> "array[int]":
-    return array("q", np.array(column)[rows].tobytes())
+def counted_up(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """starts[0], starts[0] + 1, ... (sizes[0] numbers), then those from starts[1] on, and so on."""
+    ends = np.cumsum(sizes)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.arange(total) + np.repeat(starts - (ends - sizes), sizes)

@@ -2,9 +2,9 @@
 
 To them a block of the simulation is one token. Invariant: who has blocks is in `_holding`, from `admit` to `strip`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from core.kv import child_hash, num_blocks_for
+from core.kv import hash_chain, num_blocks_for
 from engine.blocks import BlockPool
 from engine.eviction import HitDensity
 from engine.ledger import BlockLedger
@@ -20,11 +20,11 @@ class Blocks:
         """`new_name`: of a block of output, which no prompt has."""
         self._block_tokens, self._new_name = block_tokens, new_name
         pool = BlockPool(num_blocks)
-        self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens), hash_of=self._hash_of)
+        self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens), hashes_of=self._hashes_of)
         self._ledger = BlockLedger(pool, self._cache, 1)
         self._holding: dict[int, Stay] = {}
-        self._hashes: dict[int, int] = {}
-        """Of the blocks of the prompt that is being offered."""
+        self._hashes: tuple[int, ...] = ()
+        """Of the blocks of a prompt that are being offered; the last of them are new."""
 
     @property
     def num_available(self) -> int:
@@ -54,9 +54,9 @@ class Blocks:
         job = stay.job
         num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
         if num_full > stay.blocks.num_kept:
-            self._hashes = dict(zip(job.ids, job.hashes, strict=False))
+            self._hashes = job.hashes[:num_full]
             self._ledger.offer(stay.blocks, num_full)
-            self._hashes = {}
+            self._hashes = ()
 
     def keep_output(self, stay: Stay) -> None:
         """What was generated stays in the cache too."""
@@ -69,9 +69,9 @@ class Blocks:
         for _ in range(num_blocks_for(stay.num_known, self._block_tokens) - len(names)):
             names.append(self._new_name())
 
-    def _hash_of(self, parent: int, names: tuple[int, ...]) -> int:
-        known = self._hashes.get(names[0])
-        return child_hash(parent, names) if known is None else known
+    def _hashes_of(self, parent: int, names: Sequence[int], size: int) -> list[int]:
+        known = self._hashes
+        return [*known[len(known) - len(names) :]] if known else hash_chain(parent, names, size)
 
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._cache.drain_events()

@@ -1,0 +1,89 @@
+"""A stretch of the prefix tree in which nothing branches: full blocks that follow each other and were used alike. Pure.
+
+Invariant: `tokens` has as many for each of `blocks` as a block holds, and `hashes` one. Those of its blocks that nobody refers to
+are its last; they are in one `group`, and each fell idle just after the one behind it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+Children = dict[tuple[int, ...], "Run"]
+"""By the tokens of their first block."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    tokens: list[int]
+    blocks: list[int]
+    hashes: list[int]
+    parent: "Run | None"
+    """None: it is a root, which has no block, and in `hashes` what the chain begins with."""
+    depth: int
+    """Blocks from the root to its last."""
+    uses: int = 1
+    """Sequences that had these blocks, or, when they were new, that had what they continue."""
+    children: Children = field(default_factory=Children)
+    idle_since: int = 0
+    """When the last of its blocks was released; the one before it a moment later, and so on."""
+    group: int = 0
+    num_changes: int = 0
+    """Blocks and children that came or went; its own going is one, too."""
+
+    def tokens_of(self, block_size: int, index: int) -> tuple[int, ...]:
+        return tuple(self.tokens[index * block_size : (index + 1) * block_size])
+
+    def num_common(self, first: int, tokens: Sequence[int], start: int, end: int, block_size: int) -> int:
+        """How many blocks, from the one at `first` on, hold what follows from tokens[start] on; tokens[end] is not looked at."""
+        count = min(len(self.blocks) - first, (end - start) // block_size)
+        mine = self.tokens[first * block_size : (first + count) * block_size]
+        theirs = [*tokens[start : start + count * block_size]]
+        return count if mine == theirs else _num_equal(mine, theirs) // block_size
+
+    def split(self, count: int, block_size: int) -> "Run":
+        """Make the first `count` blocks, which are not all, a run of their own that this one follows; returns that."""
+        assert self.parent is not None, "a root has no block"
+        left = len(self.blocks) - count
+        size = count * block_size
+        upper = Run(
+            self.tokens[:size],
+            self.blocks[:count],
+            self.hashes[:count],
+            self.parent,
+            self.depth - left,
+            self.uses,
+            idle_since=self.idle_since + left,
+            group=self.group,
+        )
+        self.parent.children[upper.tokens_of(block_size, 0)] = upper
+        del self.tokens[:size], self.blocks[:count], self.hashes[:count]
+        upper.children[self.tokens_of(block_size, 0)] = self
+        self.parent = upper
+        self.num_changes += 1
+        return upper
+
+    def extend(self, tokens: list[int], blocks: list[int], hashes: list[int]) -> None:
+        """Blocks that follow its last, which nothing else follows."""
+        self.tokens += tokens
+        self.blocks += blocks
+        self.hashes += hashes
+        self.depth += len(blocks)
+        self.num_changes += 1
+
+    def truncate(self, count: int, block_size: int) -> None:
+        """Drop its last `count` blocks."""
+        left = len(self.blocks) - count
+        del self.tokens[left * block_size :], self.blocks[left:], self.hashes[left:]
+        self.depth -= count
+        self.idle_since += count
+        self.num_changes += 1
+
+
+def _num_equal(one: list[int], other: list[int]) -> int:
+    """Leading numbers in common, of two lists of one length that differ: halves are compared whole, which is quick."""
+    low, high = 0, len(one)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
