@@ -49,17 +49,20 @@ class Blocks:
         self._ledger.strip(stay.blocks)
         del self._holding[stay.arrival]
 
-    def offer(self, stay: Stay) -> None:
-        """The prefix cache may keep the full blocks of what is computed of the prompt."""
+    def offer(self, stay: Stay, comes_back: bool = False) -> None:
+        """The prefix cache may keep the full blocks of what is computed of the prompt, if anybody can find them: at least the
+        same request when it `comes_back`."""
         job = stay.job
         num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
-        if num_full > stay.blocks.num_kept:
+        if (job.may_recur or comes_back) and num_full > stay.blocks.num_kept:
             self._hashes = job.hashes[:num_full]
             self._ledger.offer(stay.blocks, num_full)
             self._hashes = ()
 
     def keep_output(self, stay: Stay) -> None:
         """What was generated stays in the cache too."""
+        if not stay.job.may_recur:
+            return
         self.name(stay)
         self._ledger.offer(stay.blocks, (stay.num_known - 1) // self._block_tokens)
 

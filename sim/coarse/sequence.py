@@ -19,6 +19,10 @@ class Job:
     hashes: tuple[int, ...]
     """Of the full blocks, chained as `core.kv.block_hashes` does it."""
     num_prompt: int
+    may_recur: bool = True
+    """Whether another prompt may go on from what this one leaves. Where none does in a whole load, caches keep only what is
+    preempted: what else they would keep counts as free, and is never found. All that happens is the same, but that a preempted
+    request may find more of its own prompt again, since nothing that is never found is kept in its place."""
     first_s: float = math.inf
     last_s: float = math.inf
     num_output: int = 0

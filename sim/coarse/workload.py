@@ -3,6 +3,7 @@
 The load is scaled by superposing copies, shifted in time and with prefixes of their own; a fraction is a copy of which each
 request is kept with that probability."""
 
+import functools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ def jobs(load: Load, slo: Slo, block_tokens: int) -> list[Job]:
 
 def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[Job]:
     """The same, each made when it is asked for: the jobs of a fleet's hour would take all memory at once."""
-    names = _Names(block_tokens)
+    names, may_recur = _Names(block_tokens), any(row.prefix_ids for row in load.rows)
     rng = random.Random(load.seed)
     timed: list[tuple[float, int, Row]] = []
     end_s = load.start_s + load.duration_s
@@ -47,18 +48,22 @@ def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[Job]:
         ]
     timed.sort(key=_at_s)
     for number, (at_s, copy, row) in enumerate(timed):
-        yield _job(number, at_s, row, names.of(copy, row), slo, block_tokens)
+        num_prompt, ids = max(1, row.input_tokens), names.of(copy, row)
+        whole = ids[: num_prompt // block_tokens]
+        hashes = (
+            block_hashes(whole, 1) if may_recur else whole
+        )  # which then say already what comes before them
+        request = Request(f"r{number}", (), _sampling(max(1, row.output_tokens)), "", slo, arrival_s=at_s)
+        yield Job(request, ids, hashes, num_prompt, may_recur)
 
 
 def _at_s(timed: tuple[float, int, Row]) -> float:
     return timed[0]
 
 
-def _job(number: int, at_s: float, row: Row, ids: tuple[int, ...], slo: Slo, block_tokens: int) -> Job:
-    num_prompt = max(1, row.input_tokens)
-    sampling = SamplingParams(max_tokens=max(1, row.output_tokens))
-    request = Request(f"r{number}", (), sampling, "", slo, arrival_s=at_s)
-    return Job(request, ids, block_hashes(ids[: num_prompt // block_tokens], 1), num_prompt)
+@functools.cache
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens)
 
 
 class _Names:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.config import load
+from core.kv import block_hashes
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.coarse.sequence import Job
@@ -93,6 +94,32 @@ def test_same_seed_same_outcome() -> None:
     first, second = (both(3, 20.0, 1, 2)[1] for _ in range(2))
     assert first.decisions == second.decisions
     assert list(map(waited, first.jobs)) == list(map(waited, second.jobs))
+
+
+def kept_or_not(name: str, num_blocks: int) -> tuple[CoarseOutcome, CoarseOutcome]:
+    """A load in which no prompt goes on from another; and the same with caches that keep it all nevertheless."""
+    rows = [replace(row, prefix_ids=()) for row in random_rows(5, 150, 30.0)]
+    not_kept, kept = jobs(Load(rows, FOREVER_S), SLO, BLOCK), jobs(Load(rows, FOREVER_S), SLO, BLOCK)
+    assert not any(job.may_recur for job in not_kept)
+    for job in kept:
+        job.may_recur, job.hashes = True, block_hashes(job.hashes, 1)
+    config = CoarseConfig(1, 2, 2, block_tokens=BLOCK, num_blocks=num_blocks)
+    make = SCHEDULERS[name].make
+    return coarse(config, not_kept, make), coarse(config, kept, make)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_what_no_prompt_shares_need_not_be_kept(name: str) -> None:
+    """Each instance evicts what would be as many blocks as it has, and decides and serves the same."""
+    not_kept, kept = kept_or_not(name, 300)
+    assert not_kept.decisions == kept.decisions
+    assert list(map(waited, not_kept.jobs)) == list(map(waited, kept.jobs))
+
+
+def test_nor_where_requests_are_preempted() -> None:
+    not_kept, kept = kept_or_not("round-robin", 100)
+    means = [statistics.mean(waited(job)[1] for job in outcome.jobs) for outcome in (not_kept, kept)]
+    assert means[0] == pytest.approx(means[1], rel=0.01)
 
 
 def test_jobs_that_are_made_as_they_arrive_fare_the_same() -> None:
