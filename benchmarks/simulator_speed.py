@@ -1,15 +1,15 @@
 """How many requests and events a second of a processor the coarse simulation takes, and where its time goes, by the fleet's size.
 
-Each instance is offered 100 requests a minute of the Azure conversation trace, so that 1,000 instances get 100,000. Times are of
-the processor, which a busy machine does not lengthen much. They are taken at each simulated second after `--warm`, and an
-hour is put at 3,600 such seconds; prefix caches are full, and evict, from about 200 s on. `--whole` simulates so many seconds,
-an hour if nothing else is said, from the first to the last instead, and says how long each of its minutes took. Requests are
-made as they arrive, in either case, and that is counted. What the file has of the other kind (interpreted or compiled), of other
-sizes or another `--warm` is kept, so that one file has all.
+Each instance is offered `--per-minute` requests of the trace, 100 if nothing else is said, so that 1,000 instances get 100,000.
+Times are of the processor, which a busy machine does not lengthen much. They are taken at each simulated second after `--warm`,
+and an hour is put at 3,600 such seconds. Azure's traces do not say which prompts share a prefix, so that caches keep nothing;
+with one that does they are full, and evict, from some minutes on. `--whole` simulates so many seconds, an hour if nothing else
+is said, from the first to the last instead, and says how long each of its minutes took. Requests are made as they arrive, in
+either case, and that is counted. What the file has of the other kind (interpreted or compiled), of other traces, rates or sizes,
+or another `--warm` is kept, so that one file has all.
 
 Predicted after a trial: compiled, without a search for garbage, 4,000 requests/s at 1,000 instances (an hour: 25 minutes), half
-of it the scheduler's; full caches cost a quarter more; interpreted 1,200. Before ten minutes were run whole, from 32 minutes
-while caches fill and from 2.6 times as much for each request with full ones at 100 instances: an hour in 75 minutes.
+of it the scheduler's; interpreted 1,200. Before the whole hour was run, from three minutes on a slow day: 45 minutes.
 
     python -m benchmarks.simulator_speed TRACE --json benchmarks/results/simulator_speed.json
     PYTHONPATH=build/compiled:. python -P -m benchmarks.simulator_speed TRACE ...     (after `make compiled`)
@@ -38,16 +38,32 @@ from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
 from sim.coarse.sequence import Job
-from sim.coarse.workload import Load, arriving
+from sim.coarse.workload import Load, arriving, natural_block_tokens
 from sim.coarse.world import CoarseOutcome, Log, Scheduler, production, simulate
 from sim.report import served_job
 from sim.workload import Row
 
-PER_INSTANCE_PER_S = 100 / 60
 SLO = Slo("speed", 2.0, 0.1)
-BLOCK_TOKENS = 64
 _ROOT = Path(__file__).parents[1]
 PARTS = ("cluster", "sim", "engine", "core")
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What the instances of a fleet, whatever its size, are asked to serve."""
+
+    trace: str
+    rows: list[Row]
+    per_minute: float
+    """Requests for each instance."""
+
+    @property
+    def block_tokens(self) -> int:
+        return natural_block_tokens(self.rows)
+
+    def load(self, num_instances: int, until_s: float) -> Load:
+        rate = sum(row.arrival_s < until_s for row in self.rows) / until_s
+        return Load(self.rows, until_s, num_instances * self.per_minute / 60 / rate)
 
 
 @dataclass(slots=True)
@@ -71,16 +87,15 @@ class Timed:
 class Arrivals:
     """The jobs of `until_s` seconds, each made as it arrives; and how they fared, of which nothing else is kept."""
 
-    def __init__(self, rows: list[Row], num_instances: int, until_s: float) -> None:
-        rate = sum(row.arrival_s < until_s for row in rows) / until_s
-        self._load = Load(rows, until_s, num_instances * PER_INSTANCE_PER_S / rate)
+    def __init__(self, offered: Offered, num_instances: int, until_s: float) -> None:
+        self._load, self._block_tokens = offered.load(num_instances, until_s), offered.block_tokens
         self._open: deque[Job] = deque()
         self.num_requests = 0
         self.num_in_time = self.num_ended = 0
         """Of those that arrived before the first that has not ended."""
 
     def __iter__(self) -> Iterator[Job]:
-        for job in arriving(self._load, SLO, BLOCK_TOKENS):
+        for job in arriving(self._load, SLO, self._block_tokens):
             self.settle()
             self._open.append(job)
             self.num_requests += 1
@@ -123,11 +138,11 @@ class Clocked:
 
 
 def run(
-    rows: list[Row], num_instances: int, until_s: float, clocked: Clocked, timed: list[Timed] | None = None
+    offered: Offered, num_instances: int, until_s: float, clocked: Clocked, timed: list[Timed] | None = None
 ) -> tuple[CoarseOutcome, Arrivals]:
     """A fleet's first `until_s` seconds; with `timed` its scheduler is put there."""
-    arrivals = Arrivals(rows, num_instances, until_s)
-    config = coarse_config(Fleet("H100", "llama-3.1-8b", 0, 0, num_instances), BLOCK_TOKENS)
+    arrivals = Arrivals(offered, num_instances, until_s)
+    config = coarse_config(Fleet("H100", "llama-3.1-8b", 0, 0, num_instances), offered.block_tokens)
 
     def make(schedule: ScheduleConfig, _: Log) -> Scheduler:
         scheduler = production(schedule, lambda _: None)
@@ -141,17 +156,17 @@ def run(
     return outcome, arrivals
 
 
-def scheduler_share(rows: list[Row], num_instances: int, until_s: float) -> float:
+def scheduler_share(offered: Offered, num_instances: int, until_s: float) -> float:
     timed, clocked = list[Timed](), Clocked()
-    run(rows, num_instances, until_s, clocked, timed)
+    run(offered, num_instances, until_s, clocked, timed)
     return timed[0].took_s / clocked.took_s
 
 
-def where(rows: list[Row], num_instances: int, until_s: float) -> dict[str, float]:
+def where(offered: Offered, num_instances: int, until_s: float) -> dict[str, float]:
     """Shares of a profiled run's own time, by package of ours; the rest is Python's."""
     profile = cProfile.Profile()
     profile.enable()
-    run(rows, num_instances, until_s, Clocked())
+    run(offered, num_instances, until_s, Clocked())
     profile.disable()
     shares: dict[str, float] = defaultdict(float)
     stats = cast(
@@ -165,12 +180,12 @@ def where(rows: list[Row], num_instances: int, until_s: float) -> dict[str, floa
     return {name: round(share / total, 3) for name, share in sorted(shares.items(), key=lambda kv: -kv[1])}
 
 
-def measure(rows: list[Row], num_instances: int, warm_s: float, seconds: float) -> dict[str, Any]:
+def measure(offered: Offered, num_instances: int, warm_s: float, seconds: float) -> dict[str, Any]:
     """The scheduler's share, and the profile, are of the first `seconds`; compiled functions are not seen by a profile."""
-    share = scheduler_share(rows, num_instances, seconds)
-    profile = {} if scheduler_is_compiled() else {"profile": where(rows, num_instances, seconds)}
+    share = scheduler_share(offered, num_instances, seconds)
+    profile = {} if scheduler_is_compiled() else {"profile": where(offered, num_instances, seconds)}
     clocked = Clocked()
-    outcome, arrivals = run(rows, num_instances, warm_s + seconds, clocked)
+    outcome, arrivals = run(offered, num_instances, warm_s + seconds, clocked)
     each_s = clocked.per_second(warm_s)
     measured = {
         "s_of_each_simulated_s": round(each_s, 4),
@@ -178,26 +193,29 @@ def measure(rows: list[Row], num_instances: int, warm_s: float, seconds: float) 
         "scheduler_share": round(share, 3),
         **profile,
     }
-    return _result(num_instances, warm_s, seconds, outcome, arrivals, each_s) | measured
+    return _result(offered, num_instances, warm_s, seconds, outcome, arrivals, each_s) | measured
 
 
-def measure_whole(rows: list[Row], num_instances: int, seconds: float) -> dict[str, Any]:
+def measure_whole(offered: Offered, num_instances: int, seconds: float) -> dict[str, Any]:
     """From the first second to the last."""
     timed = list[Timed]()
     with Progress(*Progress.get_default_columns(), TimeElapsedColumn()) as progress:
         task = progress.add_task(f"{num_instances} instances", total=seconds)
         clocked = Clocked(lambda now: progress.update(task, completed=now))
-        outcome, arrivals = run(rows, num_instances, seconds, clocked, timed)
+        outcome, arrivals = run(offered, num_instances, seconds, clocked, timed)
     measured = {
         "took_min": round(clocked.took_s / 60, 1),
         "scheduler_share": round(timed[0].took_s / clocked.took_s, 3),
         "s_of_each_minute": clocked.minutes_s(),
         "in_time_share": round(arrivals.num_in_time / arrivals.num_ended, 4),
     }
-    return _result(num_instances, 0.0, seconds, outcome, arrivals, clocked.took_s / seconds) | measured
+    return (
+        _result(offered, num_instances, 0.0, seconds, outcome, arrivals, clocked.took_s / seconds) | measured
+    )
 
 
 def _result(
+    offered: Offered,
     num_instances: int,
     warm_s: float,
     seconds: float,
@@ -207,8 +225,10 @@ def _result(
 ) -> dict[str, Any]:
     """`each_s`: of the processor for a simulated second."""
     events = outcome.num_events / arrivals.num_requests
-    requests_per_s = num_instances * PER_INSTANCE_PER_S / each_s
+    requests_per_s = num_instances * offered.per_minute / 60 / each_s
     return {
+        "trace": offered.trace,
+        "per_minute_and_instance": offered.per_minute,
         "compiled": scheduler_is_compiled(),
         "instances": num_instances,
         "warm_s": warm_s,
@@ -221,31 +241,39 @@ def _result(
     }
 
 
-def kind(result: dict[str, Any]) -> tuple[bool, bool, float, int]:
-    return result["compiled"], "took_min" in result, result["warm_s"], result["instances"]
+def kind(result: dict[str, Any]) -> tuple[Any, ...]:
+    load = result["trace"], result["per_minute_and_instance"]
+    return *load, result["compiled"], "took_min" in result, result["warm_s"], result["instances"]
 
 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("trace", type=Path)
     options.add_argument("--sizes", nargs="*", type=int, default=[10, 100, 1000])
+    options.add_argument(
+        "--per-minute", type=float, default=100.0, metavar="N", help="requests for each instance"
+    )
     options.add_argument("--warm", type=float, default=5.0, metavar="S")
     options.add_argument("--seconds", type=float, metavar="S", help="10; an hour with --whole")
     options.add_argument("--whole", action="store_true", help="from the first second to the last")
     args = options.parse_args()
-    rows = cast(list[Row], read_trace(args.trace))
+    name = args.trace.name.partition(".")[0]
+    offered = Offered(name, cast(list[Row], read_trace(args.trace)), args.per_minute)
     known = json.loads(args.json.read_text())["results"] if args.json and args.json.exists() else []
     results = {kind(result): result for result in known}
     for size in args.sizes if args.whole else track(args.sizes):
         if args.whole:
-            result = measure_whole(rows, size, args.seconds or 3600.0)
+            result = measure_whole(offered, size, args.seconds or 3600.0)
         else:
-            result = measure(rows, size, args.warm, args.seconds or 10.0)
+            result = measure(offered, size, args.warm, args.seconds or 10.0)
         results[kind(result)] = result
         print(json.dumps(result), flush=True)
-    load = "100 requests a minute and instance; H100, llama-3.1-8b, any role"
     ordered = [results[key] for key in sorted(results)]
-    write(args.json, f"benchmarks.simulator_speed {args.trace.name}", {"load": load, "results": ordered})
+    write(
+        args.json,
+        "benchmarks.simulator_speed TRACE",
+        {"fleet": "H100, llama-3.1-8b, any role", "results": ordered},
+    )
 
 
 if __name__ == "__main__":
