@@ -1,12 +1,15 @@
 """`baton`: the entry point that names the subcommands and turns an operator's mistake into one line."""
 
+import ast
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from core.errors import ConfigError
 
@@ -29,13 +32,36 @@ _MODULES: Final = {
 """By command, what of `baton.cli` has the function of that name."""
 
 
-class _Commands(Mapping[str, Any]):
-    """Imports a command when it is asked for: some need PyTorch and Ray, which takes seconds, and most do not."""
+class _Command(TyperCommand):
+    """Imports its function when it is to run: some need PyTorch and Ray, which takes seconds. Until then it knows its help."""
 
-    def __getitem__(self, name: str) -> Any:
+    def __init__(self, name: str) -> None:
+        super().__init__(name, help=_help(name))
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        name = self.name or ""
         one = typer.Typer(add_completion=False)
         one.command()(getattr(import_module(f"baton.cli.{_MODULES[name]}"), name))
-        return typer.main.get_command(one)
+        return typer.main.get_command(one).make_context(*args, **settings)
+
+
+def _help(name: str) -> str:
+    """The docstring of a command's function, as its file has it."""
+    spec = find_spec(f"baton.cli.{_MODULES[name]}")
+    assert spec is not None
+    assert spec.origin is not None
+    parts = ast.parse(Path(spec.origin).read_bytes()).body
+    function = next(part for part in parts if isinstance(part, ast.FunctionDef) and part.name == name)
+    return ast.get_docstring(function) or ""
+
+
+class _Commands(Mapping[str, Any]):
+    """Each made when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _MODULES:
+            raise KeyError(name)
+        return _Command(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(_MODULES)

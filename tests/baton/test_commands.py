@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
+import click
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from baton.cli.main import app
@@ -30,7 +32,19 @@ def test_help_names_every_command_and_what_it_does() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     rows = [line.strip("│ ").split() for line in result.output.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows if row and row[0] in COMMANDS] == COMMANDS
+    named = [row for row in rows if row and row[0] in COMMANDS]
+    assert [row[0] for row in named] == COMMANDS
+    assert all(len(row) > 3 for row in named), "one does not say what it does"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_the_list_says_of_a_command_is_its_own_help(name: str) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    imported = command.make_context(name, [], resilient_parsing=True).command
+    assert command.help == imported.help
 
 
 def test_a_command_that_is_not_there_is_refused() -> None:
@@ -42,6 +56,7 @@ def test_a_command_that_is_not_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("command", "without"),
     [
+        ("", ("ray", "torch", "transformers")),
         ("chat", ("ray", "torch")),
         ("top", ("ray", "torch")),
         ("replay", ("ray", "torch")),
@@ -59,7 +74,7 @@ def test_a_command_that_computes_nothing_begins_without_what_computes(
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from baton.cli.main import app\n"
-        f"assert CliRunner().invoke(app, [{command!r}, '--help']).exit_code == 0\n"
+        f"assert CliRunner().invoke(app, {[*command.split(), '--help']}).exit_code == 0\n"
         f"print([name for name in {without!r} if name in sys.modules])\n"
     )
     done = subprocess.run(
