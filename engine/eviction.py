@@ -72,9 +72,10 @@ class HitDensity:
     def __init__(self) -> None:
         self._rows: dict[tuple[int, int, int], int] = {}
         self._weights: list[float] = []
-        self._ended = np.zeros((0, _NUM_AGES))
-        """(groups, ages) blocks that were wanted again at that age; times the age beyond the bucket's begin in `_excess`."""
-        self._excess = np.zeros((0, _NUM_AGES))
+        self._ended: list[list[float]] = []
+        """(groups, ages) blocks that were wanted again at that age; times the age beyond the bucket's begin in `_excess`. Lists,
+        since they are added to one by one."""
+        self._excess: list[list[float]] = []
         self._values: list[list[float]] = []
 
     def group(self, uses: int, num_tokens: int, priority: int) -> int:
@@ -83,8 +84,8 @@ class HitDensity:
         if row is None:
             row = self._rows[key] = len(self._rows)
             self._weights.append(2.0**priority)
-            self._ended = np.vstack((self._ended, np.zeros(_NUM_AGES)))
-            self._excess = np.vstack((self._excess, np.zeros(_NUM_AGES)))
+            self._ended.append([0.0] * _NUM_AGES)
+            self._excess.append([0.0] * _NUM_AGES)
         return row
 
     def value(self, group: int, age: int) -> float:
@@ -94,22 +95,24 @@ class HitDensity:
 
     def reused(self, group: int, age: int) -> None:
         bucket = _bucket(age)
-        self._ended[group, bucket] += 1
-        self._excess[group, bucket] += age - _BEGINS[bucket]
+        self._ended[group][bucket] += 1
+        self._excess[group][bucket] += age - _BEGIN_LIST[bucket]
 
     def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
-        waiting, excess = _histogram(groups, ages, len(self._rows))
-        exposure = _exposure(waiting + self._ended, excess + self._excess)
-        pooled = (self._ended.sum(0) + 0.1) / (exposure.sum(0) + _BEGINS[1:] - _BEGINS[:-1])
-        rates = (self._ended + _GUESS_USES) / (exposure + _GUESS_USES / pooled)
+        waiting, waiting_excess = _histogram(groups, ages, len(self._rows))
+        ended, excess = _table(self._ended), _table(self._excess)
+        exposure = _exposure(waiting + ended, waiting_excess + excess)
+        pooled = (ended.sum(0) + 0.1) / (exposure.sum(0) + _BEGINS[1:] - _BEGINS[:-1])
+        rates = (ended + _GUESS_USES) / (exposure + _GUESS_USES / pooled)
         weights = np.asarray(self._weights)[:, None]
         self._values = (_hit_density(rates) * weights).tolist()
-        self._ended *= _REMEMBERED
-        self._excess *= _REMEMBERED
+        self._ended = (ended * _REMEMBERED).tolist()
+        self._excess = (excess * _REMEMBERED).tolist()
 
 
 _BEGINS = np.array([0.0, *(2.0 ** (i / 2) for i in range(1, _NUM_AGES + 1))])
 """Ages at which the buckets begin: two in each doubling; the last entry ends the last one."""
+_BEGIN_LIST: list[float] = _BEGINS.tolist()
 
 
 def _bucket(age: int) -> int:
@@ -118,6 +121,11 @@ def _bucket(age: int) -> int:
         return 0
     octave = age.bit_length() - 1
     return min(2 * octave + (age * age >= 1 << (2 * octave + 1)), _NUM_AGES - 1)
+
+
+def _table(rows: list[list[float]]) -> np.ndarray:
+    """(groups, _NUM_AGES), also of no group."""
+    return np.array(rows).reshape(-1, _NUM_AGES)
 
 
 def _rank(limits: Sequence[int], number: int) -> int:

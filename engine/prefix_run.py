@@ -36,7 +36,7 @@ class Run:
         count = min(len(self.blocks) - first, (end - start) // block_size)
         mine = self.tokens[first * block_size : (first + count) * block_size]
         theirs = [*tokens[start : start + count * block_size]]
-        return count if mine == theirs else _num_equal(mine, theirs) // block_size
+        return num_equal(mine, theirs) // block_size
 
     def split(self, count: int, block_size: int) -> "Run":
         """Make the first `count` blocks, which are not all, a run of their own that this one follows; returns that."""
@@ -77,8 +77,10 @@ class Run:
         self.num_changes += 1
 
 
-def _num_equal(one: list[int], other: list[int]) -> int:
-    """Leading numbers in common, of two lists of one length that differ: halves are compared whole, which is quick."""
+def num_equal(one: list[int], other: list[int]) -> int:
+    """Leading numbers in common, of two lists of one length: all and then halves are compared at once, which is quick."""
+    if one == other:
+        return len(one)
     low, high = 0, len(one)
     while high - low > 1:
         middle = (low + high) // 2

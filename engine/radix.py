@@ -12,7 +12,7 @@ from core.errors import Bug
 from core.kv import hash_chain, root_hash
 from engine.blocks import BlockPool
 from engine.eviction import Eviction, LeastRecentlyUsed
-from engine.prefix_run import Run
+from engine.prefix_run import Run, num_equal
 from engine.retention import Retention
 
 _MAX_SIBLINGS_SCANNED = 64
@@ -295,11 +295,10 @@ class RadixCache:
             end = len(run.blocks) if run.blocks[-1] == blocks[done] else run.blocks.index(blocks[done]) + 1
             if end < len(run.blocks):
                 run = self._split(run, end)
-            count = 1
-            while (
-                count < min(end, len(blocks) - done) and run.blocks[end - count - 1] == blocks[done + count]
-            ):
-                count += 1
+            theirs = [*blocks[done : done + end]]
+            mine = run.blocks[end - len(theirs) : end]
+            mine.reverse()
+            count = num_equal(mine, theirs)
             if count < end:
                 self._split(run, end - count)
             runs.append(run)
