@@ -320,7 +320,7 @@ class RadixCache:
             del before.children[key], self._runs[run]
             before.num_changes += 1
             run = before
-        self._retention.may_go(run)
+        self._retention.offer(run)
 
 
 def _note(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, None]) -> None:

@@ -59,9 +59,9 @@ class Retention:
         run.group = self._eviction.group(run.uses, num_tokens, priority) if wanted else _UNWANTED
         run.idle_since = self._num_released
         self._num_released += len(run.blocks)
-        self.may_go(run)
+        self.offer(run)
 
-    def may_go(self, run: Run) -> None:
+    def offer(self, run: Run) -> None:
         """Perhaps its last block may be given up now."""
         if self._may_go(run):
             self._candidates.add(run, len(self._runs))
