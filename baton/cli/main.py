@@ -39,10 +39,16 @@ class _Command(TyperCommand):
         super().__init__(name, help=_help(name))
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
+        return self._imported().make_context(*args, **settings)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return self._imported().get_params(ctx)
+
+    def _imported(self) -> Any:
         name = self.name or ""
         one = typer.Typer(add_completion=False)
         one.command()(getattr(import_module(f"baton.cli.{_MODULES[name]}"), name))
-        return typer.main.get_command(one).make_context(*args, **settings)
+        return typer.main.get_command(one)
 
 
 def _help(name: str) -> str:

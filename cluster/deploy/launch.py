@@ -1,5 +1,7 @@
 """Start the cluster on this machine (or join a running Ray cluster), wait until it answers, and take it down again."""
 
+import contextlib
+import io
 import logging
 import os
 import signal
@@ -164,7 +166,10 @@ def _offered_gpus(config: ClusterConfig) -> int:
 
 
 def _stop(owns_ray: bool) -> None:
-    """Stop every replica, and Ray itself when it was started here."""
-    serve.shutdown()
-    if owns_ray:
-        ray.shutdown()
+    """Stop every replica, and Ray itself when it was started here.
+
+    What Ray prints meanwhile is kept back: the end of its own controller, which is what was asked for, it calls a failure."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        serve.shutdown()
+        if owns_ray:
+            ray.shutdown()

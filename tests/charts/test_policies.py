@@ -273,11 +273,13 @@ def test_the_doctor_takes_the_options_that_it_is_given() -> None:
     command = of_kind(example("everything"), "Job")["demo-baton-preflight"]["spec"]["template"]["spec"][
         "containers"
     ][0]["command"]
+    from click import Context
     from typer.main import get_command
 
     from baton.cli.main import app
 
-    known = {option for param in get_command(app).commands["doctor"].params for option in param.opts}  # type: ignore[attr-defined]
+    doctor = get_command(app).commands["doctor"]  # type: ignore[attr-defined]
+    known = {option for param in doctor.get_params(Context(doctor)) for option in param.opts}
     assert {part for part in command if re.match("--", part)} <= known
 
 
