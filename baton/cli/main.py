@@ -65,8 +65,6 @@ class _Commands(Mapping[str, Any]):
     """Each made when it is asked for."""
 
     def __getitem__(self, name: str) -> Any:
-        if name not in _MODULES:
-            raise KeyError(name)
         return _Command(name)
 
     def __iter__(self) -> Iterator[str]:

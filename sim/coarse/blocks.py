@@ -49,24 +49,33 @@ class Blocks:
         self._ledger.strip(stay.blocks)
         del self._holding[stay.arrival]
 
-    def offer(self, stay: Stay, comes_back: bool = False) -> None:
-        """The prefix cache may keep the full blocks of what is computed of the prompt, if anybody can find them: at least the
-        same request when it `comes_back`."""
-        job = stay.job
-        num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
-        if (job.may_recur or comes_back) and num_full > stay.blocks.num_kept:
-            self._hashes = job.hashes[:num_full]
-            self._ledger.offer(stay.blocks, num_full)
-            self._hashes = ()
+    def offer(self, stay: Stay) -> None:
+        """The prefix cache may keep the full blocks of what is computed of the prompt, where another prompt may find them."""
+        if stay.job.may_recur:
+            self._keep_prompt(stay)
+
+    def preempt(self, stay: Stay) -> None:
+        """Strip it for now. It comes back, and may find again what was its prompt; what it has generated then follows that."""
+        self._keep_prompt(stay)
+        self._name_output(stay)
+        self.strip(stay)
 
     def keep_output(self, stay: Stay) -> None:
         """What was generated stays in the cache too."""
         if not stay.job.may_recur:
             return
-        self.name(stay)
+        self._name_output(stay)
         self._ledger.offer(stay.blocks, (stay.num_known - 1) // self._block_tokens)
 
-    def name(self, stay: Stay) -> None:
+    def _keep_prompt(self, stay: Stay) -> None:
+        job = stay.job
+        num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
+        if num_full > stay.blocks.num_kept:
+            self._hashes = job.hashes[:num_full]
+            self._ledger.offer(stay.blocks, num_full)
+            self._hashes = ()
+
+    def _name_output(self, stay: Stay) -> None:
         """Give what was generated names of its own."""
         names = stay.blocks.tokens
         for _ in range(num_blocks_for(stay.num_known, self._block_tokens) - len(names)):

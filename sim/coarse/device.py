@@ -351,9 +351,7 @@ class Device:
             self._decoding.remove(stay)
         else:
             self._prompts.remove(stay)
-        self._blocks.offer(stay, comes_back=True)
-        self._blocks.name(stay)
-        self._blocks.strip(stay)
+        self._blocks.preempt(stay)
         stay.num_computed, stay.ready_s = 0, now
         self._waiting.append(stay)
 
