@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cluster.api.detokenize import TextStream
+from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.model_card import read_model_card
 from cluster.local import LocalCluster
-from cluster.model_card import read_model_card
 from core.config import ClusterConfig, load
 from core.errors import RequestError
 from core.types import FinishReason, Request, SamplingParams, Slo

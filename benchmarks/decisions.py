@@ -3,7 +3,7 @@
     python -m benchmarks.decisions TRACE [--json FILE] [--sizes 10,100,1000,10000] [--rate 1.0] [--replays 5] [--scan]
 
 The coarse simulation runs a fleet of modelled H100s under a trace at so many requests per second and instance, with reports every
-100 ms, and records what its scheduler is told and decides (`cluster.recording`). That is then told to a new scheduler, event by
+100 ms, and records what its scheduler is told and decides (`recorded_scheduler`). That is then told to a new scheduler, event by
 event as they are read from the file, as a scheduler's process does it with its mail; what it decides must be the same, line by
 line. What is timed is everything that the scheduler does with an event, from being called to its answers: arrivals, reports
 (which place who waits) and ends, of which the first seconds are not counted. It is the thread's CPU time, since the machine is
@@ -29,10 +29,10 @@ from typing import Any
 
 from baton.bench.traces import TraceRow, read_trace
 from benchmarks.report import parser, write
-from cluster.compiled import scheduler_is_compiled
-from cluster.recording import RecordedScheduler, read
-from cluster.roster import SCAN_UP_TO
-from cluster.routing import GlobalScheduler
+from cluster.scheduler.compiled import scheduler_is_compiled
+from cluster.scheduler.fleet.roster import SCAN_UP_TO
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.recorded_scheduler import RecordedScheduler, read
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config

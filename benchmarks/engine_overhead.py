@@ -15,9 +15,9 @@ from benchmarks.report import parser, write
 from core.config import EngineConfig
 from core.plan import Sampled, StepResult
 from core.types import Request, SamplingParams
-from engine.batch import RankSeq, build_batch
-from engine.policy import FifoPolicy
-from engine.scheduler import StepScheduler
+from engine.execution.batch import RankSeq, build_batch
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.step_scheduler import StepScheduler
 
 CPU = torch.device("cpu")
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from benchmarks.parallel_ranks import loading
 from benchmarks.rank_processes import on_ranks
 from benchmarks.report import parser, write
-from engine.ranks.build import ModelPart, load_part
+from engine.ranks.model_part import ModelPart, load_part
 from kernels.ops import AttentionMeta
 from parallel.balance import Placement, first_placement, rebalance
 from parallel.comm import Comm

@@ -22,7 +22,7 @@ from rich.progress import Progress
 
 from core.config import ScheduleConfig
 from core.types import Request, SamplingParams, Slo
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
 from sim.report import Served, served_coarsely

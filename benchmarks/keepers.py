@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any
 
 from benchmarks.report import parser, write
-from cluster.keepers.far import FarHost, start_keepers
-from cluster.keepers.keeper import serve_keeper
-from cluster.keepers.wire import KeeperSetup
+from cluster.instance.remote_memory.memory_messages import KeeperSetup
+from cluster.instance.remote_memory.memory_server import serve_keeper
+from cluster.instance.remote_memory.remote_host import FarHost, start_keepers
 from core.config import MailConfig, TransferConfig
 from core.kv import KVLayout, KVShard, RankPool
 from kvtransfer.transport.base import Sender

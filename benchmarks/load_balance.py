@@ -17,8 +17,8 @@ from typing import Any
 
 from baton.bench.traces import TraceRow, read_trace
 from benchmarks.report import parser, write
-from cluster.events import Event, Send
-from cluster.routing import GlobalScheduler
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_events import Event, Send
 from core.config import ScheduleConfig
 from core.messages import Placed
 from core.types import Slo

@@ -24,13 +24,13 @@ import transformers
 
 from benchmarks.rank_processes import on_ranks
 from benchmarks.report import parser, write
-from cluster.memory import take_memory
+from cluster.instance.shared_memory import take_memory
 from core.config import EngineConfig, ModelConfig
-from engine.build import size_pool
+from engine.execution.build_group import size_pool
+from engine.ranks.child_ranks import start_children
 from engine.ranks.rank import start_all
-from engine.ranks.spawn import start_children
-from engine.ranks.start import setups_of
-from engine.ranks.wire import Meeting
+from engine.ranks.rank_messages import Meeting
+from engine.ranks.start_ranks import setups_of
 from parallel.comm import Comm, connect
 from parallel.mesh import Mesh
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.prefix_cache TRACE [--json FILE]
 
-The production prefix cache (`engine/radix.py`) serves the trace's prompts one after another, a whole block of the trace for a
+The production prefix cache (`radix_cache`) serves the trace's prompts one after another, a whole block of the trace for a
 block of the cache. Hits are shares of those of an endless cache. `told` is what clients can say with
 prompt_cache_retention="none": here the trace's future says it of those requests from which nothing goes on, all of them or a
 random half. `second time`: the same policy once more, which has learned its rates from this very trace: what better rates
@@ -22,9 +22,9 @@ from rich.progress import track
 
 from baton.bench.traces import TraceRow, read_trace
 from benchmarks.report import parser, write
-from engine.blocks import BlockPool
-from engine.eviction import Eviction, HitDensity, LeastRecentlyUsed
-from engine.radix import RadixCache
+from engine.cache.block_pool import BlockPool
+from engine.cache.eviction_policy import Eviction, HitDensity, LeastRecentlyUsed
+from engine.cache.radix_cache import RadixCache
 
 MILLIONS = (2, 4, 6, 8)
 Prompts = Sequence[tuple[int, ...]]

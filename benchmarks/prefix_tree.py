@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.report import parser, write
-from engine.blocks import BlockPool
-from engine.eviction import HitDensity
-from engine.radix import RadixCache
+from engine.cache.block_pool import BlockPool
+from engine.cache.eviction_policy import HitDensity
+from engine.cache.radix_cache import RadixCache
 
 BLOCK = 16
 ROUNDS = 9

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from benchmarks.report import parser, write
-from engine.dims import dims_of, rules_of
+from engine.execution.model_dims import dims_of, rules_of
 from kernels.packed import Kind
-from kernels.ref import reference_ops
+from kernels.torch.reference import reference_ops
 from models.families import read_spec
 from models.model import Model
 from models.weights import Checkpoint

@@ -48,7 +48,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--only", nargs="*", help="families")
     args = options.parse_args()
-    with patch("engine.ranks.spawn.start_children", start_forked):
+    with patch("engine.ranks.child_ranks.start_children", start_forked):
         results = measure(args.only or sorted({pair.family for pair in pairs()}), args.json)
     wrong = sum(not is_right(found) for found in results)
     print(f"{len(results)} servers, {wrong} of them wrong")

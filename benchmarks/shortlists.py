@@ -20,7 +20,7 @@ from benchmarks.report import parser, write
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.several import several
+from sim.coarse.multi_scheduler import several
 from sim.coarse.workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate
 from sim.report import attainment, served_coarsely

@@ -32,12 +32,12 @@ from rich.progress import Progress, TimeElapsedColumn, track
 
 from baton.bench.traces import read_trace
 from benchmarks.report import parser, write
-from cluster.compiled import scheduler_is_compiled
-from cluster.events import Event, Send
+from cluster.scheduler.compiled import scheduler_is_compiled
+from cluster.scheduler.scheduler_events import Event, Send
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.workload import Load, arriving, natural_block_tokens
 from sim.coarse.world import CoarseOutcome, Log, Scheduler, production, simulate
 from sim.report import served_job

@@ -16,8 +16,8 @@ from benchmarks.report import parser, write
 from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
-from decode.policy import HeadroomPolicy
-from engine.scheduler import StepScheduler
+from decode.headroom_policy import HeadroomPolicy
+from engine.planning.step_scheduler import StepScheduler
 
 BATCH = 32
 BLOCK_TOKENS = 16

@@ -19,15 +19,15 @@ from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, RankPool
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams, TokenOut
-from engine.group import InlineGroup
+from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
-from engine.policy import FifoPolicy
-from engine.scheduler import StepScheduler
-from engine.tiers.build import build_tiers
-from engine.tiers.digests import prefix_digests, root_digest
-from engine.tiers.gate import GatedSink, LayerGate
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.step_scheduler import StepScheduler
+from engine.tiers.block_digests import prefix_digests, root_digest
+from engine.tiers.build_tiers import build_tiers
+from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
-from engine.tiers.store import TierStore
+from engine.tiers.tier_store import TierStore
 
 PREDICTION = (
     "TTFT falls from copy + step to the longer of the two and the first layer's copy: 90 % of the copy is hidden at ratio 2, "

@@ -8,19 +8,19 @@ from typing import TypeVar
 
 import uvloop
 
-from cluster.api.draining import drain
-from cluster.api.factory import build_app
-from cluster.api.live import LiveRules
-from cluster.api.server import HttpServer
-from cluster.api.tls import ingress_tls
-from cluster.frontend import Frontend
-from cluster.instance import Instance, Parts, Role
-from cluster.model_card import ModelCard
-from cluster.observers import make_observers
-from cluster.real_parts import local_parts
-from cluster.recording import make_scheduler
-from cluster.scheduler_node import SchedulerNode
-from cluster.timeline import Observe, nobody
+from cluster.ingress.api.api_factory import build_app
+from cluster.ingress.api.draining import drain
+from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.api.ingress_tls import ingress_tls
+from cluster.ingress.api.live_rules import LiveRules
+from cluster.ingress.frontend import Frontend
+from cluster.ingress.model_card import ModelCard
+from cluster.ingress.observers import make_observers
+from cluster.ingress.timeline import Observe, nobody
+from cluster.instance.instance import Instance, Parts, Role
+from cluster.instance.real_parts import local_parts
+from cluster.scheduler.recorded_scheduler import make_scheduler
+from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig
 from core.errors import ConfigError, ReplicaLost

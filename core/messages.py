@@ -80,7 +80,7 @@ class Buddy:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One block over all layers, by its digest (`engine.tiers.digests`)."""
+    """One block over all layers, by its digest (`block_digests`)."""
 
     digest: bytes
     content: bytes

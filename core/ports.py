@@ -35,6 +35,13 @@ LayerDone = Callable[[int, int], None]
 """(rank, layer): the rank has the layer's KV of all work of the step in its pool. Layers are the model's, in their order."""
 
 
+class KnowsScheduler(Protocol):
+    @property
+    def scheduler(self) -> str:
+        """The address of a scheduler that lives; empty: none is known."""
+        ...
+
+
 class LayerSink(Protocol):
     """Told of a step's layers as they are computed, on a rank's compute thread or on the event loop's."""
 

@@ -10,7 +10,7 @@ from collections import deque
 
 from core.messages import Buddy, Message, Replica, Replicas, ReplicasKept
 from core.ports import Clock, Mail
-from engine.tiers.store import TierStore
+from engine.tiers.tier_store import TierStore
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from core.ports import Clock, WorkerGroup
 from core.reports import LayerExperts, TierCounts, WorkCounts
 from core.steps import StepModels
 from core.types import Request, TokenOut
-from engine.dp_scheduler import Planner
-from engine.expert_counts import ExpertCounts
-from engine.ledger import Reservation
-from engine.pace import PromptPace
-from engine.stepfit import StepFits
+from engine.planning.block_ledger import Reservation
+from engine.planning.dp_scheduler import Planner
+from engine.planning.expert_counts import ExpertCounts
+from engine.planning.prompt_pace import PromptPace
+from engine.planning.step_time_fit import StepFits
 from engine.tiers.restoring import Restoring
 
 _SMOOTHING = 0.2

@@ -1,12 +1,9 @@
-"""Drawing tokens in pure PyTorch: what may be drawn, and one number through the inverse of the cumulative distribution in
-token-id order."""
+"""What drawing tokens is asked for: shapes of distributions, one number for each row, penalties."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 
 
 class Shape(Protocol):
@@ -42,65 +39,3 @@ class Penalties:
     """(3, E) int64: rows; tokens of their histories, each pair once; how often each is in the row's output."""
     factors: np.ndarray
     """(3, N) float32: each row's repetition, presence and frequency penalty."""
-
-
-def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
-    """`Ops.penalise`."""
-    rows, tokens, counts = torch.from_numpy(penalties.entries).to(logits.device).unbind(0)
-    repetition, presence, frequency = torch.from_numpy(penalties.factors).to(logits.device)[:, rows].unbind(0)
-    values = logits[rows, tokens]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    logits[rows, tokens] = values - torch.where(counts > 0, presence + frequency * counts.float(), 0.0)
-
-
-def logprobs(
-    logits: torch.Tensor, tokens: torch.Tensor, num_top: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`Ops.logprobs`."""
-    every = torch.log_softmax(logits, -1)
-    top = every.topk(num_top, -1)
-    return every.gather(1, tokens[:, None])[:, 0], top.values, top.indices
-
-
-def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """`Ops.draw`."""
-    probs = distribution(logits, [each.shape for each in draws])
-    cumulative = probs.double().cumsum(-1)
-    numbers = torch.tensor([each.uniform for each in draws], dtype=torch.float64, device=probs.device)
-    targets = numbers[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)
-
-
-def distribution(logits: torch.Tensor, shapes: Sequence[Shape]) -> torch.Tensor:
-    """(N, V) shaped logits of rows with temperature > 0 -> (N, V) probabilities, zero where a token may not be drawn.
-
-    Rows that are cut by min-p or top-p need not add up to one."""
-    device = logits.device
-    temperature = torch.tensor([s.temperature for s in shapes], device=device)
-    logits = logits / temperature[:, None]
-    if any(s.top_k > 0 for s in shapes):
-        logits = _top_k(logits, [s.top_k for s in shapes])
-    probs = torch.softmax(logits, -1)
-    if any(s.top_p < 1 for s in shapes):
-        probs = _top_p(probs, torch.tensor([s.top_p for s in shapes], device=device))
-    if any(s.min_p > 0 for s in shapes):
-        floor = torch.tensor([s.min_p for s in shapes], device=device)[:, None] * probs.amax(-1, keepdim=True)
-        probs = probs.masked_fill(probs < floor, 0.0)
-    return probs
-
-
-def _top_k(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:
-    vocab = logits.shape[1]
-    ks = torch.tensor([min(k, vocab) if k > 0 else vocab for k in top_k], device=logits.device)
-    largest = logits.topk(int(min(vocab, max(k for k in top_k))), -1).values
-    threshold = largest.gather(1, (ks.clamp(max=largest.shape[1]) - 1)[:, None])
-    keep_all = (ks == vocab)[:, None]
-    return logits.masked_fill((logits < threshold) & ~keep_all, -torch.inf)
-
-
-def _top_p(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the likeliest tokens up to and including the one that reaches `top_p`."""
-    ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(-1) - ordered
-    ordered = ordered.masked_fill((before >= top_p[:, None]) & (top_p < 1)[:, None], 0.0)
-    return torch.zeros_like(probs).scatter_(1, index, ordered)

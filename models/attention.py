@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.joins import Joins
+from kernels.collectives import Joins
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import joined
 from kernels.rounding import Activations, Rounding

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.joins import Joins
+from kernels.collectives import Joins
 from kernels.ops import KVLayer, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import Step

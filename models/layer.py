@@ -5,7 +5,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.joins import Joins
+from kernels.collectives import Joins
 from kernels.ops import ExpertWeights, KVLayer, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import Attention, AttentionLayer, Step

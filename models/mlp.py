@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.joins import Joins
+from kernels.collectives import Joins
 from kernels.ops import Gate, Ops
 from kernels.packed import Weight, joined
 from kernels.rounding import Activations

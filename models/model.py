@@ -1,14 +1,14 @@
 """The forward pass of every supported family: a pre-norm decoder over packed tokens and a paged KV cache.
 
 Everything that differs between families is data in ModelSpec. Nothing here knows ranks, requests or phases: sizes come from the
-tensors that the checkpoint gives, and where ranks meet stands in `kernels.joins`."""
+tensors that the checkpoint gives, and where ranks meet stands in `kernels.collectives`."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.joins import ONE_RANK, Joins
+from kernels.collectives import ONE_RANK, Joins
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
 from models.attention import Step
 from models.layer import Layer, add_and_norm, read_norm
@@ -38,7 +38,7 @@ class Model:
         self._read_ends(checkpoint)
         num_experts = 0 if spec.moe is None else spec.moe.num_experts
         self.expert_load = torch.zeros(len(self.layers), num_experts, dtype=torch.int64, device=device)
-        """How often each of `layers` has chosen each expert, since its reader (engine/expert_load.py) last set it to zero."""
+        """How often each of `layers` has chosen each expert, since its reader (expert_load.py) last set it to zero."""
         self._layers = [
             Layer(spec, index, checkpoint, load, ops, joins)
             for index, load in zip(self.layers, self.expert_load, strict=True)

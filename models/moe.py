@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.joins import Joins
+from kernels.collectives import Joins
 from kernels.ops import Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import Step
@@ -41,7 +41,7 @@ class Moe:
             name = f"{router}.e_score_correction_bias"
             self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
         self.held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
-        """In the slots of this rank. Between steps others may be put there (`kernels.joins` sends rows accordingly)."""
+        """In the slots of this rank. Between steps others may be put there (`kernels.collectives` sends rows accordingly)."""
         self._down_bias = None
         if moe.by_turns:
             biases = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from core.errors import UnsupportedModel
-from kernels.joins import ONE_RANK, Joins
+from kernels.collectives import ONE_RANK, Joins
 from kernels.select import Kernels, select_ops
 from models.attention_cases import attention_cases
 from models.families import read_spec

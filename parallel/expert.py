@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.joins import LocalExperts
+from kernels.collectives import LocalExperts
 from parallel.balance import Placement
 from parallel.comm import Comm
 from parallel.plans import even_part
 
 
 class Spread:
-    """`kernels.joins.Joins.experts` over the ranks `all_ranks`, of which those of `same_rows` have the same rows.
+    """`kernels.collectives.Joins.experts` over the ranks `all_ranks`, of which those of `same_rows` have the same rows.
 
     `sum_parts` adds up what tensor-parallel ranks have of an expert."""
 

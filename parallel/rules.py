@@ -1,7 +1,7 @@
 """Which part of a checkpoint's tensor a rank holds, by the tensor's name. Pure.
 
 A tensor that no rule matches, or more than one, is an error: nobody guesses how an unknown matrix may be cut. Models know
-nothing of this; they work with what they get (kernels/joins.py says where ranks meet)."""
+nothing of this; they work with what they get (kernels/collectives.py says where ranks meet)."""
 
 import re
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ from math import inf
 
 from core.steps import chunk_pairs
 from core.types import Slo
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.cost import StepCost
 
 _NUM_CHECKS = 24

@@ -69,7 +69,7 @@ class StepCost:
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         """With stages: as many micro-batches as there are stages pass through them, each behind the one before; the first of a
-        step waits for the last of the step before (`engine.ranks.stage`: of 2 stages each was idle for 37 %, here it is 33 %)."""
+        step waits for the last of the step before (`pipeline_stage`: of 2 stages each was idle for 37 %, here it is 33 %)."""
         compute_s = num_tokens / self.tokens_per_s + num_pairs * self.pair_s
         context_s = context_tokens * self.kv_token_read_s
         if self.stages == 1:

@@ -10,7 +10,7 @@ from core.types import Slo
 from sim.baselines.sarathi import token_budget
 from sim.baselines.table import Entry
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import simulate
 from sim.report import attainment, served_coarsely

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.types import Slo
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.world import CoarseOutcome
 from sim.run import Arrival, Outcome
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.frontend import Frontend
-from cluster.instance import Instance, Parts, Role
-from cluster.routing import GlobalScheduler
-from cluster.scheduler_node import SchedulerNode
+from cluster.ingress.frontend import Frontend
+from cluster.instance.instance import Instance, Parts, Role
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_node import SchedulerNode
 from core.config import ClusterConfig, load
 from core.errors import Overloaded, ReplicaLost, RequestError
 from core.kv import KVLayout, KVShard

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from baton.cli.ray_program import run_ray
 from baton.cli.yaml_file import read_yaml
-from cluster.deploy.rest import ServeRest
 from cluster.deploy.rollout import with_stamps
 from cluster.deploy.serve_file import check_serve_file
+from cluster.deploy.serve_rest import ServeRest
 
 console = Console(stderr=True, highlight=False)
 DASHBOARD = "http://127.0.0.1:8265"

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.yaml_file import read_yaml
-from cluster.deploy.bundles import most_kv_bytes
-from cluster.preflight.fabric import LocalNode, check_as_rank, check_fabric
+from cluster.deploy.rank_bundles import most_kv_bytes
+from cluster.preflight.collective_check import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Finding, Verdict
-from cluster.preflight.host import check_host
+from cluster.preflight.node_checks import check_host
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config import ClusterConfig, load
 

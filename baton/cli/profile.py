@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from core.config import load
 from core.steps import chunk_pairs
-from engine.measure import Piece, StepMeter
+from engine.execution.step_meter import Piece, StepMeter
 from models.hub import resolve
 from sim.profile import Sample, as_profile, fit
 

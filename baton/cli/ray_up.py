@@ -13,7 +13,7 @@ from rich.console import Console
 from baton.cli.deploy import DASHBOARD
 from baton.cli.ray_program import run_ray
 from baton.cli.yaml_file import read_yaml
-from cluster.deploy.rest import ServeRest, summarize
+from cluster.deploy.serve_rest import ServeRest, summarize
 from core.errors import ConfigError
 
 console = Console(stderr=True, highlight=False)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.recording import replay as replay_file
+from cluster.scheduler.recorded_scheduler import replay as replay_file
 
 
 def replay(

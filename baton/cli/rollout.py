@@ -9,9 +9,9 @@ from rich.console import Console
 
 from baton.cli.deploy import DASHBOARD
 from baton.cli.ray_program import run_ray
-from cluster.deploy.rest import ServeRest
 from cluster.deploy.rollout import ORDER
 from cluster.deploy.rollout import rollout as roll
+from cluster.deploy.serve_rest import ServeRest
 
 console = Console(stderr=True, highlight=False)
 

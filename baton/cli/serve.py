@@ -13,9 +13,9 @@ from rich.console import Console
 from baton.cli.yaml_file import read_yaml
 from baton.own_tree import check_own_tree
 from cluster.deploy.launch import serve_cluster
-from cluster.deploy.logs import configure_logging
+from cluster.deploy.process_logs import configure_logging
+from cluster.ingress.model_card import ModelCard, read_model_card
 from cluster.local import serve_local
-from cluster.model_card import ModelCard, read_model_card
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 

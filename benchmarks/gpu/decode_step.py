@@ -23,10 +23,10 @@ from benchmarks.gpu.session import begin, parser, write
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
-from engine.capture import CudaCapture, again
-from engine.graphs import DecodeGraphs
-from engine.mirror import MirroredPool
-from engine.runner import Runner
+from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.graph_capture import CudaCapture, again
+from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.runner import Runner
 from kernels.triton.ops import triton_ops
 from kernels.triton.platform import INTERPRETED
 from models.families import read_spec

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.cases import SMOKE, Case, Sizes
-from kernels.moe import route as torch_route
 from kernels.ops import ScaledKV
 from kernels.packed import FourBit
 from kernels.rounding import Rounding
 from kernels.routing import Routing
+from kernels.torch.experts import route as torch_route
 from kernels.triton import rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.fixed_decode import TritonFixedDecode

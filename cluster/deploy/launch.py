@@ -16,9 +16,9 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from cluster.deploy.app import build_application
-from cluster.deploy.bundles import no_room
-from cluster.deploy.keys import cluster_key
+from cluster.deploy.cluster_key import cluster_key
+from cluster.deploy.rank_bundles import no_room
+from cluster.deploy.serve_app import build_application
 from core.config import ClusterConfig
 from core.errors import ConfigError
 

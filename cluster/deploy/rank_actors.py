@@ -19,16 +19,16 @@ import ray.util
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.deploy.bundles import Share, shares
-from cluster.instance import Role
-from cluster.keepers.keeper import serve_keeper
-from cluster.keepers.wire import KeeperSetup
-from cluster.real_parts import Placement
+from cluster.deploy.rank_bundles import Share, shares
+from cluster.instance.instance import Role
+from cluster.instance.real_parts import Placement
+from cluster.instance.remote_memory.memory_messages import KeeperSetup
+from cluster.instance.remote_memory.memory_server import serve_keeper
 from core.config import ClusterConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost
-from engine.ranks.process import serve_instance
 from engine.ranks.rank import Rank, Spawner, rank_name
-from engine.ranks.wire import RankSetup
+from engine.ranks.rank_messages import RankSetup
+from engine.ranks.rank_process import serve_instance
 from net.channel import Channel, Identity, Listener, connect
 from parallel.mesh import Mesh
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from cluster.deploy.rest import ServeRest
+from cluster.deploy.serve_rest import ServeRest
 from core.errors import ConfigError
 
 ORDER = ("PrefillPool", "DecodePool", "Scheduler", "Ingress")
 _STAMP: Final = "BATON_ROLLOUT"
 _AS_BUILT: Final = "BATON_ROLLOUT_AS_BUILT"
-"""Set where the options beside the stamp are those of `cluster.deploy.app`, since the file said nothing of them."""
+"""Set where the options beside the stamp are those of `serve_app`, since the file said nothing of them."""
 _REPLACES_ALL: Final = ("import_path", "runtime_env", "args")
 """Where one of these changes, Serve takes it for other code, and replaces all replicas of the application."""
 

@@ -11,11 +11,11 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
-from cluster.deploy.bundles import check_overrides
+from cluster.deploy.rank_bundles import check_overrides
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 
-BUILDER = "cluster.deploy.app:build"
+BUILDER = "cluster.deploy.serve_app:build"
 _DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")
 
 

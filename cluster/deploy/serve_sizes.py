@@ -1,7 +1,7 @@
 """The pools' sizes as Ray Serve keeps them: changed in place, so that nothing is deployed again and nothing else restarts.
 
 Serve starts replicas where Ray has room (and Ray's autoscaler, `ray up`'s or KubeRay's, makes room for those that wait), and lets
-a replica that it ends drain first (`cluster.deploy.pools`)."""
+a replica that it ends drain first (`pool_deployments`)."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ import ray
 from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from cluster.scaling import PoolName
+from cluster.scheduler.scaling.scaler import PoolName
 
 _DEPLOYMENTS: dict[PoolName, str] = {"prefill": "PrefillPool", "decode": "DecodePool"}
 
 
 class ServeSizes:
-    """cluster.autoscaler.PoolSizes. `app` must be deployed with `external_scaler_enabled`, or Serve refuses to change it."""
+    """The autoscaler's `PoolSizes`. `app` must be deployed with `external_scaler_enabled`, or Serve refuses to change it."""
 
     def __init__(self, app: str) -> None:
         self._app = app

@@ -11,10 +11,10 @@ import ray
 import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.deploy.bundles import no_room
-from cluster.preflight.fabric import run_rank_here
+from cluster.deploy.rank_bundles import no_room
+from cluster.preflight.collective_check import run_rank_here
 from cluster.preflight.findings import Finding, Verdict, judge_clock
-from cluster.preflight.host import check_host
+from cluster.preflight.node_checks import check_host
 from core.config import ClusterConfig
 
 _START_S = 60.0
@@ -41,7 +41,7 @@ class _Probe:
 
 
 class RayNode:
-    """cluster.preflight.fabric.Node. The probe ends with this object."""
+    """cluster.preflight.collective_check.Node. The probe ends with this object."""
 
     def __init__(self, name: str, node_id: str, resources: Mapping[str, float]) -> None:
         """`resources`: all that it has for Ray, used or not."""

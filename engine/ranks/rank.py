@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import ConfigError, ReplicaLost
-from engine.ranks.wire import FROM_RANK, RankFailed, RankSetup, Ready, frame, read_frame
+from engine.ranks.rank_messages import FROM_RANK, RankFailed, RankSetup, Ready, frame, read_frame
 
 
 class Rank(Protocol):

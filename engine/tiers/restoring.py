@@ -1,6 +1,6 @@
 """When a request comes whose prefix lies in a lower tier, its blocks are read first; then it goes on like any other.
 
-With a gate (`engine/tiers/gate.py`) it goes on while they are being copied into the device's pool, layer by layer; without one,
+With a gate (`layer_gate.py`) it goes on while they are being copied into the device's pool, layer by layer; without one,
 when they are there. What is damaged is noticed as it is read, before anything is computed from it: the prefix ends there."""
 
 import asyncio
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from core.errors import RequestError
 from core.reports import TierCounts
 from core.types import Request
-from engine.dp_scheduler import Planner
-from engine.ledger import Restore
-from engine.tiers.digests import child_digest, prefix_digests, root_digest
-from engine.tiers.gate import Fill, LayerGate
-from engine.tiers.store import TierStore
+from engine.planning.block_ledger import Restore
+from engine.planning.dp_scheduler import Planner
+from engine.tiers.block_digests import child_digest, prefix_digests, root_digest
+from engine.tiers.layer_gate import Fill, LayerGate
+from engine.tiers.tier_store import TierStore
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.attention.case import Attend, Case, StepKind
 from kernels.ops import AttentionMeta
-from kernels.paged import PagedAttention
+from kernels.torch.paged_attention import PagedAttention
 
 Lens = Sequence[tuple[int, int]]
 """Of each sequence its query tokens and its context, these included."""

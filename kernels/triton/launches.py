@@ -1,4 +1,4 @@
-"""One launch of every kernel, at the shapes of an 8-billion-parameter model, for `kernels.triton.aot` to compile."""
+"""One launch of every kernel, at the shapes of an 8-billion-parameter model, for `aot` to compile."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
-from kernels.ref import no_rounding, reference_ops
 from kernels.rounding import rounding_of
+from kernels.torch.reference import no_rounding, reference_ops
 from kernels.triton import gemm
 from kernels.triton.activation import gated_rounded, gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention

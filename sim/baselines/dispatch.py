@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.events import Arrived, Event, Send
-from cluster.fleet import Member, Promise
-from cluster.prefix_index import PrefixIndex
-from cluster.scoring import Ask, Choice
+from cluster.scheduler.fleet.member import Member, Promise
+from cluster.scheduler.fleet.prefix_index import PrefixIndex
+from cluster.scheduler.placement.placement_policy import Ask, Choice
+from cluster.scheduler.scheduler_events import Arrived, Event, Send
 from core.config import ScheduleConfig
 from core.kv import num_blocks_for
 from core.messages import Finished, Place, Placed, Rejected

@@ -6,8 +6,8 @@ and the decode pool by decode blocks alone (overlap weight 0)."""
 
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from core.kv import num_blocks_for
 from sim.baselines.dispatch import Offer, decodes, prefills
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 

@@ -6,8 +6,8 @@ kv-cache-utilization-scorer 1: share of free blocks. The prefill and the decode 
 import random
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 

@@ -7,8 +7,8 @@ need moves between prefill instances, which the simulated runtime has not."""
 
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from sim.baselines.dispatch import Offer, decodes, prefills
 from sim.baselines.predict import tpot_s, ttft_s
 

@@ -6,8 +6,8 @@ of its own tier. An instance that has become idle leaves its tier."""
 
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from sim.baselines.dispatch import Offer, decodes
 from sim.baselines.predict import tpot_s, ttft_s
 

@@ -5,8 +5,8 @@ Load is the number of requests for decode, and prompt tokens to be computed for 
 import random
 from collections.abc import Callable, Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 

@@ -2,8 +2,8 @@
 
 from math import ceil
 
-from cluster.fleet import Member
-from cluster.scoring import Ask
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Ask
 
 
 def prefill_s(member: Member, num_tokens: int) -> float:

@@ -9,9 +9,9 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.prefix_index import PrefixIndex
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.prefix_index import PrefixIndex
+from cluster.scheduler.placement.placement_policy import Choice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 

@@ -6,8 +6,8 @@ Between instances: the least predicted work, counting only what of the prompt is
 
 from collections.abc import Sequence
 
-from cluster.fleet import Member
-from cluster.scoring import Choice
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Choice
 from core.steps import chunk_pairs
 from sim.baselines.dispatch import Offer, decodes
 from sim.cost import StepModel

@@ -5,7 +5,7 @@ Invariant: `context` is the sum of known tokens over the batch after `steps` dec
 import heapq
 from collections.abc import Iterator
 
-from sim.coarse.sequence import Stay
+from sim.coarse.simulated_sequence import Stay
 
 MAX_STRETCH = 4096
 """Steps that are taken at once, at most."""

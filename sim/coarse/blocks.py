@@ -5,11 +5,11 @@ To them a block of the simulation is one token. Invariant: who has blocks is in 
 from collections.abc import Callable, Sequence
 
 from core.kv import hash_chain, num_blocks_for
-from engine.blocks import BlockPool
-from engine.eviction import HitDensity
-from engine.ledger import BlockLedger
-from engine.radix import RadixCache
-from sim.coarse.sequence import Stay
+from engine.cache.block_pool import BlockPool
+from engine.cache.eviction_policy import HitDensity
+from engine.cache.radix_cache import RadixCache
+from engine.planning.block_ledger import BlockLedger
+from sim.coarse.simulated_sequence import Stay
 
 _FINE_BLOCK_TOKENS = 16
 """A production block: each running sequence keeps one free."""

@@ -1,4 +1,4 @@
-"""One instance of the coarse simulation: composes steps as `engine.scheduler` does, and takes equal decode steps in one stretch.
+"""One instance of the coarse simulation: composes steps as `step_scheduler` does, and takes equal decode steps in one stretch.
 
 Production: block pool, prefix tree, eviction and ledger (`sim.coarse.blocks`), the worker policy. Modelled: the order in which a
 step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the hand-over (layers
@@ -14,13 +14,13 @@ from typing import Protocol
 from core.ports import SchedulerPolicy
 from core.reports import LoadReport, Register
 from core.steps import chunk_pairs
-from engine.sequence import Sequence
+from engine.planning.sequence import Sequence
 from sim.coarse.batch import DecodeBatch
 from sim.coarse.blocks import Blocks
+from sim.coarse.burst import Stretch, decoding_stretch
 from sim.coarse.config import DeviceConfig
 from sim.coarse.outlink import OutLink
-from sim.coarse.sequence import Job, Rate, Stay
-from sim.coarse.stretch import Stretch, decoding_stretch
+from sim.coarse.simulated_sequence import Job, Rate, Stay
 
 _FINE_BLOCK_TOKENS = 16
 """A production block: a prompt lacking no more is computed where it is decoded."""

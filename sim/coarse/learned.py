@@ -3,7 +3,7 @@
 import random
 
 from core.steps import StepModels, chunk_pairs
-from engine.stepfit import StepFit
+from engine.planning.step_time_fit import StepFit
 from sim.cost import StepModel
 
 _NUM_STEPS = 300

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from core.kv import block_hashes, num_blocks_for
 from core.types import Request, SamplingParams, Slo
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.workload import Row
 
 

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cluster.events import Arrived, Event, Send, Tick
-from cluster.routing import GlobalScheduler
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_events import Arrived, Event, Send, Tick
 from core.config import ScheduleConfig
 from core.messages import Finished, Place, Placed, Rejected
 from core.ports import SchedulerPolicy
 from core.reports import Register
-from decode.policy import HeadroomPolicy
-from prefill.policy import DeadlinePolicy
+from decode.headroom_policy import HeadroomPolicy
+from prefill.deadline_policy import DeadlinePolicy
 from sim.coarse.config import DeviceConfig
 from sim.coarse.device import Device
 from sim.coarse.learned import learned
-from sim.coarse.sequence import Job, Stay
+from sim.coarse.simulated_sequence import Job, Stay
 from sim.cost import LinkCost, StepCost, StepModel
 from sim.run import HOST, SETTLE_S, STAGGER_S
 

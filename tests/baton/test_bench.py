@@ -17,7 +17,7 @@ from baton.bench.report import draw, write_json
 from baton.bench.sse import SseReader
 from baton.bench.traces import RateWindow, read_rate_curve, read_trace
 from baton.bench.workload import Job, curve_arrivals, from_trace, poisson_arrivals, synthetic
-from cluster.api.server import HttpServer
+from cluster.ingress.api.http_server import HttpServer
 from core.errors import ConfigError
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"

@@ -3,7 +3,7 @@
 import pytest
 
 from baton import LLM, SamplingParams
-from engine.tiers.gate import LayerGate
+from engine.tiers.layer_gate import LayerGate
 
 pytestmark = pytest.mark.slow
 

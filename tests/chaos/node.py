@@ -26,12 +26,12 @@ from typing import Any
 
 import msgpack
 
-from cluster.frontend import Frontend
-from cluster.instance import Instance, Parts, Role
-from cluster.pool_access import remote_access
-from cluster.routing import GlobalScheduler
-from cluster.scheduler_node import SchedulerNode
-from cluster.scoring import CostModel, CostPolicy
+from cluster.ingress.frontend import Frontend
+from cluster.instance.instance import Instance, Parts, Role
+from cluster.instance.pool_access import remote_access
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.placement.cost_policy import CostModel, CostPolicy
+from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.kv import RankPool
@@ -39,10 +39,10 @@ from core.messages import RegionKey
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
 from core.types import Request, SamplingParams
-from engine.group import InlineGroup
-from engine.tiers import disk
-from engine.tiers.build import build_tiers
-from engine.tiers.gate import LayerGate
+from engine.execution.inline_group import InlineGroup
+from engine.tiers import disk_tier
+from engine.tiers.build_tiers import build_tiers
+from engine.tiers.layer_gate import LayerGate
 from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
 from kvtransfer.transport import pull, tcp
@@ -257,7 +257,7 @@ class Node:
             case {"do": "corrupt", "frames": frames}:
                 FAULTS.corrupt = frames
             case {"do": "full disk"}:
-                disk.os.pwritev = no_space  # type: ignore[assignment]
+                disk_tier.os.pwritev = no_space  # type: ignore[assignment]
             case {"do": "slow", "write_s": write_s}:
                 FAULTS.write_s = write_s
             case {"do": "generate", "id": name, "prompt": prompt, "max_tokens": max_tokens}:

@@ -2,7 +2,7 @@
 
 import torch
 
-from cluster.media import MEDIA
+from cluster.instance.pull_media import MEDIA
 from tests.chaos.node import main
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import httpx
 import ray
 from ray import serve
 
-from cluster.deploy.kube.groups import offered_resources
-from cluster.deploy.rest import ServeRest
+from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.serve_file import check_serve_file
+from cluster.deploy.serve_rest import ServeRest
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
 from tests.deploy.ray_nodes import actors_here, ray_of_nodes
 

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import yaml
 
-from cluster.deploy.bundles import Share, shares
-from cluster.deploy.kube.groups import offered_resources
+from cluster.deploy.kube.worker_groups import offered_resources
+from cluster.deploy.rank_bundles import Share, shares
 from core.config import ClusterConfig, overlay
 from tests.charts.rendering import (
     CHART,

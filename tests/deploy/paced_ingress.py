@@ -9,16 +9,16 @@ from collections.abc import AsyncGenerator
 
 import uvloop
 
-from cluster.api.access import Access
-from cluster.api.app import create_app
-from cluster.api.draining import drain
-from cluster.api.params import ApiSettings
-from cluster.api.server import HttpServer
-from cluster.observers import make_observers
+from cluster.ingress.api.access import Access
+from cluster.ingress.api.draining import drain
+from cluster.ingress.api.http_app import create_app
+from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.observers import make_observers
 from core.reports import Status
 from core.types import FinishReason, Request, TokenOut
-from tests.cluster.api.fakes import END, NAME, ByteTokenizer
-from tests.cluster.api.harness import OPEN
+from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer
+from tests.cluster.ingress.api.harness import OPEN
 
 _LONGEST_S = 30.0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from baton.bench.sse import DONE, SseReader
-from tests.cluster.api.fakes import NAME
+from tests.cluster.ingress.api.fakes import NAME
 
 _STAGGER_S = 0.05
 """Loops begin one after another: at any moment streams are in every stage."""

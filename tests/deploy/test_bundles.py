@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.deploy.app import build_application
-from cluster.deploy.bundles import Share, bundles_of, most_kv_bytes, no_room, shares
 from cluster.deploy.launch import Cluster
+from cluster.deploy.rank_bundles import Share, bundles_of, most_kv_bytes, no_room, shares
+from cluster.deploy.serve_app import build_application
 from cluster.deploy.serve_file import check_serve_file
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
@@ -132,7 +132,7 @@ def serve_file(**deployment: Any) -> dict[str, Any]:
     args = {"decode": {"tp": 2, "pp": 2}}
     application = {
         "name": "baton",
-        "import_path": "cluster.deploy.app:build",
+        "import_path": "cluster.deploy.serve_app:build",
         "route_prefix": None,
         "args": args,
         "deployments": [{"name": "DecodePool", **deployment}],

@@ -12,7 +12,7 @@ import ray.util
 from ray.exceptions import RayActorError
 
 from cluster.deploy.rank_actors import dial, meet, rank_actors
-from cluster.real_parts import Placement
+from cluster.instance.real_parts import Placement
 from core.config import load
 from core.errors import ConfigError, ProtocolError, ReplicaLost
 from parallel.mesh import Mesh

@@ -25,7 +25,7 @@ def details(config: dict[str, Any] | None) -> dict[str, Any]:
 def config() -> dict[str, Any]:
     return {
         "name": "baton",
-        "import_path": "cluster.deploy.app:build",
+        "import_path": "cluster.deploy.serve_app:build",
         "args": {"decode_instances": 2},
         "deployments": [{"name": "DecodePool", "num_replicas": 3}],
     }

@@ -43,7 +43,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("applications.0.deployments.0.num_replicas", -1, "num_replicas"),
         ("applications.0.args.prefil_instances", 1, "prefil_instances"),
         ("applications.0.args.serve.prot", 1, "serve.prot"),
-        ("applications.0.import_path", "cluster.deploy.app.build", "cluster.deploy.app:build"),
+        ("applications.0.import_path", "cluster.deploy.serve_app.build", "cluster.deploy.serve_app:build"),
         ("proxy_location", "EveryNode", "proxy_location"),
         ("applications.0.deployments.0.name", "DecodePol", "DecodePol"),
         ("applications.0.deployments", [{"name": "Scheduler", "num_replicas": 2}], "serve.schedulers 1"),

@@ -15,8 +15,8 @@ import psutil
 import ray
 from ray import serve
 
-from cluster.deploy.rest import ServeRest
 from cluster.deploy.serve_file import check_serve_file
+from cluster.deploy.serve_rest import ServeRest
 from tests.deploy.ray_nodes import actors_here, ray_of_nodes
 from tests.e2e.cluster_process import ROOT, free_port
 
@@ -37,7 +37,7 @@ def serve_content(model: str, port: int) -> dict[str, Any]:
         "placement_group_bundles": [{"CPU": 0.25, "prefill": 1}] * 2,
         "placement_group_strategy": "PACK",
     }
-    application = {"name": "baton", "import_path": "cluster.deploy.app:build", "route_prefix": None}
+    application = {"name": "baton", "import_path": "cluster.deploy.serve_app:build", "route_prefix": None}
     return {
         "proxy_location": "Disabled",
         "applications": [application | {"args": args, "deployments": [prefill]}],

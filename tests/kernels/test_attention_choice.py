@@ -18,7 +18,7 @@ from kernels.attention.installed import load_backend
 from kernels.attention.remembered import Choice, ChoiceFile
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import Lens, device_timer, make_step, run
-from kernels.paged import PagedAttention
+from kernels.torch.paged_attention import PagedAttention
 
 CPU = torch.device("cpu")
 CASE = Case(4, 2, 8, 4, torch.float32, 0.5)

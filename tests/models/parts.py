@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from kernels.joins import ONE_RANK, Joins, LocalExperts
+from kernels.collectives import ONE_RANK, Joins, LocalExperts
 from models.weights import Cut
 
 T = TypeVar("T")

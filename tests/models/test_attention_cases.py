@@ -16,7 +16,7 @@ from kernels.attention.flashinfer import FlashInferAttention
 from kernels.attention.remembered import ChoiceFile
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import device_timer
-from kernels.ref import reference_ops
+from kernels.torch.reference import reference_ops
 from models import registry
 from models.attention_cases import attention_cases
 from models.families import read_spec

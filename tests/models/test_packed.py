@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from core.errors import UnsupportedModel
-from engine.dims import dims_of, rules_of
-from kernels.joins import ONE_RANK, Joins
+from engine.execution.model_dims import dims_of, rules_of
+from kernels.collectives import ONE_RANK, Joins
 from kernels.packed import EightBit, FourBit, Kind
-from kernels.ref import reference_ops
+from kernels.torch.reference import reference_ops
 from models.families import read_spec
 from models.model import Model
 from models.weights import Checkpoint, Shard, whole

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from core.errors import UnsupportedModel
-from engine.dims import dims_of, rules_of
+from engine.execution.model_dims import dims_of, rules_of
 from models.quantisation import Quantisation
 from models.registry import load_model
 from models.weights import Checkpoint

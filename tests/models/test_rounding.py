@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kernels import ref
 from kernels.ops import Ops
 from kernels.packed import EightBit, Weight
 from kernels.rounding import Activations, Rounded, round_to, rounding_of
+from kernels.torch import reference
 from models.families import read_spec
 from models.model import Model
 from models.weights import Checkpoint, whole
@@ -25,9 +25,9 @@ class Rounding8:
     def __init__(self, early: bool) -> None:
         self.given: list[Rounded] = []
         self.num_later = 0
-        rounds = rounding_of if early else ref.no_rounding
+        rounds = rounding_of if early else reference.no_rounding
         keeps = frozenset(("float8", "int8"))
-        self.ops: Ops = replace(ref.reference_ops(), keeps=keeps, rounds=rounds, linear=self._linear)
+        self.ops: Ops = replace(reference.reference_ops(), keeps=keeps, rounds=rounds, linear=self._linear)
 
     def _linear(self, x: Activations, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         if isinstance(x, Rounded):
@@ -36,7 +36,7 @@ class Rounding8:
         elif (how := rounding_of(weight)) is not None:
             self.num_later += 1
             x = round_to(x, how)
-        return ref.linear(x, weight, bias)
+        return reference.linear(x, weight, bias)
 
 
 def logits(folder: Path, ops: Ops) -> tuple[torch.Tensor, Model]:

@@ -1,18 +1,18 @@
 """Ranks for many servers in a row: forked from a process that has loaded torch and the models' code once.
 
-From its first word on such a rank is what a child of an instance is (`engine/ranks/process.py`)."""
+From its first word on such a rank is what a child of an instance is (`engine/ranks/rank_process.py`)."""
 
 import multiprocessing
 import os
 import socket
 from collections.abc import Sequence
 
-from engine.ranks.process import serve_instance
 from engine.ranks.rank import Rank, rank_name
-from engine.ranks.wire import RankSetup
+from engine.ranks.rank_messages import RankSetup
+from engine.ranks.rank_process import serve_instance
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["engine.ranks.process"])
+_CONTEXT.set_forkserver_preload(["engine.ranks.rank_process"])
 
 
 class ForkedRank:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import psutil
 
-from cluster.instance import Parts, Role
-from cluster.keepers.wire import KeeperSetup
+from cluster.instance.instance import Parts, Role
+from cluster.instance.real_parts import Placement, remote_parts
+from cluster.instance.remote_memory.memory_messages import KeeperSetup
 from cluster.local import LocalCluster
-from cluster.real_parts import Placement, remote_parts
 from core.config import ClusterConfig, TransferConfig
+from engine.ranks.child_ranks import Child, start_children
 from engine.ranks.rank import Rank, Spawner
-from engine.ranks.spawn import Child, start_children
 from net.mail import TcpMail
 from parallel.mesh import Mesh
 

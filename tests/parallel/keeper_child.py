@@ -10,7 +10,7 @@ from kvtransfer.transport import shm
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     shm.host_id = lambda: sys.argv[2]
-    from cluster.keepers.keeper import serve_keeper
+    from cluster.instance.remote_memory.memory_server import serve_keeper
     from core.config import TransferConfig
 
     transfer = TransferConfig.model_validate_json(sys.argv[3])

@@ -15,12 +15,12 @@ from typing import Any
 
 import openai
 
-from cluster.api.factory import build_app
-from cluster.api.live import LiveRules
-from cluster.api.server import HttpServer
+from cluster.ingress.api.api_factory import build_app
+from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.api.live_rules import LiveRules
+from cluster.ingress.model_card import read_model_card
+from cluster.ingress.observers import make_observers
 from cluster.local import LocalCluster
-from cluster.model_card import read_model_card
-from cluster.observers import make_observers
 from core.config import ClusterConfig, load
 from models.tokenizer import load_tokenizer
 from parallel.mesh import Mesh

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from core.kv import KVShard
-from engine.dims import dims_of
-from engine.ranks.build import load_part
+from engine.execution.model_dims import dims_of
+from engine.ranks.model_part import load_part
 from kernels.ops import AttentionMeta
 from models.families import read_spec
 from parallel.balance import first_placement, place

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.memory import take_memory
+from cluster.instance.shared_memory import take_memory
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError, ReplicaLost
-from engine.build import size_pool
-from engine.ranks.group import ProcessGroup
-from engine.ranks.spawn import start_children
-from engine.ranks.start import setups_of
-from engine.ranks.wire import RankSetup
+from engine.execution.build_group import size_pool
+from engine.ranks.child_ranks import start_children
+from engine.ranks.process_group import ProcessGroup
+from engine.ranks.rank_messages import RankSetup
+from engine.ranks.start_ranks import setups_of
 from parallel.mesh import Mesh
 from tests.parallel.test_served import checkpoint, ranks
 
@@ -57,8 +57,8 @@ HOST = """
     import asyncio, sys
     from pathlib import Path
     from parallel.mesh import Mesh
-    from engine.ranks.group import ProcessGroup
-    from engine.ranks.spawn import start_children
+    from engine.ranks.process_group import ProcessGroup
+    from engine.ranks.child_ranks import start_children
     from tests.parallel.test_ranks import setups
 
     async def main():

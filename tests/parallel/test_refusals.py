@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.model_card import read_model_card
+from cluster.ingress.model_card import read_model_card
 from core.config import load
 from core.errors import ConfigError
 

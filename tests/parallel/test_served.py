@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from cluster.instance import Instance
+from cluster.instance.instance import Instance
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams
@@ -94,7 +94,7 @@ EXPERT_MESHES = [
 
 def ranks() -> list[psutil.Process]:
     """Of all instances, in the order in which they were started; those of the prefill instance are the last."""
-    return [child for child in psutil.Process().children() if "engine.ranks.process" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "engine.ranks.rank_process" in child.cmdline()]
 
 
 async def failed_after_s(instance: Instance) -> float:

@@ -46,7 +46,7 @@ def smallest(family: str, axis: str) -> Pair:
 async def test_answers_over_http_equal_transformers(
     family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.ranks.spawn.start_children", start_forked)
+    monkeypatch.setattr("engine.ranks.child_ranks.start_children", start_forked)
     prompts, want = prepare(family, tmp_path)
     found = await serve(smallest(family, axis), tmp_path, prompts, want)
     assert is_right(found), found

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from core.errors import ProtocolError, ReplicaLost
-from engine.ranks.store import StoreServer, join
-from engine.ranks.wire import Meeting
+from engine.ranks.rank_messages import Meeting
+from engine.ranks.rendezvous import StoreServer, join
 from tests.parallel.test_comm import in_order, sums
 from tests.parallel.world import World
 

@@ -11,8 +11,8 @@ from core.errors import RequestError
 from core.kv import KVLayout, KVShard
 from core.messages import Commit, Drained, Grant, Message, PrefillFailed, RegionKey
 from core.types import Request, TokenOut
-from engine.ledger import Reservation
-from prefill.worker import PrefillWorker
+from engine.planning.block_ledger import Reservation
+from prefill.prefill_worker import PrefillWorker
 
 SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
 NUM_BLOCKS = 8

@@ -14,10 +14,10 @@ from core.config import EngineConfig
 from core.kv import KVShard
 from core.plan import StepPlan, StepResult
 from core.types import Request, SamplingParams
-from engine.kvpool import KVPool
-from engine.policy import FifoPolicy
-from engine.runner import Runner
-from engine.scheduler import StepScheduler
+from engine.execution.kv_pool import KVPool
+from engine.execution.runner import Runner
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.step_scheduler import StepScheduler
 from models.model import Model
 from models.registry import load_model
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make

@@ -10,9 +10,9 @@ from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
-from engine.dp_scheduler import make_planner
-from engine.policy import FifoPolicy
-from engine.ranks.share import share_of
+from engine.planning.dp_scheduler import make_planner
+from engine.planning.fifo_policy import FifoPolicy
+from engine.ranks.rank_share import share_of
 
 
 def next_token(tokens: list[int]) -> int:

@@ -23,7 +23,7 @@ from core.config import TransferConfig
 from core.kv import RankPool
 from core.messages import ChunkDone, Message, PrefillAssigned, Submit
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
-from decode.worker import DecodeWorker
+from decode.decode_worker import DecodeWorker
 from kvtransfer.inbox import Inbox
 from kvtransfer.memory import OwnMemory
 from tests.property.grants_world import (

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.limits import Excess, Limits, Meter, go_duration
+from cluster.ingress.tenant_limits import Excess, Limits, Meter, go_duration
 
 steps = st.lists(
     st.tuples(st.floats(0, 20, allow_nan=False), st.integers(1, 40), st.integers(0, 60)),

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
-from cluster.routing import GlobalScheduler
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
 from core.config import ScheduleConfig
 from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned, Rejected
-from tests.cluster.routing_world import ask, instance, report
+from tests.cluster.scheduler.routing_world import ask, instance, report
 
 _NAMES = ("d0", "d1", "p0", "m0")
 _ROLES = {"d0": "d", "d1": "d", "p0": "p", "m0": "pd"}

@@ -3,7 +3,7 @@
 from hashlib import sha256
 
 from core.types import Slo
-from sim.coarse.several import several
+from sim.coarse.multi_scheduler import several
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import CoarseConfig, CoarseOutcome, MakeScheduler, production, simulate
 from tests.sim.random_rows import random_rows

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from cluster.fleet import Member
-from cluster.scoring import Ask
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import Ask
 from core.reports import LoadReport, Register
 from core.steps import StepModel, StepModels
 from core.types import Slo

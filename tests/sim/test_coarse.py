@@ -14,8 +14,8 @@ from core.config import load
 from core.kv import block_hashes
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
-from sim.coarse.sequence import Job
-from sim.coarse.stretch import Stretch
+from sim.coarse.burst import Stretch
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.workload import Load, arriving, jobs
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse

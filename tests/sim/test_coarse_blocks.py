@@ -6,9 +6,9 @@ import pytest
 
 from core.kv import block_hashes
 from core.types import Request, SamplingParams
-from engine.sequence import Sequence
+from engine.planning.sequence import Sequence
 from sim.coarse.blocks import Blocks
-from sim.coarse.sequence import Job, Stay
+from sim.coarse.simulated_sequence import Job, Stay
 
 
 @pytest.mark.parametrize("block_tokens", [64, 512])

@@ -13,7 +13,7 @@ from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.bound import Engine, Needs
 from sim.catalogued import Fleet, engine_of
-from sim.coarse.sequence import Job
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.workload import Load, jobs
 from sim.cost import StepCost
 from sim.goodput import Curve, Window, attained, highest

@@ -5,12 +5,12 @@ from collections import Counter
 
 import pytest
 
-from cluster.roster import SCAN_UP_TO
+from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from core.config import ScheduleConfig
 from core.kv import block_hashes
 from core.types import Request, SamplingParams, Slo
-from sim.coarse.sequence import Job
-from sim.coarse.several import several
+from sim.coarse.multi_scheduler import several
+from sim.coarse.simulated_sequence import Job
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
 from sim.report import attainment, served_coarsely

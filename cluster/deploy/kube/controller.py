@@ -17,9 +17,9 @@ import httpx
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from cluster.deploy.kube.groups import Change, changes, demand, patch
-from cluster.deploy.kube.notices import Instances, Notice
-from cluster.deploy.rest import ServeRest
+from cluster.deploy.kube.instance_events import Instances, Notice
+from cluster.deploy.kube.worker_groups import Change, changes, demand, patch
+from cluster.deploy.serve_rest import ServeRest
 from core.errors import ConfigError
 
 log = logging.getLogger(__name__)

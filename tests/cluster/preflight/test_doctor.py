@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.preflight.fabric import LocalNode, check_as_rank, check_fabric
+from cluster.preflight.collective_check import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Verdict
 from core.errors import ConfigError
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.preflight.findings import Verdict, judge_clock, judge_links
-from cluster.preflight.host import check_host
+from cluster.preflight.node_checks import check_host
 
 
 def verdicts(links: dict[str, float], expected: float = 0.0) -> dict[str, Verdict]:

@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client
 
 from cluster.deploy.kube.controller import Owner, fit, watch
-from cluster.deploy.kube.notices import Instances, Notice
+from cluster.deploy.kube.instance_events import Instances, Notice
 from core.reports import InstanceStatus
 from tests.charts.rendering import cluster_spec, render
 from tests.deploy.kube.fake_api import FakeApi

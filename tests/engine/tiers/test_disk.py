@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from engine.tiers import disk
-from engine.tiers.disk import DiskTier
+from engine.tiers import disk_tier
+from engine.tiers.disk_tier import DiskTier
 
 BLOCK = 5000
 MODEL = b"model".ljust(16)
@@ -81,7 +81,7 @@ def test_a_full_disk_costs_hits_and_then_is_left_alone(open_tier, monkeypatch: p
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "pwritev", full)
+    monkeypatch.setattr(disk_tier.os, "pwritev", full)
     for i in range(1, 40):
         tier.put(digest(i), content(i))
         assert tier.get(digest(i)) is None

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from core.plan import BlockCopy, SeqWork, StepPlan
-from engine.tiers.gate import Fill, GatedSink, LayerGate
+from engine.tiers.layer_gate import Fill, GatedSink, LayerGate
 
 
 class Told:

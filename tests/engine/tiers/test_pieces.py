@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.kv import KVLayout, KVShard, RankPool, lay_out
-from engine.tiers.pieces import BlockPieces
+from engine.tiers.block_pieces import BlockPieces
 from parallel.mesh import Mesh
 from parallel.plans import Dims, part_of
 

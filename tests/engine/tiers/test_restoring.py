@@ -12,15 +12,15 @@ from core.config import EngineConfig
 from core.kv import RankPool
 from core.plan import StepPlan
 from core.types import Request, SamplingParams, TokenOut
-from engine.group import InlineGroup
+from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
-from engine.policy import FifoPolicy
-from engine.scheduler import StepScheduler
-from engine.tiers.build import build_tiers
-from engine.tiers.gate import GatedSink, LayerGate
-from engine.tiers.pieces import BlockPieces
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.step_scheduler import StepScheduler
+from engine.tiers.block_pieces import BlockPieces
+from engine.tiers.build_tiers import build_tiers
+from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
-from engine.tiers.store import TierStore
+from engine.tiers.tier_store import TierStore
 from tests.chaos.witness import SHARD, WitnessRank, undisturbed
 
 NUM_BLOCKS = 40

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import ref
 from kernels.ops import AttentionMeta, ScaledKV
 from kernels.rounding import Rounding, as_floats
+from kernels.torch import reference
 from kernels.triton import activation, norm, rope
 from kernels.triton.quantise import round_to
 
@@ -37,13 +37,13 @@ def quantised_like(got: torch.Tensor, scales: torch.Tensor, want: torch.Tensor) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rms_norm(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, weight = torch.randn(shape, dtype=dtype, device=device), torch.randn(shape[-1], device=device)
-    close(norm.rms_norm(x, weight, 1e-3), ref.rms_norm(x, weight, 1e-3), dtype)
+    close(norm.rms_norm(x, weight, 1e-3), reference.rms_norm(x, weight, 1e-3), dtype)
 
 
 def test_rms_norm_of_some_of_a_projections_heads(device: torch.device) -> None:
     qkv, weight = torch.randn(5, 7, 16, device=device), torch.randn(16, device=device)
     got = norm.rms_norm(qkv[:, 2:5], weight, 1e-6)
-    close(got, ref.rms_norm(qkv[:, 2:5], weight, 1e-6), torch.float32)
+    close(got, reference.rms_norm(qkv[:, 2:5], weight, 1e-6), torch.float32)
     assert got.is_contiguous()
 
 
@@ -54,7 +54,7 @@ def test_the_residual_is_added_in_its_own_precision(device: torch.device, dtype:
     got = norm.add_rms_norm(x, residual, weight, 1e-5)
     truncated = device.type == "cpu" and dtype == torch.bfloat16
     torch.testing.assert_close(residual, want, rtol=2**-7 if truncated else 0, atol=0)
-    close(got, ref.rms_norm(want, weight, 1e-5), dtype)
+    close(got, reference.rms_norm(want, weight, 1e-5), dtype)
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
@@ -65,22 +65,22 @@ def test_rms_norm_rounded(device: torch.device, dtype: torch.dtype, with_residua
     total = x if residual is None else x + residual
     got_total, got = norm.norm_rounded(x, residual, weight, 1e-5, Rounding(dtype))
     torch.testing.assert_close(got_total, total, rtol=0, atol=0)
-    quantised_like(got.values, got.scales, ref.rms_norm(total, weight, 1e-5))
+    quantised_like(got.values, got.scales, reference.rms_norm(total, weight, 1e-5))
 
 
 @pytest.mark.parametrize("size", [7, 1500])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_activations(device: torch.device, size: int, dtype: torch.dtype) -> None:
     x = torch.randn(3, 2 * size, dtype=dtype, device=device) * 2
-    close(activation.silu_mul(x), ref.silu_mul(x.float()), dtype)
-    close(activation.gelu_tanh_mul(x), ref.gelu_tanh_mul(x.float()), dtype)
+    close(activation.silu_mul(x), reference.silu_mul(x.float()), dtype)
+    close(activation.gelu_tanh_mul(x), reference.gelu_tanh_mul(x.float()), dtype)
     assert activation.silu_mul(x[:0]).shape == (0, size)
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
 def test_gated_activations_rounded(device: torch.device, dtype: torch.dtype) -> None:
     x = torch.randn(4, 2 * 90, device=device) * 2
-    for gate, want in (("silu", ref.silu_mul(x)), ("gelu_tanh", ref.gelu_tanh_mul(x))):
+    for gate, want in (("silu", reference.silu_mul(x)), ("gelu_tanh", reference.gelu_tanh_mul(x))):
         got = activation.gated_rounded(x, gate, Rounding(dtype))
         quantised_like(got.values, got.scales, want)
 
@@ -102,10 +102,10 @@ def test_rounding_in_one_go_is_rounding_behind(
     x, wide = torch.randn(rows, 384, device=device), torch.randn(rows, 768, device=device) * 3
     residual, weight = torch.randn(rows, 384, device=device), torch.randn(384, device=device)
     pairs = [
-        (norm.norm_rounded(x, residual.clone(), weight, 1e-5, how)[1], ref.norm_rounded(x, residual, weight, 1e-5, how)[1]),
-        (norm.norm_rounded(x, None, weight, 1e-5, how)[1], ref.norm_rounded(x, None, weight, 1e-5, how)[1]),
-        (activation.gated_rounded(wide, "silu", how), ref.gated_rounded(wide, "silu", how)),
-        (round_to(x, how), ref.round_to(x, how)),
+        (norm.norm_rounded(x, residual.clone(), weight, 1e-5, how)[1], reference.norm_rounded(x, residual, weight, 1e-5, how)[1]),
+        (norm.norm_rounded(x, None, weight, 1e-5, how)[1], reference.norm_rounded(x, None, weight, 1e-5, how)[1]),
+        (activation.gated_rounded(wide, "silu", how), reference.gated_rounded(wide, "silu", how)),
+        (round_to(x, how), reference.round_to(x, how)),
     ]  # fmt: skip
     for got, want in pairs:
         assert got.scales.shape == want.scales.shape == ((rows, 3) if group else (1 if given else rows,))
@@ -123,7 +123,7 @@ def test_rounding_in_one_go_is_rounding_behind(
 def test_rope(device: torch.device, size: int, dtype: torch.dtype) -> None:
     qkv, cos, sin = projection(device, 5, 6, size, dtype)
     heads = qkv.view(5, 6, size)[:, 1:4]
-    close(rope.rope(heads, cos, sin), ref.rope(heads, cos, sin), dtype)
+    close(rope.rope(heads, cos, sin), reference.rope(heads, cos, sin), dtype)
 
 
 def projection(
@@ -153,12 +153,12 @@ def test_rotation_and_kv_write_in_one(
     want_pool = pool.clone()
     q, k, v = qkv.view(4, -1, size).float().split([heads, kv_heads, kv_heads], 1)
     if with_norms:
-        q, k = ref.rms_norm(q, weights[0], 1e-5), ref.rms_norm(k, weights[1], 1e-5)
-    k = ref.rope(k, cos.float(), sin.float()).to(dtype)
-    ref.write_kv(k, v.to(dtype), want_pool, meta_for(slots))
+        q, k = reference.rms_norm(q, weights[0], 1e-5), reference.rms_norm(k, weights[1], 1e-5)
+    k = reference.rope(k, cos.float(), sin.float()).to(dtype)
+    reference.write_kv(k, v.to(dtype), want_pool, meta_for(slots))
     norms = (weights[0], weights[1], 1e-5) if with_norms else None
     got = rope.rope_and_write_kv(qkv, cos, sin, slots, pool, heads, norms=norms)
-    close(got, ref.rope(q, cos.float(), sin.float()), dtype)
+    close(got, reference.rope(q, cos.float(), sin.float()), dtype)
     close(pool, want_pool, dtype)
 
 

@@ -10,10 +10,10 @@ import torch
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
-from engine.mirror import MirroredPool
-from engine.runner import Runner
+from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.runner import Runner
 from kernels.ops import Ops
-from kernels.ref import reference_ops
+from kernels.torch.reference import reference_ops
 from kernels.triton.ops import invariant_triton_ops, triton_ops
 from models.families import read_spec
 from models.model import Model

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels import ref
 from kernels.ops import ExpertWeights
 from kernels.packed import EightBit, FourBit, as_float, on_device
+from kernels.torch import reference
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora
 from kernels.triton.weights import experts, linear
@@ -129,13 +129,13 @@ def test_packed_experts(device: torch.device, kind: str, dtype: torch.dtype) -> 
     bias = torch.randn(count, 2 * inner, dtype=dtype)
     gate_up, down = PACKED[kind](count, 2 * inner, hidden), PACKED[kind](count, hidden, inner)
     wide = ExpertWeights(as_float(gate_up, torch.float32), as_float(down, torch.float32), bias.float())
-    want = ref.reference_ops().experts(x.float(), slots, weights, wide, ref.silu_mul)
+    want = reference.reference_ops().experts(x.float(), slots, weights, wide, reference.silu_mul)
     there = ExpertWeights(on_device(gate_up, device), on_device(down, device), bias.to(device))
-    got = experts(x.to(device), slots.to(device), weights.to(device), there, ref.silu_mul).cpu().float()
+    got = experts(x.to(device), slots.to(device), weights.to(device), there, reference.silu_mul).cpu().float()
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * want.abs().max().item())
     packed = ExpertWeights(gate_up, down, bias.float())
-    again = ref.reference_ops().experts(x.float(), slots, weights, packed, ref.silu_mul)
+    again = reference.reference_ops().experts(x.float(), slots, weights, packed, reference.silu_mul)
     torch.testing.assert_close(again, want)
 
 
@@ -150,14 +150,16 @@ def test_experts(device: torch.device, rows: int, held: int, has_bias: bool) -> 
         torch.randn(held, hidden, inner, device=device),
         bias,
     )
-    want = ref.reference_ops().experts(x, slots, weights, parts, ref.silu_mul)
-    torch.testing.assert_close(experts(x, slots, weights, parts, ref.silu_mul), want, atol=1e-3, rtol=1e-4)
+    want = reference.reference_ops().experts(x, slots, weights, parts, reference.silu_mul)
+    torch.testing.assert_close(
+        experts(x, slots, weights, parts, reference.silu_mul), want, atol=1e-3, rtol=1e-4
+    )
 
 
 def test_no_row_has_an_expert(device: torch.device) -> None:
     held = ExpertWeights(torch.randn(2, 8, 16, device=device), torch.randn(2, 16, 4, device=device))
     x, slots = torch.randn(3, 16, device=device), torch.full((3, 2), -1, device=device)
-    assert not experts(x, slots, torch.rand(3, 2, device=device), held, ref.silu_mul).any()
+    assert not experts(x, slots, torch.rand(3, 2, device=device), held, reference.silu_mul).any()
 
 
 @pytest.mark.parametrize("rank", [4, 16])

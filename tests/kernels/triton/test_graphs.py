@@ -10,12 +10,12 @@ import torch
 from core.kv import KVShard
 from core.plan import NewSeq, Push, Sampled, SeqWork, StepPlan
 from core.types import Request, SamplingParams
-from engine.graphs import auto_sizes
-from engine.kvpool import bytes_of, pool_parts
+from engine.execution.decode_graphs import auto_sizes
+from engine.execution.kv_pool import bytes_of, pool_parts
 from kernels.ops import Ops
 from kernels.triton.ops import triton_ops
 from models.model import Model
-from tests.engine.test_runner import Instance, Sink
+from tests.engine.execution.test_runner import Instance, Sink
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import FAMILIES, VOCAB, make
 

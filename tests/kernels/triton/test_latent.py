@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import ref
 from kernels.ops import AttentionMeta
+from kernels.torch import reference
 from kernels.triton.latent import latent_attention
 
 
@@ -23,6 +23,6 @@ def test_latent_attention(device: torch.device, heads: int, lens: list[tuple[int
     pool = torch.randn(len(order), 1, 1, block_size, rank + rotated, device=device)
     q = torch.randn(num_tokens, heads, nope + rotated, device=device)
     k_up, v_up = torch.randn(heads, nope, rank, device=device), torch.randn(heads, value, rank, device=device)
-    want = ref.reference_ops().latent_attention(q, pool, meta, 0.1, k_up, v_up)
+    want = reference.reference_ops().latent_attention(q, pool, meta, 0.1, k_up, v_up)
     got = latent_attention(q, pool, meta, 0.1, k_up, v_up)
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)

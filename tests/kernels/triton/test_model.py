@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels.ops import Ops
-from kernels.ref import reference_ops
+from kernels.torch.reference import reference_ops
 from kernels.triton.ops import invariant_triton_ops, triton_ops
 from models.families import read_spec
 from models.model import Model

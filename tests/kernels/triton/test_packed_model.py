@@ -13,8 +13,8 @@ import transformers
 
 from kernels.ops import Ops
 from kernels.packed import EightBit, FourBit, Weight
-from kernels.ref import reference_ops
 from kernels.rounding import Activations, Rounded
+from kernels.torch.reference import reference_ops
 from kernels.triton.ops import triton_ops
 from models.families import read_spec
 from models.model import Model

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kernels.moe import route as reference
-from kernels.moe import top_stable
 from kernels.routing import Routing
+from kernels.torch.experts import route as reference
+from kernels.torch.experts import top_stable
 from kernels.triton.route import route
 
 ROUTINGS = {

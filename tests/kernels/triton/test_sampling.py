@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from core.types import SamplingParams
-from engine.sampler import uniform
-from kernels import sampling as ref
-from kernels.sampling import Draw, Penalties, distribution
+from engine.execution.sampler import uniform
+from kernels.sampling import Draw, Penalties
+from kernels.torch import sampling as reference
+from kernels.torch.sampling import distribution
 from kernels.triton.sampling import draw as draw_rows
 from kernels.triton.sampling import logprobs, penalise, sample
 
@@ -71,7 +72,7 @@ def test_draws_of_a_batch_are_those_of_a_cpu(device: torch.device) -> None:
         for row, cut in enumerate(CUTS)
     ]
     logits = torch.randn(len(draws), V) * 2
-    assert torch.equal(draw_rows(logits.to(device), draws).cpu(), ref.draw(logits, draws))
+    assert torch.equal(draw_rows(logits.to(device), draws).cpu(), reference.draw(logits, draws))
 
 
 def test_penalties(device: torch.device) -> None:
@@ -92,7 +93,7 @@ def test_penalties(device: torch.device) -> None:
     factors = torch.stack((repetition, presence, frequency)).numpy()
     penalties = Penalties(np.array(entries, np.int64).T.copy(), factors)
     penalise(got, penalties)
-    ref.penalise(logits, penalties)
+    reference.penalise(logits, penalties)
     torch.testing.assert_close(logits, want)
     torch.testing.assert_close(got.cpu(), want)
 

@@ -1,0 +1,85 @@
+"""The deployment of the HTTP endpoint. Several replicas may run, also on one host; each request lives in one of them.
+
+It listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (docs/adr/003)."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+from ray import serve
+
+from cluster.deploy.pool_deployments import mail_host, scheduler_resolver
+from cluster.deploy.process_logs import configure_logging
+from cluster.ingress.api.api_factory import build_app
+from cluster.ingress.api.draining import drain
+from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.api.ingress_tls import ingress_tls
+from cluster.ingress.api.live_rules import LiveRules
+from cluster.ingress.frontend import Frontend
+from cluster.ingress.model_card import read_model_card
+from cluster.ingress.observers import make_observers
+from core.clock import WallClock
+from core.config import ClusterConfig
+from core.garbage import leave_out_all_there_is
+from net.mail import TcpMail
+
+
+@serve.deployment
+class Ingress:
+    """A replica that Serve takes away says so to load balancers first, and finishes what it has."""
+
+    async def __init__(
+        self, config: ClusterConfig, key: bytes, scheduler: Any, pools: list[Any], one_host: bool
+    ) -> None:
+        configure_logging(config.serve.log_level, config.serve.log_format)
+        self._config = config.serve
+        card = await asyncio.to_thread(read_model_card, config)
+        observers = make_observers(card.name, config.serve.otlp_endpoint)
+        self._finish = observers.close
+        self._frontend = Frontend(
+            TcpMail(key, mail_host(one_host), config=config.mail),
+            WallClock(),
+            config.schedule,
+            config.engine.block_size,
+            scheduler_resolver(scheduler),
+            config.serve.request_timeout_s,
+            observers.observe,
+            config.serve.schedulers,
+        )
+        self._running = asyncio.create_task(self._frontend.run())
+        live = LiveRules(config)
+        self._watching = asyncio.create_task(live.run(observers.ingress.rules_changed))
+        app = build_app(self._frontend, config, card, live.access, observers)
+        ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
+        self._server = HttpServer(
+            app, config.serve.host, ports, shared=len(ports) == 1, tls=ingress_tls(config.serve)
+        )
+        leave_out_all_there_is()
+        self._serving = self._server.start()
+        self._drained: asyncio.Task[None] | None = None
+        del pools  # bound here only so that Serve deploys them with this application
+
+    async def drain(self) -> None:
+        """Returns when nothing runs any more, or at the deadline. Calling it again waits for the same end."""
+        if self._drained is None:
+            self._drained = asyncio.create_task(
+                drain(self._frontend, self._server, self._config.drain_notice_s, self._config.drain_timeout_s)
+            )
+        await asyncio.shield(self._drained)
+
+    async def why_not(self) -> str:
+        """Why a request would not be answered now; empty: it would be."""
+        _, reason = await self._frontend.ready()
+        return reason
+
+    async def check_health(self) -> None:
+        if self._serving.done() and self._drained is None:
+            raise RuntimeError("this ingress has stopped listening")
+
+    async def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # the constructor failed
+            await self.drain()
+            self._running.cancel()
+            self._watching.cancel()
+            await self._frontend.close()
+            self._finish()

@@ -1,0 +1,56 @@
+"""The deployment of the global scheduler: one, or several that act at once (`scheduler_peers`). None holds anything that it could
+not learn again from the instances' reports and the others' words."""
+
+import asyncio
+import contextlib
+
+from ray import serve
+
+from cluster.deploy.pool_deployments import mail_host, scheduler_resolver
+from cluster.deploy.process_logs import configure_logging
+from cluster.deploy.serve_sizes import ServeSizes
+from cluster.scheduler.recorded_scheduler import make_scheduler
+from cluster.scheduler.scaling.autoscaler import Autoscaler
+from cluster.scheduler.scheduler_node import SchedulerNode
+from core.clock import WallClock
+from core.config import ClusterConfig
+from core.garbage import IdleCollector, leave_out_all_there_is
+from net.mail import TcpMail
+
+
+@serve.deployment
+class Scheduler:
+    async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
+        configure_logging(config.serve.log_level, config.serve.log_format)
+        self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
+        context, count = serve.get_replica_context(), config.serve.schedulers
+        name = "" if count == 1 else self._mail.address
+        scheduler, resolve = make_scheduler(config.schedule, name), None
+        if count > 1:
+            resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
+        self._node = SchedulerNode(self._mail, WallClock(), scheduler, resolve, count)
+        leave_out_all_there_is()
+        collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
+        self._collecting = asyncio.create_task(collector.run())
+        self._running = asyncio.create_task(self._node.run())
+        self._scaling: asyncio.Task[None] | None = None
+        if config.scaling.enabled:
+            sizes = ServeSizes(context.app_name)
+            scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), self._node.show_pools)
+            self._scaling = asyncio.create_task(scaler.run())
+
+    async def endpoint(self) -> str:
+        return self._mail.address
+
+    async def check_health(self) -> None:
+        if self._running.done():
+            self._running.result()
+            raise RuntimeError("the scheduler has stopped")
+
+    async def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self._running.cancel()
+            self._collecting.cancel()
+            if self._scaling is not None:
+                self._scaling.cancel()
+            await self._mail.close()

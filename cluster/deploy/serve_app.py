@@ -1,0 +1,78 @@
+"""The Ray Serve application: Ingress, Scheduler, PrefillPool, DecodePool.
+
+Ray places, watches and replaces these processes. Requests, tokens and KV travel between them over Baton's own mail and
+transports, and HTTP comes straight to the ingress; nothing of a request passes through Serve."""
+
+import os
+from typing import Any
+
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from cluster.deploy.cluster_key import cluster_key
+from cluster.deploy.ingress_deployment import Ingress
+from cluster.deploy.pool_deployments import DecodePool, PrefillPool
+from cluster.deploy.rank_bundles import bundles_of, strategy_of
+from cluster.deploy.scheduler_deployment import Scheduler
+from core.config import ClusterConfig, ParallelConfig, load
+
+_LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
+_ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
+_MARGIN_S = 5.0
+"""What Serve waits beyond a process's own deadline before it kills it."""
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """For Serve's YAML: `import_path: cluster.deploy.app:build`, with the configuration's tree as `args`.
+
+    The environment of the node that builds (BATON_...) wins over `args`. Raises ConfigError, naming the key."""
+    config = load(args, os.environ)
+    return build_application(config, cluster_key(config), one_host=False)
+
+
+def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serve.Application:
+    """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
+
+    `one_host`: all of them run on this machine, so they need not listen to any other."""
+    schedulers = _options(Scheduler, config, config.serve.schedulers, 0.1, surge_percent=100)
+    scheduler = schedulers.bind(config, key, one_host)
+    pools = [_pool(DecodePool, config, config.decode_instances, config.decode)]
+    if config.prefill_instances:
+        pools.append(_pool(PrefillPool, config, config.prefill_instances, config.prefill))
+    bound = [pool.bind(config, key, scheduler, one_host) for pool in pools]
+    ingress = _options(Ingress, config, config.ingress_instances, 0.1, surge_percent=100)
+    return ingress.bind(config, key, scheduler, bound, one_host)
+
+
+def _pool(deployment: Any, config: ClusterConfig, num_replicas: int, mesh: ParallelConfig) -> Any:
+    """The ranks of an instance that has several ask for what they need, not its replica."""
+    if mesh.num_ranks == 1:
+        num_gpus = int(config.engine.device == "cuda")
+        return _options(deployment, config, num_replicas, config.cpus_per_instance, num_gpus)
+    placed = _options(deployment, config, num_replicas, 0)
+    return placed.options(
+        placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=strategy_of(mesh)
+    )
+
+
+def _options(
+    deployment: Any,
+    config: ClusterConfig,
+    num_replicas: int,
+    num_cpus: float,
+    num_gpus: int = 0,
+    surge_percent: int = 0,
+) -> Any:
+    """`surge_percent`: how many new replicas may start before old ones stop when a new version is deployed. Accelerators are
+    seldom to spare, so a pool's replicas make room first."""
+    return deployment.options(
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": _ENVIRONMENT},
+        logging_config=_LOGGING,
+        health_check_period_s=1,
+        health_check_timeout_s=30,
+        graceful_shutdown_timeout_s=config.serve.drain_notice_s + config.serve.drain_timeout_s + _MARGIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        max_ongoing_requests=4096,
+        max_surge_percent=surge_percent,
+    )

@@ -1,0 +1,182 @@
+"""Who may ask, for which service class and how much: keys, tenants and their limits.
+
+Invariant: no key is kept, compared or logged as it is; only its digest under a secret of this process is."""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from cluster.ingress.tenant_limits import Excess, Limits, Meter, go_duration
+from core.config import ClusterConfig
+from core.errors import ConfigError, Overloaded, RequestError
+from core.types import Slo
+
+_DEFAULT_CLASS = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRules:
+    keys: tuple[SecretStr, ...] = ()
+    slo_classes: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the configuration says; may be replaced while the server runs."""
+
+    slo_classes: Mapping[str, Slo]
+    tenants: Mapping[str, TenantRules]
+    """Of the empty name: whoever holds one of the keys that belong to no tenant."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return any(tenant.keys for tenant in self.tenants.values())
+
+
+def read_rules(config: ClusterConfig) -> Rules:
+    """Reads the key files, too. Raises ConfigError."""
+    serve = config.serve
+    tenants = {"": TenantRules(_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
+    for name, tenant in config.tenants.items():
+        limits = Limits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
+        keys = _keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
+        tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight)
+    holders: dict[str, str] = {}
+    for name, tenant in tenants.items():
+        for key in tenant.keys:
+            if holders.setdefault(key.get_secret_value(), name) != name:
+                raise ConfigError(f"tenants {holders[key.get_secret_value()]!r} and {name!r} share a key")
+    return Rules(config.slo_classes, tenants)
+
+
+class Tenant:
+    """One of them, with what it has used in this process. Its name and rules show in no answer but its own."""
+
+    def __init__(self, name: str, rules: TenantRules, now: float) -> None:
+        self.name, self.rules = name, rules
+        self.meter = Meter(rules.limits, now)
+
+    def salt(self, wanted: str) -> str:
+        """Prefixes are never shared between tenants; within one, `wanted` separates further."""
+        return f"{self.name}/{wanted}" if self.name or wanted else ""
+
+    def count_request(self) -> None:
+        """Raises Overloaded."""
+        if (excess := self.meter.request(time.monotonic())) is not None:
+            raise _refusal(excess)
+
+    @contextmanager
+    def running(self, num_sequences: int, num_prompt_tokens: int) -> Generator[None]:
+        """Raises Overloaded, or RequestError for what would never be allowed."""
+        excess = self.meter.begin(num_sequences, num_prompt_tokens, time.monotonic())
+        if excess is not None:
+            raise _refusal(excess)
+        try:
+            yield
+        finally:
+            self.meter.end(num_sequences)
+
+    def spend(self, num_tokens: int) -> None:
+        """Output that was delivered."""
+        self.meter.spend(num_tokens, time.monotonic())
+
+    def headers(self) -> dict[str, str]:
+        """OpenAI's x-ratelimit headers, for the limits that there are."""
+        found: dict[str, str] = {}
+        for balance in self.meter.balances(time.monotonic()):
+            found[f"x-ratelimit-limit-{balance.name}"] = str(balance.limit)
+            found[f"x-ratelimit-remaining-{balance.name}"] = str(balance.remaining)
+            found[f"x-ratelimit-reset-{balance.name}"] = go_duration(balance.reset_s)
+        return found
+
+
+class Access:
+    """`rules` may be replaced at any time; tenants that stay keep what they have used."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._secret = secrets.token_bytes(32)
+        self._tenants: dict[str, Tenant] = {}
+        self.replace(rules)
+
+    def replace(self, rules: Rules) -> None:
+        now, old = time.monotonic(), self._tenants
+        self._rules = rules
+        self._tenants = {
+            name: old.get(name) or Tenant(name, rules.tenants[name], now) for name in rules.tenants
+        }
+        self._holders: dict[bytes, Tenant] = {}
+        for name, tenant in self._tenants.items():
+            tenant.rules = rules.tenants[name]
+            tenant.meter.change(tenant.rules.limits, now)
+            self._holders |= {
+                self._digest(key.get_secret_value().encode()): tenant for key in tenant.rules.keys
+            }
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return self._rules.asks_for_keys
+
+    def tenant_of(self, authorization: str) -> Tenant:
+        """The holder of the key in an Authorization header. Raises RequestError (401).
+
+        Keys are found by a digest that no client can steer, so the time that it takes tells nothing about them."""
+        if not self._rules.asks_for_keys:
+            return self._tenants[""]
+        scheme, _, given = authorization.partition(" ")
+        tenant = self._holders.get(self._digest(given.strip().encode("latin-1")))
+        if scheme.lower() != "bearer" or tenant is None:
+            raise RequestError(
+                "a valid API key is required: Authorization: Bearer <key>", status=401, code="invalid_api_key"
+            )
+        return tenant
+
+    def slo(self, tenant: Tenant, header: str | None, service_tier: str | None) -> Slo:
+        """The class that was asked for, or the tenant's default. Raises RequestError."""
+        classes = self._rules.slo_classes
+        allowed = tenant.rules.slo_classes or tuple(classes)
+        tier = None if service_tier in (None, "auto", "default") else service_tier
+        name, field = (header, "x-slo-class") if header is not None else (tier, "service_tier")
+        if name is None:
+            default = tenant.rules.slo_classes[0] if tenant.rules.slo_classes else _DEFAULT_CLASS
+            return classes.get(default, Slo())
+        if name not in allowed or name not in classes:
+            raise RequestError(f"unknown {field} {name!r}; there are {', '.join(allowed)}", field=field)
+        return classes[name]
+
+    def _digest(self, key: bytes) -> bytes:
+        return hmac.digest(self._secret, key, hashlib.sha256)
+
+
+def _refusal(excess: Excess) -> Overloaded | RequestError:
+    if isfinite(excess.retry_after_s):
+        return Overloaded(f"rate limit: {excess.reason}", excess.retry_after_s, "rate_limit_exceeded")
+    message = f"this request alone exceeds the rate limit: {excess.reason}"
+    return RequestError(message, status=429, code="rate_limit_exceeded")
+
+
+def _keys(where: str, given: Sequence[SecretStr], file: str) -> tuple[SecretStr, ...]:
+    keys = list(given)
+    if file:
+        try:
+            lines = Path(file).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where}: cannot read {file}: {error}") from None
+        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not found:
+            raise ConfigError(f"{where}: {file} holds no key")
+        keys += map(SecretStr, found)
+    for key in keys:
+        text = key.get_secret_value()
+        if not text or not text.isascii() or not text.isprintable() or " " in text:
+            raise ConfigError(f"{where.removesuffix('_file')}: a key must be printable ASCII without spaces")
+    return tuple(keys)

@@ -1,0 +1,27 @@
+"""The API of one ingress, from the cluster's configuration and the model's card."""
+
+from fastapi import FastAPI
+
+from cluster.ingress.api.access import Access
+from cluster.ingress.api.generator import Generator
+from cluster.ingress.api.http_app import create_app
+from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.model_card import ModelCard
+from cluster.ingress.observers import Observers
+from core.config import ClusterConfig
+from models.tokenizer import load_tokenizer
+
+
+def build_app(
+    generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
+) -> FastAPI:
+    settings = ApiSettings(
+        model_name=card.name,
+        max_context_tokens=card.max_context_tokens,
+        vocab_size=card.vocab_size,
+        eos_token_ids=card.eos_token_ids,
+        default_sampling=card.default_sampling,
+        max_body_bytes=config.serve.max_body_bytes,
+        body_timeout_s=config.serve.body_timeout_s,
+    )
+    return create_app(generator, load_tokenizer(card.folder), settings, access, observers)

@@ -1,0 +1,144 @@
+"""Runs the choices of one HTTP request and turns their tokens into pieces of text, in the order in which they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from cluster.ingress.api.access import Tenant
+from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.api.generator import ChatTokenizer, Generator
+from cluster.ingress.metrics import IngressMetrics
+from core.clock import now_s
+from core.errors import Overloaded
+from core.types import FinishReason, Request, TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One sequence to generate: the `index`-th choice of the response."""
+
+    index: int
+    request: Request
+    text: TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one token adds to a choice. `token` is None for text that was held back until the end."""
+
+    index: int
+    text: str
+    token: TokenOut | None
+    finish: FinishReason | None
+
+
+def num_prompt_tokens(choices: Sequence[Choice], num_prompts: int) -> int:
+    """Each prompt counts once, not for each of its choices."""
+    per_prompt = len(choices) // num_prompts
+    return sum(len(choice.request.prompt) for choice in choices[::per_prompt])
+
+
+class ChoiceRunner:
+    def __init__(self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics) -> None:
+        self._generator, self._metrics = generator, metrics
+        self.tokenizer = tokenizer
+
+    async def run(
+        self, choices: Sequence[Choice], num_prompts: int, tenant: Tenant
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of all choices, interleaved, on `tenant`'s account. Closing it, or an error in one choice, cancels every choice.
+
+        Raises Overloaded or RequestError before the first piece when that is more than the tenant may have now."""
+        num_prompt = num_prompt_tokens(choices, num_prompts)
+        with tenant.running(len(choices), num_prompt):
+            self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
+            self._metrics.num_choices.observe(len(choices) // num_prompts)
+            output = self._metrics.tenant_tokens.labels(tenant.name, "output")
+            async with aclosing(self._all(choices)) as pieces:
+                async for piece in pieces:
+                    if piece.token is not None:
+                        tenant.spend(1)
+                        output.inc()
+                    yield piece
+
+    async def _all(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+        if len(choices) == 1:
+            async with aclosing(self._one(choices[0])) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        tasks = [asyncio.create_task(self._feed(choice, queue)) for choice in choices]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
+        try:
+            async with aclosing(self._one(choice)) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait(piece)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    async def _one(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+        metrics, text = self._metrics, choice.text
+        last: float | None = None
+        finished = False
+        metrics.running.inc()
+        try:
+            async with aclosing(self._generator.generate(choice.request)) as tokens:
+                async for token in tokens:
+                    now = now_s()
+                    if last is None:
+                        metrics.prompt_tokens.inc(len(choice.request.prompt))
+                        metrics.ttft_s.observe(now - choice.request.arrival_s)
+                    else:
+                        metrics.itl_s.observe(now - last)
+                    metrics.output_tokens.inc()
+                    last = now
+                    piece = _piece(choice, text, token)
+                    if finished := piece.finish is not None:
+                        metrics.finished.labels(piece.finish.value).inc()
+                        metrics.e2e_s.observe(now - choice.request.arrival_s)
+                    yield piece
+                    if finished:
+                        return
+        except Overloaded:
+            metrics.rejected.inc()
+            raise
+        except Exception:
+            metrics.failed.inc()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if not finished:
+                metrics.cancelled.inc()
+                metrics.finished.labels("abort").inc()
+            raise
+        finally:
+            metrics.running.dec()
+
+
+def _piece(choice: Choice, text: TextStream, token: TokenOut) -> Piece:
+    """A stop token ends the text and is no part of it; a stop string ends it wherever it was found."""
+    if token.finish is FinishReason.STOP:
+        return Piece(choice.index, text.finish(), token, FinishReason.STOP)
+    new = text.push(token.token)
+    if token.finish is not None and text.stopped is None:
+        new += text.finish()
+    if text.stopped is not None:
+        return Piece(choice.index, new, token, FinishReason.STOP)
+    return Piece(choice.index, new, token, token.finish)

@@ -1,0 +1,140 @@
+"""How an answer leaves: as one JSON body, or as server-sent events. A client that goes away ends the generation at once."""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Send
+
+from cluster.ingress.api.choices import Choice, Piece, num_prompt_tokens
+from cluster.ingress.api.openai_bodies import Shape
+from cluster.ingress.api.openai_errors import describe
+
+log = logging.getLogger(__name__)
+
+Usage = dict[str, int]
+
+
+class ClientGone(Exception):
+    pass
+
+
+def count_usage(choices: Sequence[Choice], num_prompts: int, num_output: int) -> Usage:
+    num_prompt = num_prompt_tokens(choices, num_prompts)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+    }
+
+
+async def whole(
+    http: HttpRequest,
+    stream: AsyncGenerator[Piece, None],
+    choices: Sequence[Choice],
+    num_prompts: int,
+    shape: Shape,
+) -> JSONResponse:
+    """Raises ClientGone when nobody waits for the answer any more."""
+
+    async def collect() -> list[list[Piece]]:
+        pieces: list[list[Piece]] = [[] for _ in choices]
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                pieces[piece.index].append(piece)
+        return pieces
+
+    pieces = await _unless_gone(http, collect())
+    num_output = sum(len(own) for own in pieces)
+    return JSONResponse(shape.body(pieces, count_usage(choices, num_prompts, num_output)))
+
+
+async def _unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def events(
+    stream: AsyncGenerator[Piece, None],
+    choices: Sequence[Choice],
+    num_prompts: int,
+    shape: Shape,
+    include_usage: bool,
+    request_id: str,
+) -> AsyncGenerator[str, None]:
+    """`data:` lines up to [DONE]. An error after the first of them is an event of its own."""
+    num_output = 0
+    opened: set[int] = set()
+    try:
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                num_output += piece.token is not None
+                if piece.index not in opened:
+                    opened.add(piece.index)
+                    for chunk in shape.opening(piece.index):
+                        yield f"data: {chunk}\n\n"
+                if (chunk := shape.chunk(piece)) is not None:
+                    yield f"data: {chunk}\n\n"
+    except Exception as error:
+        if not opened:
+            raise
+        status, body, _ = describe(error, request_id)
+        log.log(
+            logging.ERROR if status == 500 else logging.WARNING,
+            "request %s ended in its stream: %r",
+            request_id,
+            error,
+        )
+        yield f"data: {json.dumps(body)}\n\n"
+        return
+    if include_usage:
+        yield f"data: {shape.usage_chunk(count_usage(choices, num_prompts, num_output))}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+class EventResponse(StreamingResponse):
+    """Server-sent events whose source is closed the moment the client is gone."""
+
+    def __init__(self, first: str, rest: AsyncGenerator[str, None]) -> None:
+        super().__init__(
+            rest,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._first, self._rest = first, rest
+
+    async def stream_response(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        async with contextlib.aclosing(self._rest) as rest:
+            await send(start)
+            await send({"type": "http.response.body", "body": self._first.encode(), "more_body": True})
+            async for event in rest:
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def streamed(http: HttpRequest, source: AsyncGenerator[str, None]) -> EventResponse:
+    """Waits for the first event, so that what fails before it still gets a status of its own."""
+    try:
+        first = await _unless_gone(http, anext(source))
+    except BaseException:
+        await source.aclose()
+        raise
+    return EventResponse(first, source)

@@ -1,0 +1,109 @@
+"""HTTP on the running event loop, without uvicorn's own signal handlers, which know nothing of draining."""
+
+import asyncio
+import contextlib
+import errno
+import math
+import socket
+import ssl
+from collections.abc import Sequence
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.ingress.api.http_connection import Connection
+
+_KEEP_ALIVE_S = 75
+_STOP_S = 5.0
+
+
+class HttpServer:
+    """Serves `app` from `start` to `stop`, on the first of `ports` that is free.
+
+    With `shared`, several processes of this host may listen on one port."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        host: str,
+        ports: Sequence[int],
+        *,
+        shared: bool,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._closing = _Closing(app)
+        config = uvicorn.Config(
+            self._closing,
+            log_level="warning",
+            lifespan="off",
+            access_log=False,
+            http=Connection,
+            ws="none",
+            ssl_context_factory=None if tls is None else lambda *_: tls,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+        )
+        self._config, self._server = config, _Server(config)
+        self._listener = _first_free(host, ports, shared)
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
+
+    def start(self) -> "asyncio.Task[None]":
+        self._task = asyncio.create_task(self._server.serve([self._listener]))
+        return self._task
+
+    def retire(self) -> None:
+        """From now on every answer is the last one on its connection, so that clients come back to somebody else."""
+        self._closing.on = True
+
+    async def stop(self, timeout_s: float = _STOP_S) -> None:
+        """Accept nothing more and close what is idle; answers that are being written get `timeout_s`."""
+        self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
+        self._server.should_exit = True
+        await self._task
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+class _Closing:
+    """Adds `Connection: close` to the answer of every request that comes once it is `on`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app, self.on = app, False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, closing if self.on else send)
+
+
+def _first_free(host: str, ports: Sequence[int], shared: bool) -> socket.socket:
+    """Raises OSError when none is."""
+    for port in ports[:-1]:
+        try:
+            return _listen(host, port, shared)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    return _listen(host, ports[-1], shared)
+
+
+def _listen(host: str, port: int, shared: bool) -> socket.socket:
+    """asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it the first token waits 40 ms."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind((host, port))
+    listener.listen(2048)
+    return listener

@@ -1,0 +1,35 @@
+"""A request's body: JSON, no longer and no slower than allowed."""
+
+import asyncio
+from typing import Any
+
+from fastapi import Request as HttpRequest
+
+from cluster.ingress.api import openai_requests
+from core.errors import RequestError
+
+
+async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> dict[str, Any]:
+    """Sets `http.state.num_bytes`. Raises RequestError."""
+    kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await _read(http, max_bytes)
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {timeout_s:g} s", status=408) from None
+    http.state.num_bytes = len(data)
+    return openai_requests.parse_json(data)
+
+
+async def _read(http: HttpRequest, max_bytes: int) -> bytes:
+    announced = http.headers.get("content-length", "")
+    data = bytearray()
+    if announced.isdigit() and int(announced[:20]) > max_bytes:
+        raise RequestError(f"the body exceeds {max_bytes} bytes", status=413)
+    async for piece in http.stream():
+        data += piece
+        if len(data) > max_bytes:
+            raise RequestError(f"the body exceeds {max_bytes} bytes", status=413)
+    return bytes(data)

@@ -1,0 +1,375 @@
+"""The frontend's half of a request: place it, submit it, put its tokens in order, and start over elsewhere when a worker dies.
+
+Invariant: a client sees output token i exactly once, after token i-1, whatever was lost, doubled or reordered on the way."""
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from zlib import crc32
+
+from cluster.ingress.timeline import Attempt, Observe, Timeline, nobody
+from core.config import ScheduleConfig
+from core.errors import BatonError, Overloaded, ReplicaLost, RequestError
+from core.kv import block_hashes
+from core.messages import (
+    AskStatus,
+    Cancel,
+    Failed,
+    Finished,
+    HandedOver,
+    Leaving,
+    Message,
+    Place,
+    Placed,
+    Rejected,
+    Submit,
+    Tokens,
+)
+from core.ports import Clock, Mail, Resolve
+from core.reports import Status
+from core.types import Request, Route, TokenOut
+from net.schedulers import Schedulers
+
+log = logging.getLogger(__name__)
+
+_MAX_FRUITLESS_ATTEMPTS = 5
+_STATUS_TIMEOUT_S = 2.0
+_GRACE_S = 5.0
+"""How much longer than the scheduler's own limit the frontend waits for its answer."""
+
+
+class _Lost(Exception):
+    """This attempt is over, the request is not. Carries the instance to avoid."""
+
+
+class _Moved(_Lost):
+    """This attempt has stopped between two tokens; its KV is elsewhere already. Carries the instance that was left."""
+
+
+class _Flight:
+    """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
+
+    def __init__(self, request: Request, clock: Clock) -> None:
+        self.request, self._clock = request, clock
+        self.wanted: Place | None = None
+        """What a scheduler is asked for."""
+        self.scheduler = ""
+        """The one that was asked last."""
+        self.route: Route | None = None
+        self.story = Attempt(request.attempt, clock.now())
+        self.known = list(request.emitted)
+        """All output tokens, from every attempt."""
+        self.ready: deque[TokenOut] = deque()
+        self.early: dict[int, TokenOut] = {}
+        self.failure: Exception | None = None
+        self.changed = asyncio.Event()
+        self.moved_to = ""
+        """Where a copy of its KV is."""
+
+    def receive(self, token: TokenOut) -> None:
+        """Token 0 comes from prefill, the others from decode: on different connections, so in any order."""
+        if token.index < len(self.known):
+            return
+        self.early[token.index] = token
+        while (following := self.early.pop(len(self.known), None)) is not None:
+            self.ready.append(following)
+            self.known.append(following.token)
+        if self.ready:
+            if self.story.first_token_s is None:
+                self.story.first_token_s = self._clock.now()
+            self.changed.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = self.failure or failure
+        self.changed.set()
+
+    def place(self, route: Route) -> None:
+        self.route = self.story.route = route
+        self.story.placed_s = self._clock.now()
+        self.changed.set()
+
+    async def wait(self) -> None:
+        await self.changed.wait()
+        self.changed.clear()
+
+
+class Frontend:
+    """Generates for the API; one per ingress process. `run` must be running; `close` ends it."""
+
+    def __init__(
+        self,
+        mail: Mail,
+        clock: Clock,
+        config: ScheduleConfig,
+        block_size: int,
+        resolve_schedulers: Resolve,
+        request_timeout_s: float,
+        observe: Observe = nobody,
+        num_schedulers: int = 1,
+    ) -> None:
+        self._mail, self._clock, self._config = mail, clock, config
+        self._block_size = block_size
+        self._observe = observe
+        self._timeout_s = request_timeout_s
+        self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, lambda _: self._ask_all())
+        self._flights: dict[str, _Flight] = {}
+        self._asked: dict[int, asyncio.Future[Status]] = {}
+        self._nonces = itertools.count()
+        self._retiring = False
+        self._moves: set[asyncio.Task[None]] = set()
+        self._prefix = uuid.uuid4().hex[:8]
+
+    @property
+    def address(self) -> str:
+        return self._mail.address
+
+    @property
+    def num_running(self) -> int:
+        return len(self._flights)
+
+    def new_request_id(self) -> str:
+        return f"{self._prefix}-{next(self._nonces)}"
+
+    async def run(self) -> None:
+        """Keep the schedulers' addresses current, for as long as the frontend lives."""
+        self._mail.listen(self._on_message, self._on_lost)
+        await self._schedulers.run()
+
+    def retire(self) -> None:
+        """Be not ready from now on. What still comes is answered."""
+        self._retiring = True
+
+    async def close(self) -> None:
+        for move in self._moves:
+            move.cancel()
+        for flight in list(self._flights.values()):
+            flight.fail(ReplicaLost("the server is shutting down"))
+        await self._mail.close()
+
+    async def status(self) -> Status:
+        """What the scheduler knows now that leads them. Raises ReplicaLost when it does not answer."""
+        if not (scheduler := self._schedulers.first):
+            raise ReplicaLost("the scheduler is not known yet")
+        nonce = next(self._nonces)
+        answer = self._asked[nonce] = asyncio.get_running_loop().create_future()
+        self._mail.send(scheduler, AskStatus(nonce))
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            raise ReplicaLost(f"the scheduler did not answer within {_STATUS_TIMEOUT_S:g} s") from None
+        finally:
+            del self._asked[nonce]
+
+    async def ready(self) -> tuple[bool, str]:
+        """Would a request be answered, and if not, why."""
+        if self._retiring:
+            return False, "shutting down"
+        try:
+            status = await self.status()
+        except ReplicaLost as error:
+            return False, str(error)
+        return not status.why_not, status.why_not
+
+    async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
+        """The request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
+
+        Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
+        timeline = Timeline(request, self._clock.now())
+        try:
+            async for token in self._generate(request, timeline):
+                timeline.num_output += 1
+                yield token
+        except BatonError as error:
+            timeline.error, timeline.error_type = str(error), type(error).__name__
+            raise
+        finally:
+            timeline.ended_s = self._clock.now()
+            self._observe(timeline)
+
+    async def _generate(self, request: Request, timeline: Timeline) -> AsyncGenerator[TokenOut, None]:
+        deadline = timeline.started_s + self._timeout_s
+        fruitless, exclude, moved = 0, (), ("", "")
+        while True:
+            num_before = len(request.emitted)
+            flight = self._begin(request)
+            timeline.attempts.append(flight.story)
+            emitted = list(request.emitted)
+            finished = False
+            try:
+                place = self._place(request, exclude, source=moved[0], prefer=moved[1])
+                async for token in self._attempt(flight, place, deadline):
+                    emitted.append(token.token)
+                    finished = token.finish is not None
+                    yield token
+                if finished:
+                    return
+            except _Moved as left:
+                flight.story.lost = str(left)
+                exclude, moved = (*exclude, str(left))[-4:], (str(left), flight.moved_to)
+            except _Lost as lost:
+                flight.story.lost = str(lost)
+                exclude, moved = (*exclude, str(lost))[-4:], ("", "")
+                log.warning(
+                    "request %s attempt %d: lost %s; it goes on elsewhere", request.id, request.attempt, lost
+                )
+            finally:
+                self._end(flight, finished)
+            fruitless = 0 if len(emitted) > num_before else fruitless + 1
+            if fruitless >= _MAX_FRUITLESS_ATTEMPTS:
+                raise ReplicaLost(
+                    f"{fruitless} instances in a row were lost before the next token; giving up"
+                )
+            request = request.retry(tuple(emitted))
+
+    async def _attempt(
+        self, flight: _Flight, place: Place, deadline: float
+    ) -> AsyncGenerator[TokenOut, None]:
+        request, flight.wanted = flight.request, place
+        self._ask(flight)
+        try:
+            async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
+                while flight.route is None:
+                    await flight.wait()
+                    if flight.failure:
+                        raise flight.failure
+        except TimeoutError:
+            raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
+        self._mail.send(flight.route.decode, Submit(request, flight.route))
+        while True:
+            while flight.ready:
+                token = flight.ready.popleft()
+                yield token
+                if token.finish is not None:
+                    return
+            if flight.failure:
+                raise flight.failure
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
+                    await flight.wait()
+            except TimeoutError:
+                raise ReplicaLost(f"the request took longer than {self._timeout_s:g} s") from None
+
+    def _begin(self, request: Request) -> _Flight:
+        flight = self._flights[request.key] = _Flight(request, self._clock)
+        return flight
+
+    def _end(self, flight: _Flight, finished: bool) -> None:
+        request = flight.request
+        flight.story.ended_s = self._clock.now()
+        del self._flights[request.key]
+        if flight.route is not None and not finished:
+            self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
+        if flight.scheduler in self._schedulers.living:
+            num_output = len(flight.known) - len(request.emitted)
+            self._mail.send(flight.scheduler, Finished(request.id, request.attempt, num_output, finished))
+
+    def _leave(self, address: str) -> None:
+        """An instance will end: move what it generates for us."""
+        for flight in self._flights.values():
+            if flight.route is not None and flight.route.decode == address:
+                move = asyncio.create_task(self._move(flight, address))
+                self._moves.add(move)
+                move.add_done_callback(self._moves.discard)
+
+    async def _move(self, flight: _Flight, leaving: str) -> None:
+        """Live migration: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
+
+        The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends: what
+        it leaves in the other's prefix cache is what the next attempt finds there."""
+        request, known = flight.request, tuple(flight.known)
+        if len(known) + 1 >= request.sampling.max_tokens:
+            return
+        sampling = replace(request.sampling, max_tokens=len(known) + 1)
+        copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling)
+        place = self._place(copy, (leaving,), source=leaving)
+        copying, finished = self._begin(copy), False
+        try:
+            async for token in self._attempt(copying, place, self._clock.now() + self._timeout_s):
+                finished = token.finish is not None
+        except (_Lost, BatonError) as error:
+            log.info("request %s stays on %s, which ends: %s", request.id, leaving, error)
+        finally:
+            self._end(copying, finished)
+        if finished and copying.route is not None:
+            flight.moved_to = copying.route.decode
+            flight.fail(_Moved(leaving))
+
+    def _place(
+        self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
+    ) -> Place:
+        return Place(
+            request_id=request.id,
+            attempt=request.attempt,
+            num_tokens=len(request.tokens),
+            max_new_tokens=request.sampling.max_tokens - len(request.emitted),
+            block_hashes=block_hashes(request.tokens, self._block_size, request.salt),
+            slo=request.slo,
+            exclude=exclude,
+            source=source,
+            prefer=prefer,
+            tenant=request.tenant,
+            weight=request.weight,
+        )
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case Tokens(tokens):
+                for token in tokens:
+                    if (flight := self._flights.get(token.key)) is not None:
+                        flight.receive(token)
+            case Placed(request_id, attempt, route):
+                self._on_placed(sender, request_id, attempt, route)
+            case Rejected(request_id, attempt, reason, retry_after_s):
+                never = retry_after_s <= 0
+                self._fail(
+                    request_id, attempt, RequestError(reason) if never else Overloaded(reason, retry_after_s)
+                )
+            case Failed(request_id, attempt, reason, retryable):
+                self._fail(request_id, attempt, _Lost(sender) if retryable else RequestError(reason))
+            case HandedOver(request_id, attempt):
+                if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
+                    flight.story.handed_over = message
+            case Leaving(address):
+                self._leave(address)
+            case Status(nonce):
+                if (asked := self._asked.get(nonce)) is not None and not asked.done():
+                    asked.set_result(message)
+            case _:
+                log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
+
+    def _ask(self, flight: _Flight) -> None:
+        """One of the schedulers for a place, requests in turn; later, where none is known."""
+        living = self._schedulers.living
+        if flight.wanted is not None and living:
+            flight.scheduler = living[crc32(flight.request.id.encode()) % len(living)]
+            self._mail.send(flight.scheduler, flight.wanted)
+
+    def _ask_all(self) -> None:
+        """For those whose scheduler was lost, or that never had one."""
+        for flight in self._flights.values():
+            if flight.route is None and flight.scheduler not in self._schedulers.living:
+                self._ask(flight)
+
+    def _on_placed(self, scheduler: str, request_id: str, attempt: int, route: Route) -> None:
+        """What nobody here asked this scheduler for any more is given back to it."""
+        flight = self._flights.get(f"{request_id}#{attempt}")
+        if flight is None or flight.scheduler != scheduler:
+            self._mail.send(scheduler, Finished(request_id, attempt))
+        elif flight.route is None:
+            flight.place(route)
+
+    def _fail(self, request_id: str, attempt: int, failure: Exception) -> None:
+        if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
+            flight.fail(failure)
+
+    def _on_lost(self, peer: str) -> None:
+        if self._schedulers.lose(peer):
+            self._ask_all()
+        for flight in self._flights.values():
+            if flight.route is not None and flight.route.decode == peer:
+                flight.fail(_Lost(peer))

@@ -1,0 +1,152 @@
+"""The last minute of one ingress, for people who watch it: how each service class fares and what each link carries. Pure.
+
+Of more than MAX_REQUESTS in the minute only the latest count, and rates are over the time that those took."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cluster.ingress.timeline import Timeline, attained, first_token_s
+from core.types import Slo
+
+WINDOW_S = 60.0
+MAX_REQUESTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ClassStatus:
+    """Times are None where no request came so far."""
+
+    name: str
+    ttft_target_s: float
+    tpot_target_s: float
+    requests_per_s: float
+    attainment: float
+    """Of all requests that ended, the refused ones included."""
+    goodput_per_s: float
+    """Requests per second that met both targets."""
+    output_tokens_per_s: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    tpot_p50_s: float | None
+    tpot_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    source: str
+    target: str
+    transport: str
+    transfers_per_s: float
+    bytes_per_s: float
+    exposed_p50_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    link: tuple[str, str, str]
+    num_bytes: int
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What is kept of a request: not its tokens, of which there may be a million."""
+
+    ended_s: float
+    slo: Slo
+    attained: bool
+    num_output: int
+    ttft_s: float | None
+    tpot_s: float | None
+    moved: tuple[_Moved, ...]
+
+
+class Recent:
+    """`observe` is a cluster.timeline.Observe."""
+
+    def __init__(self) -> None:
+        self._ended: deque[_Ended] = deque(maxlen=MAX_REQUESTS)
+
+    def observe(self, timeline: Timeline) -> None:
+        first_s = first_token_s(timeline)
+        tpot_s = None
+        if first_s is not None and timeline.num_output > 1:
+            tpot_s = (timeline.ended_s - first_s) / (timeline.num_output - 1)
+        ended = _Ended(
+            timeline.ended_s,
+            timeline.request.slo,
+            attained(timeline),
+            timeline.num_output,
+            None if first_s is None else first_s - timeline.started_s,
+            tpot_s,
+            tuple(_moves(timeline)),
+        )
+        self._ended.append(ended)
+
+    def classes(self, now: float) -> list[ClassStatus]:
+        found: dict[str, list[_Ended]] = {}
+        for ended in self._lately(now):
+            found.setdefault(ended.slo.name, []).append(ended)
+        span_s = self._span_s(now)
+        return [_class_status(found[name], span_s) for name in sorted(found)]
+
+    def links(self, now: float) -> list[LinkStatus]:
+        found: dict[tuple[str, str, str], list[_Moved]] = {}
+        for ended in self._lately(now):
+            for moved in ended.moved:
+                found.setdefault(moved.link, []).append(moved)
+        span_s = self._span_s(now)
+        return [
+            LinkStatus(
+                *link,
+                transfers_per_s=len(moves) / span_s,
+                bytes_per_s=sum(moved.num_bytes for moved in moves) / span_s,
+                exposed_p50_s=quantile([moved.exposed_s for moved in moves], 0.5) or 0.0,
+            )
+            for link, moves in sorted(found.items())
+        ]
+
+    def _lately(self, now: float) -> Iterable[_Ended]:
+        while self._ended and self._ended[0].ended_s < now - WINDOW_S:
+            self._ended.popleft()
+        return self._ended
+
+    def _span_s(self, now: float) -> float:
+        if len(self._ended) < MAX_REQUESTS:
+            return WINDOW_S
+        return max(1.0, now - self._ended[0].ended_s)
+
+
+def _moves(timeline: Timeline) -> Iterable[_Moved]:
+    for attempt in timeline.attempts:
+        handed, route = attempt.handed_over, attempt.route
+        if handed is not None and route is not None:
+            link = (route.prefill, route.decode, handed.times.transport)
+            yield _Moved(link, handed.num_bytes, handed.times.exposed_s)
+
+
+def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
+    slo, num_good = ended[-1].slo, sum(one.attained for one in ended)
+    ttft = [one.ttft_s for one in ended if one.ttft_s is not None]
+    tpot = [one.tpot_s for one in ended if one.tpot_s is not None]
+    return ClassStatus(
+        name=slo.name,
+        ttft_target_s=slo.ttft_s,
+        tpot_target_s=slo.tpot_s,
+        requests_per_s=len(ended) / span_s,
+        attainment=num_good / len(ended),
+        goodput_per_s=num_good / span_s,
+        output_tokens_per_s=sum(one.num_output for one in ended) / span_s,
+        ttft_p50_s=quantile(ttft, 0.5),
+        ttft_p99_s=quantile(ttft, 0.99),
+        tpot_p50_s=quantile(tpot, 0.5),
+        tpot_p99_s=quantile(tpot, 0.99),
+    )
+
+
+def quantile(values: Sequence[float], q: float) -> float | None:
+    """The nearest rank's value; None of nothing."""
+    if not values:
+        return None
+    return sorted(values)[min(len(values) - 1, int(q * len(values)))]

@@ -1,0 +1,52 @@
+"""What everybody but the ranks must know about the served model: read from its folder without touching a weight."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.config import ClusterConfig
+from core.errors import ConfigError
+from engine.execution.model_dims import dims_of, mesh_of
+from models.families import read_spec
+from models.hub import resolve
+from parallel.plans import check
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    name: str
+    folder: str
+    architecture: str
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, float]
+
+
+def read_model_card(config: ClusterConfig) -> ModelCard:
+    """Raises ConfigError for a missing model and for ranks that it cannot be cut for, UnsupportedModel for a model that Baton
+    cannot serve."""
+    path = config.model.path
+    folder = resolve(path)
+    spec = read_spec(folder)
+    limit = config.model.max_context_tokens
+    if limit > spec.max_context_tokens:
+        raise ConfigError(
+            f"model.max_context_tokens is {limit}, but {path} was made for {spec.max_context_tokens}"
+        )
+    for role, parallel in (("prefill", config.prefill), ("decode", config.decode)):
+        check(dims_of(spec), mesh_of(parallel), role, parallel.ep_redundant_experts)
+    return ModelCard(
+        name=config.model.name or _default_name(path),
+        folder=str(folder),
+        architecture=spec.architecture,
+        max_context_tokens=limit or spec.max_context_tokens,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=tuple(spec.eos_token_ids),
+        default_sampling=dict(spec.default_sampling),
+    )
+
+
+def _default_name(path: str) -> str:
+    if path == "embedded":
+        return "baton-embedded"
+    return Path(path).resolve().name if Path(path).exists() else path

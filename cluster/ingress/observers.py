@@ -1,0 +1,35 @@
+"""What one ingress notes of its requests: metrics and the last minute always, spans where a collector is configured."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from prometheus_client import CollectorRegistry
+
+from cluster.ingress.last_minute import Recent
+from cluster.ingress.metrics import IngressMetrics, InstanceMetrics, RequestMetrics
+from cluster.ingress.timeline import Observe, all_of
+from cluster.ingress.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Observers:
+    """`observe` hears of every request's timeline; `close` is to be called at the end."""
+
+    registry: CollectorRegistry
+    ingress: IngressMetrics
+    instances: InstanceMetrics
+    recent: Recent
+    observe: Observe
+    close: Callable[[], None]
+
+
+def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
+    """An empty endpoint: no tracing."""
+    registry, recent = CollectorRegistry(), Recent()
+    ingress, instances = IngressMetrics(registry, model), InstanceMetrics(registry, model)
+    observe = all_of(RequestMetrics(registry, model).observe, recent.observe)
+    if not otlp_endpoint:
+        return Observers(registry, ingress, instances, recent, observe, lambda: None)
+    tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model)
+    return Observers(registry, ingress, instances, recent, all_of(observe, tracing.observe), tracing.close)

@@ -1,0 +1,1 @@
+"""One instance: its engine, workers, transports and memory, assembled in one process."""

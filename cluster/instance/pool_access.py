@@ -1,0 +1,97 @@
+"""How an instance's KV pool is reached: the memory it lies in, its receivers and its senders, as the configuration chooses."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.instance.shared_memory import take_memory
+from core.config import TransferConfig
+from core.errors import ConfigError
+from kvtransfer.staging import STAGING_BYTES, Staging
+from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.base import Holder, Receiver, Sender
+from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
+from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
+from kvtransfer.transport.streams import TlsContexts, tls_contexts
+from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from net.channel import Identity
+
+_RDMA = Path("/sys/class/infiniband")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAccess:
+    """`buffer` is the pool's memory; it lives as long as its receivers, or the buffer itself, do."""
+
+    buffer: memoryview
+    make_receivers: Callable[[Holder], list[Receiver]]
+    make_senders: Callable[[], list[Sender]]
+    path: str
+    """By which the instance's ranks can map the memory."""
+    staging: Staging | None = None
+    """Where KV is converted for holders that store it otherwise: in memory that the senders read, behind the pool."""
+
+
+def remote_access(
+    config: TransferConfig,
+    receives: bool,
+    me: Identity,
+    host: str,
+    key: bytes,
+    num_bytes: int,
+    media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
+) -> PoolAccess:
+    """For a pool in a process of its own, of the instance that `me` names, listening at `host`, by `config.transport`; `auto`:
+    shared memory on this host, TCP from others, and NIXL where it is installed and there are RDMA devices.
+
+    `receives`: others write into it. `media` makes those that need torch. Raises ConfigError."""
+    ways = _ways(config)
+    tls = _tls(config)
+    known = {"nixl": lambda pool, _: NixlMedium(Memory.of(pool)), **(media or {})}
+    if unknown := [way for way in ways if way not in known and way not in ("shm", "tcp")]:
+        raise ConfigError(
+            f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
+        )
+    segment = SharedSegment(num_bytes) if receives and "shm" in ways else None
+    memory, path = (segment.buffer, str(segment.path)) if segment else take_memory(num_bytes + STAGING_BYTES)
+    mediums = [known[way](memory, host) for way in ways if way in known]
+
+    def receivers(holder: Holder) -> list[Receiver]:
+        admission = Admission(holder.may_write, holder.arrived, holder.corrupted)
+        made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
+        made += [PullReceiver(key, me, host, medium, admission) for medium in mediums]
+        if "tcp" in ways:
+            made.append(TcpReceiver(key, me, host, memory, admission, tls))
+        return made
+
+    def senders() -> list[Sender]:
+        made: list[Sender] = [ShmSender(memory, config.checksum)] if "shm" in ways else []
+        made += [PullSender(key, me, medium, config.checksum) for medium in mediums]
+        if "tcp" in ways:
+            made.append(TcpSender(key, me, memory, config.checksum, tls, config.tcp_streams))
+        return made
+
+    staging = None if segment else Staging(memory, num_bytes)
+    return PoolAccess(memory[:num_bytes], receivers, senders, path, staging)
+
+
+def _ways(config: TransferConfig) -> tuple[str, ...]:
+    match config.transport:
+        case "auto":
+            return ("shm", "nixl", "tcp") if available() and any(_RDMA.glob("*")) else ("shm", "tcp")
+        case "loopback":
+            raise ConfigError(
+                "transfer.transport loopback works within one process only (--local); use auto, shm or tcp"
+            )
+        case one:
+            return (one,)
+
+
+def _tls(config: TransferConfig) -> TlsContexts | None:
+    files = (config.tls_cert, config.tls_key, config.tls_ca)
+    if not any(files):
+        return None
+    if not all(files):
+        raise ConfigError("transfer.tls_cert, tls_key and tls_ca belong together: set all three or none")
+    return tls_contexts(*files)

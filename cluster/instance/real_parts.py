@@ -1,0 +1,168 @@
+"""The parts of a real instance on this host: a model's ranks, a pool in memory that the chosen transports can reach."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cluster.instance.instance import Parts, Role
+from cluster.instance.pool_access import PoolAccess, remote_access
+from cluster.instance.pull_media import MEDIA
+from cluster.instance.remote_memory.memory_messages import KeeperSetup
+from cluster.instance.remote_memory.remote_host import FarHost, Keep, start_keepers
+from cluster.instance.shared_memory import take_memory
+from core.config import ClusterConfig, ParallelConfig
+from core.ports import LayerSink, Mail, WorkerGroup
+from core.step_profile import first_steps
+from engine.execution.build_group import PoolSize, build_group, size_pool
+from engine.execution.devices import choose_device
+from engine.execution.model_dims import mesh_of
+from engine.ranks.child_ranks import children
+from engine.ranks.rank import Spawner
+from engine.ranks.start_ranks import start_ranks
+from engine.tiers.build_tiers import build_tiers
+from engine.tiers.layer_gate import LayerGate
+from kvtransfer.staging import STAGING_BYTES, Staging
+from kvtransfer.transport.base import Holder, Receiver, Sender
+from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.shm import host_id
+from models.revision import weights_revision
+from net.mail import TcpMail
+from parallel.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who starts an instance's ranks, and the keepers of its other hosts."""
+
+    ranks: Spawner
+    keep: Keep | None = None
+    """None: there are no other hosts."""
+
+
+def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric) -> Parts:
+    """An instance that shares its process, and so its memory, with the others."""
+    parallel = config.prefill if role == "prefill" else config.decode
+    spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    size = _size(config, folder, role, parallel, spawner)
+    memory, path = take_memory(size.num_bytes + STAGING_BYTES)
+    buffer = memory[: size.num_bytes]
+
+    def receivers(holder: Holder) -> list[Receiver]:
+        return [LoopbackReceiver(fabric, mail.address, buffer, holder.may_write, holder.arrived)]
+
+    def senders() -> list[Sender]:
+        return [LoopbackSender(fabric, memory)]
+
+    return _parts(
+        config,
+        folder,
+        size,
+        parallel,
+        PoolAccess(buffer, receivers, senders, path, Staging(memory, size.num_bytes)),
+        "process",
+        spawner,
+    )
+
+
+def remote_parts(
+    config: ClusterConfig,
+    folder: Path,
+    role: Role,
+    mail: TcpMail,
+    key: bytes,
+    place: Callable[[Mesh], Placement],
+) -> Parts:
+    """An instance in a process of its own, reached by shared memory on this host and by TCP from others.
+
+    `place`: for one of several ranks, who starts them and where."""
+    parallel = config.prefill if role == "prefill" else config.decode
+    placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    spawner = placement.ranks if placement else None
+    size = _size(config, folder, role, parallel, spawner)
+    host = mail.address.rpartition(":")[0]
+    access = remote_access(config.transfer, role != "prefill", mail.me, host, key, size.num_bytes, MEDIA)
+    far = _keepers(config, role, mail, size, placement) if placement and placement.keep else ()
+    try:
+        return _parts(config, folder, size, parallel, access, host_id(), spawner, far)
+    except BaseException:
+        _end(far)
+        raise
+
+
+def _keepers(
+    config: ClusterConfig, role: Role, mail: TcpMail, size: PoolSize, placement: Placement
+) -> tuple[FarHost, ...]:
+    addresses = placement.ranks.addresses
+    setups = [
+        KeeperSetup(
+            memory,
+            mail.address,
+            mail.me.incarnation,
+            role != "prefill",
+            addresses[memory],
+            tuple(pool for pool in size.pools if pool.memory == memory),
+        )
+        for memory in range(1, len(addresses))
+    ]
+    assert placement.keep is not None
+    return start_keepers(placement.keep, setups, config.mail)
+
+
+def _end(far: Sequence[FarHost]) -> None:
+    for host in far:
+        host.end()
+
+
+def _size(
+    config: ClusterConfig, folder: Path, role: Role, parallel: ParallelConfig, spawner: Spawner | None
+) -> PoolSize:
+    mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
+    device = torch.device(spawner.devices[0]) if spawner else None
+    memories = spawner.memories if spawner else ()
+    return size_pool(folder, config.model, config.engine, mesh, role, num_spare, device, memories)
+
+
+def _parts(
+    config: ClusterConfig,
+    folder: Path,
+    size: PoolSize,
+    parallel: ParallelConfig,
+    access: PoolAccess,
+    host: str,
+    spawner: Spawner | None,
+    far: tuple[FarHost, ...] = (),
+) -> Parts:
+    def group(sink: LayerSink | None) -> WorkerGroup:
+        if spawner is not None:
+            memories = [(access.path, size.num_bytes), *(host.memory for host in far)]
+            try:
+                return start_ranks(folder, config.engine, size, parallel, memories, sink, spawner, far)
+            except BaseException:
+                _end(far)
+                raise
+        return build_group(folder, config.model, config.engine, size, access.buffer, sink)
+
+    revision = weights_revision(folder)
+    tiers = build_tiers(config.engine, access.buffer, size.pools, revision)
+    return Parts(
+        size.shard,
+        size.num_blocks,
+        size.max_context_tokens,
+        access.make_receivers,
+        access.make_senders,
+        group,
+        host,
+        access.staging,
+        tiers,
+        # A GPU's pool is filled from its copy in host memory as a step begins, ranks of their own have no gate to wait at.
+        LayerGate()
+        if parallel.num_ranks == 1 and choose_device(config.engine.device).type == "cpu"
+        else None,
+        revision,
+        pools=size.pools,
+        steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
+        num_groups=parallel.dp,
+        far=far,
+    )

@@ -1,0 +1,160 @@
+"""The keeper of an instance's memory on another host than its own: a process with the receivers and senders of the pools there.
+
+It decides nothing. It admits what its instance says and tells it what arrives; bytes go between its memory and other instances
+directly, only words to and from its own. It ends with the stream that they come by, and its memory with it."""
+
+import asyncio
+import os
+import socket
+import traceback
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from cluster.instance.pool_access import PoolAccess, remote_access
+from cluster.instance.pull_media import MEDIA
+from cluster.instance.remote_memory.memory_messages import (
+    TO_KEEPER,
+    Answer,
+    Arrived,
+    Corrupted,
+    Ended,
+    Fence,
+    Forget,
+    KeeperFailed,
+    KeeperReady,
+    KeeperSetup,
+    Open,
+    Probe,
+    Refuse,
+    Sent,
+    Sync,
+    Way,
+    WhenIdle,
+    Write,
+)
+from core.config import TransferConfig
+from core.errors import ProtocolError, ReplicaLost, TransferError
+from core.kv import memory_bytes
+from engine.ranks.rank_messages import frame, next_frame, open_streams
+from kvtransfer.copies import CopyRun
+from kvtransfer.memory import OwnMemory
+from kvtransfer.transport.shm import host_id
+from net.channel import Identity
+
+
+def serve_keeper(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
+    """Until the instance ends the stream."""
+    asyncio.run(_serve(sock, transfer, key))
+
+
+async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
+    reader, writer = await open_streams(sock)
+    try:
+        with suppress(asyncio.IncompleteReadError, OSError):
+            await _keep(await next_frame(reader, TO_KEEPER), transfer, key, reader, writer)
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _keep(
+    setup: KeeperSetup, transfer: TransferConfig, key: bytes, reader: StreamReader, writer: StreamWriter
+) -> None:
+    try:
+        keeper = Keeper(setup, transfer, key, writer)
+    except Exception as error:
+        traceback.print_exc()
+        writer.write(frame(KeeperFailed(f"{type(error).__name__}: {error}")))
+        await writer.drain()
+        return
+    try:
+        while True:
+            keeper.on_word(await next_frame(reader, TO_KEEPER))
+    finally:
+        await keeper.close()
+
+
+class Keeper:
+    def __init__(
+        self, setup: KeeperSetup, transfer: TransferConfig, key: bytes, instance: StreamWriter
+    ) -> None:
+        """Raises ConfigError and TransferError."""
+        self._instance = instance
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._memory = OwnMemory(setup.pools)
+        self.may_write = self._memory.may_write
+        num_bytes = memory_bytes(setup.pools, setup.memory)
+        identity = Identity(setup.address, setup.incarnation, os.getpid())
+        access: PoolAccess = remote_access(
+            transfer, setup.receives, identity, setup.host, key, num_bytes, MEDIA
+        )
+        self._buffer = access.buffer
+        if setup.receives:
+            self._memory.attach(access.make_receivers(self))
+        self._senders = access.make_senders()
+        regions = tuple(tuple(self._memory.regions(pool)) for pool in setup.pools)
+        ways = tuple(Way(sender.name, sender.vouches) for sender in self._senders)
+        self._say(KeeperReady(access.path, num_bytes, host_id(), regions, ways))
+
+    def on_word(self, word: object) -> None:
+        match word:
+            case Open(grant_id, blocks):
+                self._memory.open(grant_id, blocks)
+            case Refuse(grant_id):
+                self._memory.refuse(grant_id)
+            case Ended(grant_id):
+                self._memory.ended(grant_id)
+            case Sent(grant_id):
+                for sender in self._senders:
+                    sender.ended(grant_id)
+            case Forget(owner):
+                for sender in self._senders:
+                    sender.forget(owner)
+            case Sync(number):
+                self._say(Answer(number))
+            case WhenIdle(number, grant_id):
+                self._memory.when_idle(grant_id, lambda: self._say(Answer(number)))
+            case Fence(number, writer, grant_id):
+                self._answer(number, self._memory.fence(writer, grant_id))
+            case Write(number, way, grant_id, region, sources, destinations, sizes):
+                runs = [CopyRun(*run) for run in zip(sources, destinations, sizes, strict=True)]
+                self._answer(number, self._senders[way].write(grant_id, region, runs))
+            case Probe(number, way, region, num_bytes):
+                self._answer(number, self._senders[way].probe(region, num_bytes))
+            case _:
+                raise ProtocolError(f"a keeper was told {type(word).__name__} out of turn")
+
+    def arrived(self, grant_id: str, num_bytes: int) -> None:
+        self._say(Arrived(grant_id, num_bytes))
+
+    def corrupted(self, grant_id: str) -> None:
+        self._say(Corrupted(grant_id))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for sender in self._senders:
+            await sender.close()
+        await self._memory.close()
+
+    def _say(self, word: object) -> None:
+        self._instance.write(frame(word))
+
+    def _answer(self, number: int, work: Awaitable[int | None]) -> None:
+        """When it is done."""
+        task = asyncio.ensure_future(self._do(number, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _do(self, number: int, work: Awaitable[int | None]) -> None:
+        try:
+            answer = Answer(number, await work or 0)
+        except (ReplicaLost, TransferError) as error:
+            answer = Answer(number, 0, str(error), isinstance(error, ReplicaLost))
+        except Exception as error:
+            traceback.print_exc()
+            answer = Answer(number, 0, f"{type(error).__name__}: {error}")
+        self._say(answer)

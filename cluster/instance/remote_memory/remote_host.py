@@ -1,0 +1,277 @@
+"""An instance's memory on another host, as the instance sees it: what it asks of the keeper there, and news of the keeper's end.
+
+A keeper that has ended, or that does not answer in time and is ended then, is lost for good: its memory is gone, so nothing in it
+is left to be fenced, and the instance fails as a whole."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from cluster.instance.remote_memory.memory_messages import (
+    FROM_KEEPER,
+    Answer,
+    Arrived,
+    Corrupted,
+    Ended,
+    Fence,
+    Forget,
+    KeeperFailed,
+    KeeperReady,
+    KeeperSetup,
+    Open,
+    Probe,
+    Refuse,
+    Sent,
+    Sync,
+    Way,
+    WhenIdle,
+    Write,
+)
+from core.config import MailConfig
+from core.errors import ConfigError, ProtocolError, ReplicaLost, TransferError
+from core.kv import RankPool
+from core.messages import RegionKey
+from engine.ranks.rank import Rank
+from engine.ranks.rank_messages import frame, next_frame, open_streams, read_frame
+from kvtransfer.copies import CopyRun
+from kvtransfer.transport.shm import host_id
+
+log = logging.getLogger(__name__)
+
+Keep = Callable[[Sequence[KeeperSetup], float], list[Rank]]
+"""(setups, deadline in seconds) -> all keepers, each waiting for its setup, or none. Blocks. Raises ConfigError, ReplicaLost."""
+START_S = 300.0
+
+
+def start_keepers(keep: Keep, setups: Sequence[KeeperSetup], mail: MailConfig) -> tuple["FarHost", ...]:
+    """All of them, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost.
+
+    `mail` says how long a silent keeper is believed to live."""
+    deadline, hosts, found = time.monotonic() + START_S, {host_id()}, list[FarHost]()
+    keepers = keep(setups, START_S)
+    try:
+        for keeper, setup in zip(keepers, setups, strict=True):
+            with suppress(OSError):  # it has ended: nothing else will be heard of it
+                keeper.sock.sendall(frame(setup))
+        for keeper, setup in zip(keepers, setups, strict=True):
+            ready = _ready(keeper, deadline - time.monotonic())
+            found.append(FarHost(keeper, setup, ready, mail, ready.host in hosts))
+            hosts.add(ready.host)
+        return tuple(found)
+    except BaseException:
+        for keeper in keepers:
+            keeper.end()
+        raise
+
+
+def _ready(keeper: Rank, left_s: float) -> KeeperReady:
+    keeper.sock.settimeout(max(0.01, left_s))
+    try:
+        word = read_frame(keeper.sock, FROM_KEEPER)
+    except TimeoutError as error:
+        raise ReplicaLost(f"{keeper.name} is not ready in time") from error
+    except OSError:
+        word = None
+    match word:
+        case KeeperReady():
+            keeper.sock.setblocking(False)
+            return word
+        case KeeperFailed(reason):
+            raise ConfigError(f"{keeper.name} did not start: {reason}")
+        case _:
+            raise ReplicaLost(keeper.obituary())
+
+
+class FarHost:
+    """kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory.
+
+    All but the constructor and `end` is for the event loop's thread, after `run`."""
+
+    def __init__(
+        self, keeper: Rank, setup: KeeperSetup, ready: KeeperReady, mail: MailConfig, shares_host: bool
+    ) -> None:
+        """`shares_host`: with another process of its instance that writes; a holder's segment takes the claim of one of them."""
+        self.memory = ready.memory_path, ready.memory_bytes
+        self.senders = [
+            _FarSender(self, number, way, ready.host)
+            for number, way in enumerate(ready.ways)
+            if not (way.vouches and shares_host)
+        ]
+        self._keeper = keeper
+        self._regions = dict(zip(setup.pools, ready.regions, strict=True))
+        self._beat_s, self._timeout_s = mail.heartbeat_s, mail.peer_timeout_s
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._out: asyncio.Queue[bytes] = asyncio.Queue()
+        self._closing = self._closed = False
+
+    def run(self, arrived: Callable[[str, int], None], corrupted: Callable[[str], None]) -> None:
+        """Of an instance's inbox: what has come into the memory."""
+        self._arrived, self._corrupted = arrived, corrupted
+        loop = asyncio.get_running_loop()
+        self._lost: asyncio.Future[Exception] = loop.create_future()
+        self._tasks = [loop.create_task(self._converse()), loop.create_task(self._beat())]
+
+    def end(self) -> None:
+        """Kill the keeper. Blocks."""
+        self._keeper.end()
+
+    async def lost(self) -> Exception:
+        return await asyncio.shield(self._lost)
+
+    # The memory -----------------------------------------------------------------------------------------------------
+
+    def regions(self, pool: RankPool) -> list[RegionKey]:
+        return list(self._regions[pool])
+
+    def open(self, grant_id: str, blocks: Sequence[int]) -> None:
+        self.say(Open(grant_id, tuple(blocks)))
+
+    def when_open(self, then: Callable[[], None]) -> None:
+        self._then(self.ask(Sync(0)), then)
+
+    def refuse(self, grant_id: str) -> None:
+        self.say(Refuse(grant_id))
+
+    def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
+        self._then(self.ask(WhenIdle(0, grant_id)), then)
+
+    def ended(self, grant_id: str) -> None:
+        self.say(Ended(grant_id))
+
+    async def fence(self, writer: str, grant_id: str) -> None:
+        with suppress(ReplicaLost):  # the memory went with its keeper
+            await self.ask(Fence(0, writer, grant_id))
+
+    async def close(self) -> None:
+        """Ends the keeper. Idempotent."""
+        if self._closed:
+            return
+        self._closing = self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.to_thread(self._keeper.end, 1.0)
+        self._fail_all(ReplicaLost("the instance has ended"))
+
+    # Words ----------------------------------------------------------------------------------------------------------
+
+    def say(self, word: Any) -> None:
+        self._out.put_nowait(frame(word))
+
+    def ask(self, word: Any) -> "asyncio.Future[int]":
+        """The answer to a word, which gets its number here. Raises ReplicaLost, TransferError."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self._lost.done():
+            future.set_exception(self._lost.result())
+            return future
+        number = next(self._numbers)
+        self._asked[number] = future
+        self.say(replace(word, number=number))
+        return future
+
+    def _then(self, asked: "asyncio.Future[int]", then: Callable[[], None]) -> None:
+        """Of a keeper that is lost nobody hears any more: its instance fails."""
+        asked.add_done_callback(
+            lambda done: then() if not done.cancelled() and not done.exception() else None
+        )
+
+    async def _converse(self) -> None:
+        try:
+            reader, writer = await open_streams(self._keeper.sock)
+            speaking = asyncio.ensure_future(self._speak(writer))
+            try:
+                while True:
+                    self._on_word(await next_frame(reader, FROM_KEEPER))
+            finally:
+                speaking.cancel()
+                await asyncio.gather(speaking, return_exceptions=True)
+                writer.close()
+        except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
+            log.debug("%s: %s", self._keeper.name, error)
+            await self._lose(await asyncio.to_thread(self._keeper.obituary))
+
+    async def _speak(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(await self._out.get())
+            await writer.drain()
+
+    async def _beat(self) -> None:
+        """A keeper that is stopped or cut off answers nothing, and nothing else would tell."""
+        while not self._lost.done():
+            await asyncio.sleep(self._beat_s)
+            asked = self.ask(Sync(0))
+            await asyncio.wait([asked], timeout=self._timeout_s)
+            if not asked.done():  # or this loop was held up, and the answer is there
+                await asyncio.wait([asked], timeout=self._beat_s)
+            if not asked.done():
+                await self._lose(f"{self._keeper.name} has not answered for {self._timeout_s:g} s")
+            elif asked.exception():
+                return
+
+    def _on_word(self, word: object) -> None:
+        match word:
+            case Arrived(grant_id, num_bytes):
+                self._arrived(grant_id, num_bytes)
+            case Corrupted(grant_id):
+                self._corrupted(grant_id)
+            case Answer(number, value, error, lost):
+                future = self._asked.pop(number, None)
+                if future is None or future.done():
+                    pass  # whoever asked has gone
+                elif error:
+                    future.set_exception(ReplicaLost(error) if lost else TransferError(error))
+                else:
+                    future.set_result(value)
+            case _:
+                raise ProtocolError(f"{self._keeper.name} said {type(word).__name__} out of turn")
+
+    async def _lose(self, why: str) -> None:
+        if self._closing or self._lost.done():
+            return
+        self._closing = True
+        await asyncio.to_thread(self._keeper.end)
+        error = ReplicaLost(why)
+        self._lost.set_result(error)
+        self._fail_all(error)
+
+    def _fail_all(self, error: Exception) -> None:
+        asked, self._asked = self._asked, {}
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting for it
+
+
+class _FarSender:
+    """kvtransfer.transport.base.Sender, of a keeper."""
+
+    def __init__(self, far: FarHost, number: int, way: Way, host: str) -> None:
+        self.name, self.vouches = way.name, way.vouches
+        self._far, self._number, self._host = far, number, host
+
+    def reaches(self, region: RegionKey) -> bool:
+        return region.transport == self.name and region.host in ("", self._host)
+
+    async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
+        sources = tuple(run.source for run in runs)
+        destinations = tuple(run.destination for run in runs)
+        sizes = tuple(run.num_bytes for run in runs)
+        await self._far.ask(Write(0, self._number, grant_id, region, sources, destinations, sizes))
+
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
+        return await self._far.ask(Probe(0, self._number, region, num_bytes))
+
+    def ended(self, grant_id: str) -> None:
+        self._far.say(Sent(grant_id))
+
+    def forget(self, endpoint_owner: str) -> None:
+        self._far.say(Forget(endpoint_owner))
+
+    async def close(self) -> None:
+        """The keeper closes its senders when it ends."""

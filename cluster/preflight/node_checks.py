@@ -1,0 +1,138 @@
+"""Checks of one node that need nobody else: memory limits, shared memory, devices, libraries."""
+
+import importlib.util
+import resource
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from cluster.preflight.findings import Finding, Verdict
+from cluster.preflight.nccl_tests import check_nccl_tests
+from cluster.scheduler.compiled import scheduler_is_compiled
+from core.errors import ConfigError
+from models.hub import folder_of
+
+_MIN_FILES = 4096
+_MIN_MEMLOCK_BYTES = 1 << 30
+
+
+def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) -> list[Finding]:
+    """All of them. `kv_bytes`: KV pools that instances of this node will keep in shared memory; `model`: the configuration's
+    model.path; `root`: for tests."""
+    rdma = list(_rdma(where, root))
+    return [
+        _model(where, model),
+        _shared_memory(where, kv_bytes, root / "dev/shm"),
+        _memlock(where, needed=bool(rdma)),
+        _open_files(where),
+        *rdma,
+        _nixl(where, has_rdma=bool(rdma)),
+        *_gpus(where),
+        _scheduler(where),
+        check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
+    ]
+
+
+def _model(where: str, path: str) -> Finding:
+    try:
+        folder = folder_of(path)
+    except ConfigError as error:
+        fix = "put the model's folder at this path on every node (a copy, or a shared file system)"
+        return Finding(where, "model", Verdict.FAIL, str(error), f"a folder {path}", fix)
+    if folder is None:
+        return Finding(where, "model", Verdict.SKIP, f"{path}, from the hub as an instance starts")
+    return Finding(where, "model", Verdict.OK, str(folder))
+
+
+def _shared_memory(where: str, kv_bytes: int, folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    enough = free >= kv_bytes
+    return Finding(
+        where,
+        "shared memory",
+        Verdict.OK if enough else Verdict.FAIL,
+        f"{free / 2**30:.2f} GiB free",
+        f"{kv_bytes / 2**30:.2f} GiB for the KV pools",
+        ""
+        if enough
+        else "make /dev/shm larger (docker run --shm-size, an emptyDir with medium: Memory) or lower engine.kv_bytes",
+    )
+
+
+def _scheduler(where: str) -> Finding:
+    measured = "compiled" if scheduler_is_compiled() else "interpreted"
+    return Finding(where, "scheduler", Verdict.OK, measured, "compiled, for thousands of instances")
+
+
+def _memlock(where: str, needed: bool) -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    low = soft != resource.RLIM_INFINITY and soft < _MIN_MEMLOCK_BYTES
+    measured = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
+    if not low:
+        return Finding(where, "memlock", Verdict.OK, measured)
+    verdict = Verdict.FAIL if needed else Verdict.OK
+    fix = "RDMA pins its memory: ulimit -l unlimited, or IPC_LOCK for the container" if needed else ""
+    return Finding(where, "memlock", verdict, measured, "unlimited, for RDMA", fix)
+
+
+def _open_files(where: str) -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = soft < _MIN_FILES
+    fix = f"ulimit -n {_MIN_FILES}: a large cluster has a connection between any two processes" if low else ""
+    verdict = Verdict.WARN if low else Verdict.OK
+    return Finding(where, "open files", verdict, str(soft), f"at least {_MIN_FILES}", fix)
+
+
+def _rdma(where: str, root: Path) -> Iterator[Finding]:
+    """One finding for each port of each RDMA device."""
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        state = _read(port / "state") or "unknown"
+        rate = _read(port / "rate") or "unknown rate"
+        name = f"RDMA {port.parts[-3]} port {port.name}"
+        up = "ACTIVE" in state
+        fix = "" if up else "bring the port up (cable, switch, driver), or leave the device out of NIXL's"
+        yield Finding(where, name, Verdict.OK if up else Verdict.FAIL, f"{state}, {rate}", "4: ACTIVE", fix)
+
+
+def _nixl(where: str, has_rdma: bool) -> Finding:
+    if importlib.util.find_spec("nixl_cu12") or importlib.util.find_spec("nixl_cu13"):
+        return Finding(where, "NIXL", Verdict.OK, "installed")
+    if not has_rdma:
+        return Finding(where, "NIXL", Verdict.SKIP, "not installed, and no RDMA device that it could use")
+    fix = "pip install --no-deps nixl-cu12==1.5.1: KV would go over TCP without it"
+    return Finding(where, "NIXL", Verdict.WARN, "not installed", "installed, for RDMA", fix)
+
+
+def _gpus(where: str) -> Iterator[Finding]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        yield Finding(where, "GPUs", Verdict.SKIP, "none: this node computes on its CPU")
+        return
+    names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
+    yield Finding(where, "GPUs", Verdict.OK, f"{count}: {names}")
+    apart = [
+        f"{i}-{j}"
+        for i in range(count)
+        for j in range(i + 1, count)
+        if not torch.cuda.can_device_access_peer(i, j)
+    ]
+    fix = (
+        "tensor parallelism will copy through host memory: check the IOMMU and ACS settings" if apart else ""
+    )
+    yield Finding(
+        where,
+        "GPU peer access",
+        Verdict.WARN if apart else Verdict.OK,
+        f"none between {', '.join(apart)}" if apart else "between all",
+        "between all",
+        fix,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,7 @@
+"""Is the scheduler that would run here machine code (docs/adr/013)? Its sources are the same."""
+
+from cluster.scheduler import global_scheduler
+
+
+def scheduler_is_compiled() -> bool:
+    return not global_scheduler.__file__.endswith(".py")

@@ -1,0 +1,1 @@
+"""What the scheduler knows of the living instances: loads, promises, cached prefixes and links."""

@@ -1,0 +1,323 @@
+"""What the scheduler knows of one instance (a member of the fleet): its last report, and what was promised since. Pure.
+
+Invariant: every promise is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
+with no promises all sums are zero."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from cluster.scheduler.fleet.link_model import Spot
+from cluster.scheduler.fleet.prefix_index import Match
+from core.kv import num_blocks_for
+from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
+from core.steps import UNKNOWN_STEPS
+
+DEFAULT_TOKENS_PER_S: Final = 4000.0
+"""Prompt tokens per second of an instance, until anything was measured anywhere."""
+DEFAULT_STEP_S: Final = 0.02
+_ROOM_BATCHES: Final = 4
+_ROOM_S: Final = 1.0
+"""An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
+_WAY_STEPS: Final = 2.5
+"""From when a slot is free until a step has whoever is sent there for it: the report, the step that runs, the one planned."""
+_MAX_SPARE_SHARE: Final = 0.125
+"""Of all slots; more of them free at once would be outputs so short that slots do not matter."""
+
+
+class Promise:
+    """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
+
+    __slots__ = (
+        "compute_tokens", "context_tokens", "hashes", "made_s", "num_blocks", "num_seqs", "tpot_s"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        made_s: float,
+        num_seqs: int,
+        num_blocks: int,
+        compute_tokens: int,
+        hashes: tuple[int, ...],
+        context_tokens: float = 0.0,
+        tpot_s: float = inf,
+    ) -> None:
+        """`hashes`: full prompt blocks that it will hold here; `context_tokens`: of a sequence that will decode here, its length
+        on average; `tpot_s`: its target for the time per output token."""
+        self.made_s = made_s
+        self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
+        self.hashes, self.context_tokens, self.tpot_s = hashes, context_tokens, tpot_s
+
+
+class Turnover:
+    """How many sequence slots come free while a request is on its way to them."""
+
+    __slots__ = ("spare_share",)
+
+    def __init__(self) -> None:
+        self.spare_share = 0.0
+        """Of all slots."""
+
+    def learn(self, mean_output_tokens: float) -> None:
+        """A sequence ends after so many steps, so of each step's sequences one in so many."""
+        self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / max(1.0, mean_output_tokens))
+
+
+class _Chains:
+    """Prompts' block hashes that promises pay for. A hash says all that comes before its block (`core.kv.block_hashes`), so two
+    prompts are found to have as much in common as the last block in which they agree."""
+
+    __slots__ = ("_by_first",)
+
+    def __init__(self) -> None:
+        self._by_first: dict[int, dict[str, tuple[int, ...]]] = {}
+        """First hash -> of which promise -> all."""
+
+    def add(self, key: str, hashes: tuple[int, ...]) -> None:
+        chains = self._by_first.get(hashes[0])
+        if chains is None:
+            self._by_first[hashes[0]] = {key: hashes}
+        else:
+            chains[key] = hashes
+
+    def remove(self, key: str, hashes: tuple[int, ...]) -> None:
+        chains = self._by_first[hashes[0]]
+        del chains[key]
+        if not chains:
+            del self._by_first[hashes[0]]
+
+    def num_shared(self, hashes: Sequence[int], limit: int) -> int:
+        """The most leading blocks, of the first `limit` (at least one), that somebody pays for."""
+        most = 0
+        if (chains := self._by_first.get(hashes[0])) is not None:
+            for chain in chains.values():
+                end = min(limit, len(chain))
+                if most < end and chain[most] == hashes[most]:
+                    most = _num_common(chain, hashes, most + 1, end)
+        return most
+
+
+def _num_common(one: Sequence[int], other: Sequence[int], low: int, high: int) -> int:
+    """Leading hashes that are the same in both, at least `low` and at most `high`."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[middle - 1] == other[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+CachedBlocks = Match | Mapping[str, int]
+"""How many leading blocks of a prompt are cached where."""
+
+
+class Member:
+    """One registered instance. Owned by the GlobalScheduler; policies read it."""
+
+    def __init__(
+        self,
+        info: Register,
+        changed: dict[str, "Member"] | None = None,
+        turnover: Turnover | None = None,
+    ) -> None:
+        """`changed`: where it puts itself when anything about it changes; `turnover`: of the whole fleet."""
+        self.info = info
+        # What decisions read again and again, where it is quickest to read.
+        self.address, self.sends = info.address, info.sends
+        self.prefills, self.decodes = info.prefills, info.decodes
+        self.num_blocks, self.block_size = info.num_blocks, info.block_size
+        self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
+        self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)
+        self._changed = {} if changed is None else changed
+        self._turnover = turnover or Turnover()
+        self.version = 0
+        """Changes whenever anything here does."""
+        self.outlook: object = None
+        """A policy's own: what it has worked out about it at some version, where it is found without looking it up."""
+        self.standing: object = None
+        """A shortlist's own: where it has put it."""
+        self.num_running = 0
+        self.num_waiting = 0
+        self.defect = ""
+        self.tiers = TierCounts()
+        self.work = WorkCounts()
+        self.experts: tuple[LayerExperts, ...] = ()
+        self.leaving = False
+        """It takes nothing new, but its KV can still be fetched."""
+        self.measured_tokens_per_s = 0.0
+        self.step_s = DEFAULT_STEP_S
+        self.steps = UNKNOWN_STEPS
+        self.num_decoding = 0
+        self.context_tokens = 0
+        self.capacity_tokens = info.capacity_tokens
+        self.free_blocks = info.num_blocks
+        """Blocks that nothing uses and nothing was promised."""
+        self.num_seqs = 0
+        """Sequences that are or will be here."""
+        self._used_blocks = 0
+        self._waiting_tokens = 0
+        self._unsettled: dict[str, Promise] = {}
+        self._settled: dict[str, Promise] = {}
+        self._unsettled_sum = _Sum()
+        self._settled_sum = _Sum()
+        self._chains = _Chains()
+        self._tpots: dict[float, int] = {}
+        self.tightest_tpot_s = inf
+        """The tightest target of those that were placed here to decode."""
+        self.batch_seqs = 0
+        """Sequences that decode or will decode here."""
+        self.batch_context_tokens = 0.0
+        """Their lengths together, on average until they end."""
+
+    @property
+    def num_promises(self) -> int:
+        return len(self._unsettled) + len(self._settled)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens to be computed here, reported and promised."""
+        return self._waiting_tokens + self._unsettled_sum.compute_tokens
+
+    @property
+    def has_slot(self) -> bool:
+        """Will a sequence have a slot once it gets there? Waiting until one is seen to be free leaves it empty for steps."""
+        slots = self.max_num_seqs
+        return self.num_seqs < slots + int(slots * self._turnover.spare_share)
+
+    def has_prompt_room(self, tokens_per_s: float) -> bool:
+        """Is there less prompt work than keeps the instance busy until the next decision?"""
+        return self.queued_tokens < max(_ROOM_BATCHES * self.max_batch_tokens, _ROOM_S * tokens_per_s)
+
+    def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
+        """Is there room for `num_tokens`? What is cached is looked up only where that decides."""
+        free_blocks = self.free_blocks
+        if num_tokens <= free_blocks * self.block_size:
+            return True
+        num_cached = cached.get(self.address, 0)
+        return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= free_blocks
+
+    def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
+        """Blocks that `num_tokens` would take from `free_blocks`.
+
+        Of the `num_cached` leading blocks in its cache only those that a promise already pays for are free of charge:
+        the others count as available in the report and stop being so."""
+        shared = self._chains.num_shared(hashes, num_cached) if num_cached else 0
+        return num_blocks_for(num_tokens, self.block_size) - shared
+
+    def promise(self, key: str, promise: Promise) -> None:
+        assert key not in self._unsettled, key
+        self._unsettled[key] = promise
+        self._unsettled_sum.add(promise, 1)
+        if promise.hashes:
+            self._chains.add(key, promise.hashes)
+        if promise.num_seqs:
+            self._tpots[promise.tpot_s] = self._tpots.get(promise.tpot_s, 0) + 1
+            self.tightest_tpot_s = min(self.tightest_tpot_s, promise.tpot_s)
+        self._refresh()
+
+    def release(self, key: str) -> None:
+        """Forget a promise; nothing happens when there is none."""
+        if (promise := self._unsettled.pop(key, None)) is not None:
+            self._unsettled_sum.add(promise, -1)
+        elif (promise := self._settled.pop(key, None)) is not None:
+            self._settled_sum.add(promise, -1)
+        else:
+            return
+        if promise.hashes:
+            self._chains.remove(key, promise.hashes)
+        if promise.num_seqs:
+            _take_one(self._tpots, promise.tpot_s)
+            self.tightest_tpot_s = min(self._tpots, default=inf)
+        self._refresh()
+
+    def report(self, report: LoadReport, settled_before_s: float) -> None:
+        """Take a report over. It shows all promises that it says have arrived, and is taken to show those made before
+        `settled_before_s`."""
+        self.num_running, self.num_waiting = report.num_running, report.num_waiting
+        self.defect = report.defect
+        self.tiers, self.work = report.tiers, report.work
+        self.experts = report.experts or self.experts
+        self.measured_tokens_per_s = report.tokens_per_s
+        self.step_s = report.step_s or self.step_s
+        self.steps = report.steps
+        self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
+        self._used_blocks = self.num_blocks - report.free_blocks
+        self._waiting_tokens = report.waiting_tokens
+        for key in report.received:
+            if key in self._unsettled:
+                self._settle(key)
+        while self._unsettled:
+            key, promise = next(iter(self._unsettled.items()))
+            if promise.made_s >= settled_before_s:
+                break
+            self._settle(key)
+        self._refresh()
+
+    def leave(self) -> None:
+        self.leaving = True
+        self._refresh()
+
+    def status(self) -> InstanceStatus:
+        return InstanceStatus(
+            address=self.address,
+            prefills=self.prefills,
+            decodes=self.decodes,
+            num_blocks=self.num_blocks,
+            free_blocks=self.num_blocks - self._used_blocks,
+            num_waiting=self.num_waiting,
+            num_running=self.num_running,
+            defect=self.defect,
+            tiers=self.tiers,
+            steps=self.steps,
+            work=self.work,
+            leaving=self.leaving,
+            queued_tokens=self.queued_tokens,
+            tokens_per_s=self.measured_tokens_per_s,
+            step_s=self.step_s,
+            expert_imbalance=tuple((one.layer, one.imbalance) for one in self.experts),
+            expert_moves=sum(one.num_moves for one in self.experts),
+        )
+
+    def _settle(self, key: str) -> None:
+        promise = self._settled[key] = self._unsettled.pop(key)
+        self._unsettled_sum.add(promise, -1)
+        self._settled_sum.add(promise, 1)
+
+    def _refresh(self) -> None:
+        """Settled promises show in the report as far as they have grown, so the larger of the two counts.
+
+        Unsettled ones come on top."""
+        self.version += 1
+        self._changed[self.address] = self
+        settled, unsettled = self._settled_sum, self._unsettled_sum
+        known_blocks = max(self._used_blocks, settled.num_blocks)
+        self.free_blocks = self.num_blocks - known_blocks - unsettled.num_blocks
+        self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
+        promised = settled.num_seqs + unsettled.num_seqs
+        self.batch_seqs = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
+        context = settled.context_tokens + unsettled.context_tokens
+        # Beside those that others have placed here, which are taken to be like ours.
+        self.batch_context_tokens = context * self.batch_seqs / promised if promised else self.context_tokens
+
+
+@dataclass(slots=True)
+class _Sum:
+    num_seqs: int = 0
+    num_blocks: int = 0
+    compute_tokens: int = 0
+    context_tokens: float = 0.0
+
+    def add(self, promise: Promise, sign: int) -> None:
+        self.num_seqs += sign * promise.num_seqs
+        self.num_blocks += sign * promise.num_blocks
+        self.compute_tokens += sign * promise.compute_tokens
+        self.context_tokens += sign * promise.context_tokens
+
+
+def _take_one(counter: dict[float, int], key: float) -> None:
+    if (left := counter[key] - 1) > 0:
+        counter[key] = left
+    else:
+        del counter[key]

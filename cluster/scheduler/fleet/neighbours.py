@@ -1,0 +1,36 @@
+"""Instances by where they stand: on a host, in an NVLink domain, in a rack. Pure.
+
+Invariant: a group is known while an instance of it is."""
+
+from cluster.scheduler.fleet.bucket_queue import Shelves
+from cluster.scheduler.fleet.member import Member
+
+
+class Group:
+    """Who stands there, by what a shortlist orders them by."""
+
+    __slots__ = ("batches", "num_members", "prompts")
+
+    def __init__(self) -> None:
+        self.num_members = 0
+        self.prompts, self.batches = Shelves(), Shelves()
+
+
+class Neighbours:
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, ...], Group] = {}
+
+    def join(self, member: Member) -> tuple[Group, ...]:
+        """Its groups, smallest first."""
+        groups = tuple([self._groups.setdefault(name, Group()) for name in member.spot.groups])
+        for group in groups:
+            group.num_members += 1
+        return groups
+
+    def leave(self, member: Member) -> None:
+        """Who has joined before."""
+        for name in member.spot.groups:
+            group = self._groups[name]
+            group.num_members -= 1
+            if not group.num_members:
+                del self._groups[name]

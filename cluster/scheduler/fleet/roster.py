@@ -1,0 +1,207 @@
+"""The living instances, what they cache, and which of them could take a request at all. Owned by the GlobalScheduler. Pure."""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from cluster.scheduler.fleet.buddies import Buddies
+from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member, Turnover
+from cluster.scheduler.fleet.prefix_index import Match, PrefixIndex
+from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.shortlist import (
+    NUM_CACHED,
+    NUM_CACHED_DECODES,
+    NUM_CACHED_SOURCES,
+    NUM_NEAR,
+    Shortlist,
+)
+from cluster.scheduler.scheduler_events import Send
+from core.messages import Buddy, Place
+from core.reports import LoadReport, Register
+
+NO_DECODE: Final = "no decode instance is alive"
+FETCH_TOKENS: Final = 128
+"""A cached prefix as long as this is worth asking a decode instance for."""
+SCAN_UP_TO: Final = 32
+"""Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
+
+
+class Look:
+    """What one look for a place has in common; `cached`: who has most of the prompt cached, most first."""
+
+    __slots__ = ("cached", "draws", "match")
+
+    def __init__(self, match: Match, cached: list[Member], draws: Draws) -> None:
+        self.match, self.cached, self.draws = match, cached, draws
+
+
+class Roster:
+    def __init__(self, scan_up_to: int = SCAN_UP_TO) -> None:
+        self._scan_up_to = scan_up_to
+        self._members: dict[str, Member] = {}
+        self._shortlist = Shortlist()
+        self._draws = Draws("roster")
+        self._last: tuple[Place, int, Look] | None = None
+        self._prefixes = PrefixIndex()
+        self.turnover = Turnover()
+        self._buddies = Buddies()
+        self._replicating: dict[str, Member] = {}
+        self.largest_tokens = 0
+        """Of one sequence: what the largest decode instance that was ever seen holds."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """In order of registration."""
+        return tuple(self._members.values())
+
+    def some(self, count: int) -> list[Member]:
+        return list(islice(self._members.values(), count))
+
+    def get(self, address: str) -> Member | None:
+        return self._members.get(address)
+
+    def why_not(self) -> str:
+        """Why nothing can be placed, whatever the load; empty: something can."""
+        return "" if any(m.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
+
+    # Facts ----------------------------------------------------------------------------------------------------------
+    def knows(self, info: Register) -> bool:
+        known = self._members.get(info.address)
+        return known is not None and known.info == info
+
+    def add(self, info: Register) -> None:
+        """A new instance, which knows of no buddy."""
+        member = self._members[info.address] = Member(info, self._shortlist.changed, self.turnover)
+        self._shortlist.changed[info.address] = member
+        if info.decodes and info.replicates:
+            self._replicating[info.address] = member
+        if info.decodes:
+            self.largest_tokens = max(self.largest_tokens, info.capacity_tokens)
+
+    def remove(self, address: str) -> None:
+        self._last = None
+        if (member := self._members.pop(address, None)) is not None:
+            self._prefixes.drop(address)
+            self._shortlist.forget(member)
+            self._replicating.pop(address, None)
+
+    def leave(self, address: str) -> None:
+        if (member := self._members.get(address)) is not None:
+            member.leave()
+
+    def report(self, report: LoadReport, settled_before_s: float) -> Member | None:
+        if (member := self._members.get(report.address)) is None:
+            return None
+        member.report(report, settled_before_s)
+        self._last = None
+        self._prefixes.update(member.address, report.cache_added, report.cache_removed)
+        if not self.scans:
+            self._settle()
+        return member
+
+    def forget_buddy(self, address: str) -> None:
+        self._buddies.forget(address)
+
+    def forget_buddies(self) -> None:
+        """No instance knows of its buddy: all are told anew."""
+        for address in self._replicating:
+            self._buddies.forget(address)
+
+    def pair(self) -> list[Send]:
+        """Tell those whose buddy has changed."""
+        return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._replicating.values()))]
+
+    # Who could take a request ---------------------------------------------------------------------------------------
+    @property
+    def scans(self) -> bool:
+        """Is the fleet small enough to be looked at as a whole?"""
+        return len(self._members) <= self._scan_up_to
+
+    def match(self, place: Place) -> Match:
+        """How many leading blocks of its prompt are cached where."""
+        return self._prefixes.match(place.block_hashes)
+
+    def look(self, place: Place, turn: int = 0) -> Look:
+        """`turn`: another one draws others."""
+        if self._last is not None and self._last[0] is place and self._last[1] == turn:
+            return self._last[2]
+        draws = Draws(place.request_id, turn)
+        match = self.match(place)
+        count = self._scan_up_to if self.scans else NUM_CACHED
+        found = (self._members.get(address) for address in match.longest(count, draws))
+        look = Look(match, [member for member in found if member is not None], draws)
+        self._last = place, turn, look
+        return look
+
+    def heir(self, lost: Sequence[str]) -> str:
+        """Who has copies of the KV of the instance that was lost last; empty: nobody."""
+        return self._buddies.heir(lost)
+
+    def any_headroom(self) -> bool:
+        if not self.scans:
+            self._settle()
+            return self._shortlist.any_headroom()
+        return any(m.decodes and m.has_slot and m.free_blocks > 0 for m in self._members.values())
+
+    def shortest_queues(self) -> Iterable[Member]:
+        """If nobody among these has room for a prompt, nobody has."""
+        if self.scans:
+            return self._members.values()
+        self._settle()
+        least = self._shortlist.shortest_queue(self._draws)
+        return () if least is None else (least,)
+
+    def decodes(self, place: Place, look: Look, wanted: str = "") -> list[Member]:
+        """Those that could hold prompt and output to the end; of a large fleet those worth considering, and `wanted`."""
+        total = place.num_tokens + place.max_new_tokens
+        pool: Iterable[Member] = self._members.values()
+        if not self.scans:
+            self._settle()
+            listed = self._shortlist.decodes(place.slo, look.cached[:NUM_NEAR], look.draws)
+            named = [self._members[wanted]] if wanted in self._members else []
+            cached = [m for m in look.cached if m.decodes][:NUM_CACHED_DECODES]
+            pool = dict.fromkeys((*named, *cached, *listed))
+        able = _could_decode(pool, total)
+        if not able and not self.scans:
+            able = _could_decode(self._members.values(), total)
+        return _without(able, place.exclude)
+
+    def prefills(
+        self, place: Place, look: Look, decodes: Sequence[Member], exclude: Sequence[str]
+    ) -> list[Member]:
+        """Those that could compute its prompt; of a large fleet those worth considering for one of `decodes`."""
+        pool: Iterable[Member] = self._members.values()
+        if not self.scans:
+            self._settle()
+            cached = [m for m in look.cached if m.prefills][:NUM_CACHED_SOURCES]
+            pool = dict.fromkeys(cached + self._shortlist.sources(decodes[:NUM_NEAR], look.draws))
+        able = [m for m in pool if m.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
+        return _without(able, exclude)
+
+    def holders(self, place: Place, look: Look, exclude: Sequence[str]) -> list[Member]:
+        """Decode instances that have so much of the prompt cached that it may be fetched from there."""
+        return [
+            m
+            for m in look.cached
+            if m.decodes
+            and m.sends
+            and not m.prefills
+            and not m.leaving
+            and m.address not in exclude
+            and m.capacity_tokens > place.num_tokens
+            and look.match.get(m.address) * m.block_size >= FETCH_TOKENS
+        ]
+
+    def _settle(self) -> None:
+        self._shortlist.settle(DEFAULT_TOKENS_PER_S)
+
+
+def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
+    return [m for m in pool if m.decodes and not m.leaving and m.capacity_tokens >= num_tokens]
+
+
+def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:
+    """The members that are not excluded, or all where that leaves none."""
+    if not exclude:
+        return members
+    return [m for m in members if m.address not in exclude] or members

@@ -1,0 +1,201 @@
+"""The few instances of a large fleet that are worth predicting for one request. Pure.
+
+A scan of the whole fleet finds the best place and takes a microsecond or more for each instance. What the scan would choose is
+nearly always among these: those that have most of the prefix cached, the emptiest decode batches and the fullest that still keep
+their targets (of each tightness, with and without prompts before them), an idle one, the one with most room, the shortest prompt
+queues, and who stands near. Instances are put on shelves (`bucket_queue`) when something about them changes, so that
+none of this looks at more than it returns; among equals the request's own draw decides, so that bursts and schedulers
+that do not see each other spread.
+
+Invariant: after `settle` every living instance that takes work stands where its numbers say."""
+
+from collections.abc import Iterable
+from math import inf, log2
+from typing import Final
+
+from cluster.scheduler.fleet.bucket_queue import HIGHEST, Seat, Shelves, shelf_of
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.neighbours import Group, Neighbours
+from cluster.scheduler.fleet.rng import Draws
+from core.types import Slo
+
+NUM_CACHED: Final = 16
+"""Instances with the longest cached prefix that are looked up, whatever their role; of these so many are predicted:"""
+NUM_CACHED_DECODES: Final = 2
+NUM_CACHED_SOURCES: Final = 3
+_NUM_BATCHES: Final = 3
+_NUM_QUEUES: Final = 2
+NUM_NEAR: Final = 1
+"""Instances whose neighbours are looked at, too."""
+_BACKLOG_UNIT_S: Final = 0.01
+_STEP_UNIT_S: Final = 0.002
+_ROOM_UNIT_TOKENS: Final = 1024.0
+_IDLE = (-1, False)
+_PER_DOUBLING: Final = 2
+"""Targets for the time per token that differ by less than a factor of 1.4 are of one tightness."""
+
+
+class Shortlist:
+    def __init__(self) -> None:
+        self.changed: dict[str, Member] = {}
+        """Those that stand where they were, not where they are."""
+        self._prompts = Shelves()
+        """Who computes prompts, by what is queued there."""
+        self._batches: dict[tuple[int, bool], Shelves] = {}
+        """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
+        self._room = Shelves()
+        """Who decodes and has a sequence slot, by its free blocks."""
+        self._neighbours = Neighbours()
+
+    def forget(self, member: Member) -> None:
+        self.changed.pop(member.address, None)
+        if (standing := _standing(member)) is None:
+            return
+        member.standing = None
+        self._take(standing)
+        self._neighbours.leave(member)
+
+    def settle(self, tokens_per_s: float) -> None:
+        """Put everybody where they are now; `tokens_per_s`: prompt rate of those that have not measured any."""
+        if not self.changed:
+            return
+        changed = list(self.changed.values())
+        self.changed.clear()
+        for member in changed:
+            if (standing := _standing(member)) is None:
+                standing = member.standing = _Standing(member, self._neighbours.join(member))
+            if member.leaving:
+                self._take(standing)
+                continue
+            backlog = _backlog(member, tokens_per_s)
+            if member.prefills:
+                self._prompts.put(standing.prompts, backlog)
+                for shelves, seat in standing.near_prompts:
+                    shelves.put(seat, backlog)
+            if member.decodes:
+                self._put_decoding(standing, backlog)
+
+    # Who could do it ------------------------------------------------------------------------------------------------
+    def any_headroom(self) -> bool:
+        """Has any decode instance room for another sequence?"""
+        return len(self._room) > 0
+
+    def shortest_queue(self, draws: Draws) -> Member | None:
+        return self._prompts.one_low(draws)
+
+    def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
+        """Where to decode; `near`: likely sources of the prompt's KV."""
+        found = [self._room.one_high(draws)]
+        found += [_nearest(s.near_batches, draws) for m in near if (s := _standing(m)) is not None]
+        groups = list(self._batches)
+        first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
+        for index in range(min(len(groups), _NUM_BATCHES)):
+            tightness, _ = group = groups[(first + index) % len(groups)]
+            shelves = self._batches[group]
+            found.append(shelves.one_low(draws))
+            if group != _IDLE:
+                limit_s = min(slo.tpot_s, _target_s(tightness))
+                found.append(shelves.one_high(draws, max(0, shelf_of(limit_s, _STEP_UNIT_S) - 1)))
+        return [member for member in found if member is not None]
+
+    def sources(self, decodes: Iterable[Member], draws: Draws) -> list[Member]:
+        """Who might compute the prompt for one of `decodes`."""
+        found = self._prompts.lowest(_NUM_QUEUES, draws)
+        for member in decodes:
+            standing = _standing(member)
+            if standing is not None and (near := _nearest(standing.near_prompts, draws)) is not None:
+                found.append(near)
+        return found
+
+    # Shelves --------------------------------------------------------------------------------------------------------
+    def _put_decoding(self, standing: "_Standing", backlog: int) -> None:
+        member = standing.member
+        room = member.free_blocks * member.block_size if member.has_slot else 0
+        if room > 0:
+            self._room.put(standing.room, shelf_of(room, _ROOM_UNIT_TOKENS))
+        else:
+            self._room.take(standing.room)
+        batch = _batch(member)
+        shelf = shelf_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
+        for near, seat in standing.near_batches:
+            near.put(seat, shelf)
+        if standing.batch != batch:
+            self._take_batch(standing)
+            standing.batch = batch
+        shelves = self._batches.get(batch)
+        if shelves is None:
+            shelves = self._batches[batch] = Shelves()
+        shelves.put(standing.in_batch, shelf)
+
+    def _take(self, standing: "_Standing") -> None:
+        """Off all shelves; it still has its neighbours."""
+        self._prompts.take(standing.prompts)
+        self._room.take(standing.room)
+        self._take_batch(standing)
+        for shelves, seat in (*standing.near_prompts, *standing.near_batches):
+            shelves.take(seat)
+
+    def _take_batch(self, standing: "_Standing") -> None:
+        if (batch := standing.batch) is not None:
+            shelves = self._batches[batch]
+            shelves.take(standing.in_batch)
+            standing.batch = None
+            if not len(shelves):
+                del self._batches[batch]
+
+
+_Near = list[tuple[Shelves, Seat]]
+"""A member's groups, smallest first, and its seat there."""
+
+
+class _Standing:
+    """One member's seats."""
+
+    __slots__ = ("batch", "in_batch", "member", "near_batches", "near_prompts", "prompts", "room")
+
+    def __init__(self, member: Member, groups: tuple[Group, ...]) -> None:
+        self.member = member
+        self.prompts, self.room, self.in_batch = Seat(member), Seat(member), Seat(member)
+        self.near_prompts: _Near = [(group.prompts, Seat(member)) for group in groups]
+        self.near_batches: _Near = [(group.batches, Seat(member)) for group in groups]
+        self.batch: tuple[int, bool] | None = None
+        """Of which batches' shelves `in_batch` is."""
+
+
+def _standing(member: Member) -> _Standing | None:
+    standing = member.standing
+    return standing if isinstance(standing, _Standing) else None
+
+
+def _nearest(near: _Near, draws: Draws) -> Member | None:
+    """One of the lowest shelf of the smallest group in which there is anybody; None: there is nobody near."""
+    for shelves, _ in near:
+        if (found := shelves.one_low(draws)) is not None:
+            return found
+    return None
+
+
+def _backlog(member: Member, tokens_per_s: float) -> int:
+    rate = member.measured_tokens_per_s or tokens_per_s
+    return shelf_of(member.queued_tokens / rate, _BACKLOG_UNIT_S)
+
+
+def _batch(member: Member) -> tuple[int, bool]:
+    if not member.num_seqs:
+        return _IDLE
+    tpot_s = member.tightest_tpot_s
+    tightness = HIGHEST if tpot_s == inf or tpot_s <= 0 else int(_PER_DOUBLING * log2(tpot_s * 1e6))
+    return tightness, member.queued_tokens > 0
+
+
+def _target_s(tightness: int) -> float:
+    """The tightest target of that tightness."""
+    return inf if tightness == HIGHEST else 2 ** (tightness / _PER_DOUBLING) * 1e-6
+
+
+def _step_s(member: Member) -> float:
+    """A decode step of everything that is or will be there; where that is not known, the share of slots that are taken."""
+    model = member.steps.decode
+    if not model.num_steps:
+        return member.step_s * member.num_seqs / member.max_num_seqs
+    return model.step_s(member.batch_seqs, member.batch_context_tokens, member.batch_seqs)

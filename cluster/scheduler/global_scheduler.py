@@ -1,0 +1,296 @@
+"""The global scheduler: where each request runs, or that it must wait or come back later. Pure: facts in, decisions out.
+
+Invariants:
+- The queue lives here, and a request is bound to instances as late as possible (`placer`).
+- Every Arrived is answered by exactly one Placed or Rejected, unless its frontend finishes it or is lost before.
+- What was promised to an instance is given back when the request is Finished, its frontend or that instance is lost.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from cluster.scheduler.expert_totals import total
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.roster import SCAN_UP_TO, Roster
+from cluster.scheduler.placement.mixed_policy import MixedPolicy
+from cluster.scheduler.placement.placement_policy import PlacementPolicy
+from cluster.scheduler.placement.placer import Placement, Placer
+from cluster.scheduler.queue.admission import Admission
+from cluster.scheduler.queue.fairness import ServiceCounters
+from cluster.scheduler.queue.waiting_queue import Waiter
+from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.scheduler.scheduler_peers import Circle
+from core.config import ScheduleConfig
+from core.lateness import YIELD_S
+from core.messages import (
+    Colleagues,
+    Finished,
+    GivenBack,
+    Leaving,
+    Place,
+    Placed,
+    PrefillAssigned,
+    Taken,
+    Wants,
+)
+from core.reports import LoadReport, Register, Status
+
+_SETTLE_REPORTS: Final = 2.0
+_SETTLE_S: Final = 0.2
+"""A promise shows in reports made this long, and so many report intervals, after it: the way is scheduler, frontend, worker."""
+_MAX_PASSED: Final = 32
+"""Requests that others may pass in one go; so many large ones at the head do hold the small ones behind them up."""
+
+
+class GlobalScheduler:
+    """Feed it events in the order they happen, with `now` never going back, and carry out the actions it returns.
+
+    `log` gets one line per decision, without times: two runs with the same events and the same order give the same lines.
+    Fleets of more than `scan_up_to` instances are not looked at as a whole for each request (`shortlist`)."""
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        policy: PlacementPolicy | None = None,
+        log: Callable[[str], None] | None = None,
+        scan_up_to: int = SCAN_UP_TO,
+    ) -> None:
+        log = log or _ignore
+        self._policy = policy or MixedPolicy(config.local_threshold_tokens)
+        self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
+        self._roster = Roster(scan_up_to)
+        self._circle = Circle()
+        self._told_keeps, self._told_in_time = "", False
+        self._led = True
+        self._num_prefills = 0
+        counters = ServiceCounters(config.fairness_slack)
+        self._admission = Admission(config, counters, log)
+        threshold = config.local_threshold_tokens
+        self._placer = Placer(self._roster, self._policy, threshold, counters, self._circle, log)
+
+    @property
+    def num_queued(self) -> int:
+        return len(self._admission.queue)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of the prompts that wait, cached or not."""
+        return sum(waiter.place.num_tokens for waiter in self._admission.queue)
+
+    @property
+    def num_placed(self) -> int:
+        return len(self._placer)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """What is placed and not finished, in the order in which it was placed."""
+        return self._placer.placements
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The living instances, in order of registration."""
+        return self._roster.members
+
+    @property
+    def leads(self) -> bool:
+        """Is it the one that does what only one of several schedulers may do?"""
+        return self._circle.leads
+
+    @property
+    def colleagues(self) -> tuple[str, ...]:
+        return self._circle.others
+
+    def why_not(self) -> str:
+        """Why a request that came now would not be answered; empty: it would be (a 429 under load is an answer, too)."""
+        return self._roster.why_not()
+
+    def status(self, nonce: int = 0) -> Status:
+        instances = tuple(member.status() for member in self._roster.members)
+        experts = total(member.experts for member in self._roster.members)
+        return Status(nonce, self.why_not(), self.num_queued, instances, experts)
+
+    def on(self, event: Event, now: float) -> list[Send]:
+        """Take one fact in; what follows from it, in the order to be sent."""
+        actions = self._react(event, now)
+        keeps = self._placer.claimed
+        in_time = bool(self._circle.others) and self._admission.queue.has_timely()
+        if keeps != self._told_keeps or in_time != self._told_in_time:
+            self._told_keeps, self._told_in_time = keeps, in_time
+            actions += self._tell(Wants(self._circle.me, keeps, in_time))
+        return actions
+
+    def _react(self, event: Event, now: float) -> list[Send]:
+        match event:
+            case Arrived():
+                return self._on_arrived(event.frontend, event.place, now)
+            case Finished():
+                return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
+            case Register():
+                return self._on_register(event) + self._pair() + self._place_waiting(now)
+            case Leaving(address):
+                self._roster.leave(address)
+                self._placer.unclaim(address)
+                return self._pair() + self._place_waiting(now)
+            case LoadReport():
+                return self._on_report(event, now)
+            case PeerLost(address):
+                return self._on_lost(address) + self._pair() + self._place_waiting(now)
+            case PrefillNeeded(decode, need):
+                key = _key(need.request_id, need.attempt)
+                prefill = self._placer.replace_prefill(key, decode, need, now)
+                answer = PrefillAssigned(need.request_id, need.attempt, need.epoch, prefill)
+                return [Send(decode, answer), *self._place_waiting(now)]
+            case Colleagues() | Taken() | GivenBack() | Wants():
+                return self._on_word(event, now)
+            case Tick():
+                return self._admission.expire(self.why_not(), now) + self._place_waiting(now)
+
+    # Other schedulers -----------------------------------------------------------------------------------------------
+    def _on_word(self, word: Colleagues | Taken | GivenBack | Wants, now: float) -> list[Send]:
+        match word:
+            case Colleagues():
+                return self._meet(word)
+            case Taken(_, _, place):
+                key = _key(place.request_id, place.attempt)
+                if self._admission.queue.get(key) is None:
+                    self._placer.take(key, word, now)
+                return []
+            case Wants():
+                self._circle.hear(word)
+                return self._place_waiting(now)
+            case GivenBack():
+                key = _key(word.request_id, word.attempt)
+                placement = self._placer.get(key)
+                if placement is None or placement.scheduler != word.scheduler:
+                    return []
+                ended = Finished(word.request_id, word.attempt, word.num_output_tokens, word.complete)
+                self._placer.finish(key, ended)
+                return self._place_waiting(now)
+
+    def _meet(self, colleagues: Colleagues) -> list[Send]:
+        """Those that are new hear of everything that was placed here."""
+        news = self._circle.meet(colleagues)
+        self._admission.num_schedulers = self._circle.size
+        words: list[Taken | Wants] = [
+            self._taken(placed) for placed in self._placer.placements if not placed.scheduler
+        ]
+        if self._told_keeps or self._told_in_time:
+            words.append(Wants(colleagues.me, self._told_keeps, self._told_in_time))
+        return [Send(other, word) for other in news for word in words] + self._pair()
+
+    def _tell(self, word: Taken | GivenBack | Wants) -> list[Send]:
+        return [Send(other, word) for other in self._circle.others]
+
+    def _taken(self, placed: Placement) -> Taken:
+        return Taken(
+            self._circle.me,
+            placed.frontend,
+            replace(placed.place, block_hashes=()),
+            placed.route,
+            placed.num_blocks,
+            placed.compute_tokens,
+            placed.charged_tokens,
+        )
+
+    def _pair(self) -> list[Send]:
+        """Tell those instances whose buddy has changed; all of them where this scheduler begins to lead."""
+        if self._circle.leads and not self._led:
+            self._roster.forget_buddies()
+        self._led = self._circle.leads
+        news = self._roster.pair()
+        return news if self._led else []
+
+    # Requests -------------------------------------------------------------------------------------------------------
+    def _on_arrived(self, frontend: str, place: Place, now: float) -> list[Send]:
+        key = _key(place.request_id, place.attempt)
+        if (known := self._placer.get(key)) is not None:
+            return [Send(frontend, Placed(place.request_id, place.attempt, known.route))]
+        if self._admission.queue.get(key) is not None:
+            return []
+        if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
+            return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
+        work_s = self._placer.least_work_s(place)
+        waiter = self._admission.enter(
+            key, frontend, place, work_s, self._num_prefills or len(self._roster.members), now
+        )
+        return self._place_waiting(now) + self._admission.refuse_excess(waiter, now)
+
+    def _place_waiting(self, now: float, changed: Member | None = None) -> list[Send]:
+        """Place all that can be placed now, in order; where only `changed` has news, who found no headroom tries only that."""
+        actions: list[Send] = []
+        placed_keys: list[str] = []
+        queue, num_passed = self._admission.queue, 0
+        self._placer.check_claim(queue)
+        for waiter in queue.in_order(now) if len(queue) else ():
+            if num_passed >= _MAX_PASSED or not self._roster.any_headroom():
+                break
+            if num_passed and not self._placer.any_prompt_room():
+                break
+            blocked = self._yields(waiter, now) or self._placer.is_blocked(waiter, changed, now)
+            route = None if blocked else self._placer.try_to_place(waiter, now)
+            if route is None:
+                num_passed += 1
+            else:
+                queue.served(waiter, now)
+                place = waiter.place
+                actions.append(Send(waiter.frontend, Placed(place.request_id, place.attempt, route)))
+                placed_keys.append(waiter.key)
+        self._admission.left(len(placed_keys), now)
+        if self._circle.others:
+            for key in placed_keys:
+                if (placed := self._placer.get(key)) is not None:
+                    actions += self._tell(self._taken(placed))
+        return actions
+
+    def _yields(self, waiter: Waiter, now: float) -> bool:
+        """What is late, or set aside, comes after what can still be in time, whichever scheduler has that; but not for ever."""
+        if not self._circle.others_in_time or now - waiter.due_s > YIELD_S:
+            return False
+        return waiter.aside or now > waiter.start_by_s
+
+    def _finish(self, key: str, ended: Finished | None = None) -> list[Send]:
+        """It is over, here and wherever it counts."""
+        if (waiter := self._admission.queue.get(key)) is not None:
+            self._admission.queue.remove(waiter)
+        placed = self._placer.finish(key, ended)
+        if placed is None or placed.scheduler or not self._circle.others:
+            return []
+        num_output, complete = (0, False) if ended is None else (ended.num_output_tokens, ended.complete)
+        place = placed.place
+        return self._tell(GivenBack(self._circle.me, place.request_id, place.attempt, num_output, complete))
+
+    # Instances ------------------------------------------------------------------------------------------------------
+    def _on_register(self, info: Register) -> list[Send]:
+        lost: list[Send] = []
+        if not self._roster.knows(info):
+            lost = self._on_lost(info.address) if self._roster.get(info.address) is not None else []
+            self._roster.add(info)
+            self._num_prefills += info.prefills
+        self._roster.forget_buddy(info.address)
+        return lost
+
+    def _on_report(self, report: LoadReport, now: float) -> list[Send]:
+        member = self._roster.report(report, settled_before_s=now - self._settle_s)
+        if member is not None:
+            self._policy.measured(member)
+        return self._place_waiting(now, member)
+
+    def _on_lost(self, address: str) -> list[Send]:
+        """An instance, a frontend or another scheduler is gone: so are the requests that it decoded, asked for or placed."""
+        if (member := self._roster.get(address)) is not None:
+            self._num_prefills -= member.info.prefills
+        self._roster.remove(address)
+        self._placer.unclaim(address)
+        queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
+        self._circle.lose(address)
+        self._admission.num_schedulers = self._circle.size
+        return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
+
+
+def _key(request_id: str, attempt: int) -> str:
+    return f"{request_id}#{attempt}"
+
+
+def _ignore(_: str) -> None:
+    pass

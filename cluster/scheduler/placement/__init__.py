@@ -1,0 +1,1 @@
+"""Which instances serve a request: predictions, costs and policies."""

@@ -1,0 +1,55 @@
+"""Which policy decides. Pure.
+
+Where every instance registers for both roles, who does what is the scheduler's to say, and `slo_policy` says it by the
+targets, once the instances have learned how long their steps take. Where pools have roles, their sizes say it, and a request goes
+where its predicted seconds are fewest (`cost_policy`)."""
+
+from collections.abc import Sequence
+
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.cost_policy import CostPolicy
+from cluster.scheduler.placement.placement_policy import Ask, Choice
+from cluster.scheduler.placement.slo_policy import SloPolicy
+
+_LEARNED_STEPS = 20
+
+
+class MixedPolicy:
+    """cluster.scheduler.placement.placement_policy.PlacementPolicy."""
+
+    def __init__(self, local_threshold_tokens: int) -> None:
+        self._by_cost = CostPolicy(local_threshold_tokens)
+        self._by_slo = SloPolicy(local_threshold_tokens)
+
+    def choose(
+        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> Choice | None:
+        free = all(_is_free(member) for member in decodes)
+        policy = self._by_slo if free else self._by_cost
+        return policy.choose(ask, decodes, prefills, now)
+
+    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+        policy = self._by_slo if _is_free(decode) else self._by_cost
+        return policy.choose_prefill(ask, decode, prefills, now)
+
+    def tokens_per_s(self, member: Member) -> float:
+        return self._by_cost.tokens_per_s(member)
+
+    def has_prompt_room(self, member: Member) -> bool:
+        policy = self._by_slo if _is_free(member) else self._by_cost
+        return policy.has_prompt_room(member)
+
+    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+        return self._by_slo.least_work_s(ask, members)
+
+    def measured(self, member: Member) -> None:
+        self._by_cost.measured(member)
+        self._by_slo.measured(member)
+
+
+def _is_free(member: Member) -> bool:
+    """It does either role, and knows how long each of its steps takes."""
+    if not (member.prefills and member.decodes):
+        return False
+    steps = member.steps
+    return steps.decode.num_steps >= _LEARNED_STEPS and steps.prompt.num_steps >= _LEARNED_STEPS

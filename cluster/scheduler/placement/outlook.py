@@ -1,0 +1,74 @@
+"""What would happen on an instance, in seconds, from the step times that it has learned. Pure.
+
+Where an instance has not learned anything yet its prompt rate is used, and decoding is taken to be in time."""
+
+from cluster.scheduler.fleet.member import Member
+from core.pacing import prompt_tokens
+from core.steps import chunk_pairs
+
+
+class Outlook:
+    """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
+
+    __slots__ = (
+        "_base_s",
+        "_longest_s",
+        "_model",
+        "_rate",
+        "_token_s",
+        "batch_tokens",
+        "lag_s",
+        "queue_s",
+        "version",
+    )
+
+    def __init__(self, member: Member, tokens_per_s: float) -> None:
+        self.version, self._rate = member.version, tokens_per_s
+        model, num_seqs, context = member.steps.prompt, member.batch_seqs, member.batch_context_tokens
+        self._model = model
+        room = max(1, member.max_batch_tokens - num_seqs)
+        tpot_s = member.tightest_tpot_s
+        self.batch_tokens = prompt_tokens(member.steps, num_seqs, context, tpot_s, room) if num_seqs else room
+        """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing`)."""
+        self._base_s = model.step_s(num_seqs, context, num_seqs + 1)
+        self._token_s = model.token_s + self._base_s / self.batch_tokens
+        self.lag_s = 1.5 * member.step_s
+        """From a message on its way until a step has what it says: the step that runs and the one that is planned."""
+        self.queue_s = self.prompt_s(member.queued_tokens)
+        """Until all prompts that are there are computed."""
+        num_tokens = min(member.queued_tokens, member.max_batch_tokens)
+        self._longest_s = (
+            model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
+        )
+        """Of the steps that may have begun already: nothing holds prompts back before something decodes."""
+
+    def joins_s(self, ready_s: float) -> float:
+        """How long a sequence whose KV will be here in `ready_s` seconds may wait for a step of its own."""
+        return max(self.lag_s, self._longest_s - ready_s)
+
+    def prompt_s(self, num_tokens: float, start_tokens: float = 0.0) -> float:
+        """To compute so many tokens of a prompt that follow `start_tokens` cached ones, once it is their turn."""
+        if num_tokens <= 0:
+            return 0.0
+        model = self._model
+        if not model.num_steps:
+            return num_tokens / self._rate
+        pairs = num_tokens * (start_tokens + num_tokens / 2)
+        context = max(1.0, num_tokens / self.batch_tokens) * (start_tokens + num_tokens / 2)
+        linear_s = max(self._base_s + model.token_s * num_tokens, self._token_s * num_tokens)
+        return linear_s + model.pair_s * pairs + model.context_s * context
+
+
+def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:
+    """One step of everything that decodes or will decode there, and so many more; 0 while nothing is known."""
+    model = member.steps.decode
+    if not model.num_steps:
+        return 0.0
+    num_seqs = member.batch_seqs + more_seqs
+    return model.step_s(num_seqs, member.batch_context_tokens + more_context_tokens, num_seqs)
+
+
+def alone_step_s(member: Member, context_tokens: float) -> float:
+    """One step of one such sequence by itself: no instance like this one is faster."""
+    model = member.steps.decode
+    return model.step_s(1, context_tokens, 1) if model.num_steps else 0.0

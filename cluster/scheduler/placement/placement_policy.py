@@ -1,0 +1,83 @@
+"""The seam between the scheduler and its placement policies: what a policy is asked, and what it answers."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Protocol
+
+from cluster.scheduler.fleet.member import CachedBlocks, Member
+from core.types import STANDARD, Slo
+
+
+class Ask:
+    """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
+
+    __slots__ = (
+        "cached_blocks", "due_s", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "short_tokens", "slo",
+        "tpot_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        num_tokens: int,
+        growth_tokens: int,
+        cached_blocks: CachedBlocks,
+        missing_tokens: int | None = None,
+        slo: Slo = STANDARD,
+        due_s: float = inf,
+        expected_tokens: float = 256.0,
+        short_tokens: float = 256.0,
+    ) -> None:
+        """`growth_tokens`: output that room is kept for; `missing_tokens`: what the decode instance lacks, where it has said so
+        itself; `due_s`: when the first token is due; `expected_tokens`: output, on average; `short_tokens`: of a short one."""
+        self.num_tokens, self.growth_tokens, self.missing_tokens = num_tokens, growth_tokens, missing_tokens
+        self.cached_blocks = cached_blocks
+        self.slo, self.tpot_s, self.due_s = slo, slo.tpot_s, due_s
+        self.expected_tokens, self.short_tokens = expected_tokens, short_tokens
+
+    def uncached(self, member: Member) -> int:
+        """Tokens to compute on `member`; at least the last one, whose logits are needed."""
+        num_blocks = self.cached_blocks.get(member.address, 0)
+        return max(1, self.num_tokens - num_blocks * member.block_size)
+
+    def to_move(self, decode: Member) -> int:
+        """Tokens whose KV must reach `decode`."""
+        return self.uncached(decode) if self.missing_tokens is None else self.missing_tokens
+
+
+class Choice:
+    """`prefill` None: decode computes the prompt itself. Never changed."""
+
+    __slots__ = ("cost_s", "decode", "prefill")
+
+    def __init__(self, decode: Member, prefill: Member | None, cost_s: float) -> None:
+        self.decode, self.prefill, self.cost_s = decode, prefill, cost_s
+
+    @property
+    def computes(self) -> Member:
+        return self.prefill or self.decode
+
+
+class PlacementPolicy(Protocol):
+    """Where a request should run. The scheduler has seen to it that every one of `decodes` has headroom for it."""
+
+    def choose(
+        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> Choice | None:
+        """The best place, which may have to finish other prompts first (then the request waits for it); None: wait."""
+        ...
+
+    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+        """Where a request that already holds its blocks on `decode` gets its prompt computed."""
+        ...
+
+    def has_prompt_room(self, member: Member) -> bool:
+        """Should it be given another prompt already? If not the request waits, and can still go elsewhere."""
+        ...
+
+    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+        """What its prompt takes at the least, without any queue."""
+        ...
+
+    def measured(self, member: Member) -> None:
+        """`member` has a new report."""
+        ...

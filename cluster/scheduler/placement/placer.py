@@ -1,0 +1,286 @@
+"""From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that promises. Pure.
+
+Invariants: a request is placed only on a decode instance with headroom for its prompt and expected growth, by the last report and
+everything promised since; and a prompt only where less than about a second of prompt work is queued. What was promised to an
+instance is given back by `finish`.
+
+A request that finds no headroom is passed by smaller ones, but once it has been passed by for PATIENCE_S the first such request
+claims the decode instance with the most free blocks that could hold it: nothing else is placed there until the claimant is. One
+claim at a time. Prompt room is asked before a prompt is counted, so a long prompt gets it as soon as a short one."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Final
+
+from cluster.scheduler.fleet.member import CachedBlocks, Member, Promise
+from cluster.scheduler.fleet.output_lengths import OutputLengths
+from cluster.scheduler.fleet.roster import Look, Roster
+from cluster.scheduler.placement.placement_policy import Ask, Choice, PlacementPolicy
+from cluster.scheduler.queue.fairness import ServiceCounters
+from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
+from cluster.scheduler.scheduler_peers import Circle
+from core.messages import Finished, NeedPrefill, Place, Taken
+from core.types import Route
+
+GROWTH_TOKENS: Final = 256
+"""Room that is kept for a sequence's output while nothing is known of how long outputs are."""
+GROWTH_SHARE: Final = 0.75
+"""Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
+SHORT_SHARE: Final = 0.05
+"""So many outputs are shorter than what a wait before the second token is taken to be spread over."""
+PATIENCE_S: Final = 1.0
+RETRY_S: Final = 0.05
+"""In a large fleet, who waits is tried again when the instance it waits for has changed, or after this long."""
+_SAMPLE: Final = 3
+
+
+class Placement:
+    """A request that was placed and is not finished."""
+
+    __slots__ = ("charged_tokens", "compute_tokens", "frontend", "num_blocks", "place", "route", "scheduler")
+
+    def __init__(
+        self,
+        frontend: str,
+        place: Place,
+        route: Route,
+        num_blocks: int,
+        compute_tokens: int,
+        charged_tokens: float,
+        scheduler: str = "",
+    ) -> None:
+        """`compute_tokens`: of its prompt, on the prefill instance or else on the decode instance; `charged_tokens`: output that
+        its tenant has been charged for; `scheduler`: who has placed it, empty: this one."""
+        self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
+        self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
+
+
+class Placer:
+    def __init__(
+        self,
+        roster: Roster,
+        policy: PlacementPolicy,
+        local_threshold_tokens: int,
+        counters: ServiceCounters,
+        circle: Circle,
+        log: Callable[[str], None],
+    ) -> None:
+        self._roster, self._policy, self._circle, self._log = roster, policy, circle, log
+        self._threshold, self._counters = local_threshold_tokens, counters
+        self._lengths = OutputLengths()
+        self._placements: dict[str, Placement] = {}
+        self._claim: tuple[str, str] | None = None
+        """(key of a waiter, address of the decode instance that is kept for it)"""
+
+    def __len__(self) -> int:
+        """Requests that are placed and not finished."""
+        return len(self._placements)
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        return tuple(self._placements.values())
+
+    def get(self, key: str) -> Placement | None:
+        return self._placements.get(key)
+
+    def try_to_place(self, waiter: Waiter, now: float) -> Route | None:
+        """Bind it to the instances that suit it best now; None: it waits."""
+        place = waiter.place
+        look = self._roster.look(place, waiter.num_tries)
+        waiter.num_tries, waiter.tried_s, waiter.waits_for = waiter.num_tries + 1, now, None
+        wanted = place.prefer or self._roster.heir(place.exclude)
+        usable = self._roster.decodes(place, look, wanted)
+        growth_tokens = self._growth(place)
+        num_tokens = place.num_tokens + growth_tokens
+        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, look.match)]
+        if wanted:
+            decodes = [m for m in decodes if m.address == wanted] or decodes
+        if not decodes:
+            self._claim_for(waiter, usable, now)
+            return None
+        waiter.blocked_since_s = None
+        ask = self._ask(place, look.match, growth_tokens, waiter.due_s)
+        choice = self._policy.choose(ask, decodes, self._sources(place, look, decodes), now)
+        if choice is None:
+            return None
+        source = self._roster.get(place.source) if place.source else None
+        if source is not None and source is not choice.decode:
+            choice = Choice(choice.decode, source, choice.cost_s)
+        elif not self._has_prompt_room(ask, choice):
+            waiter.waits_for = choice.computes, choice.computes.version
+            return None
+        return self._bind(waiter, ask, choice, now)
+
+    def any_prompt_room(self) -> bool:
+        """Could anybody be given a prompt now?"""
+        return any(self._policy.has_prompt_room(m) for m in self._roster.shortest_queues())
+
+    def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
+        """It found no place before, and would not find one because `changed` has news (None: anybody may have)."""
+        if changed is not None and waiter.blocked_since_s is not None:
+            match = self._roster.match(waiter.place)
+            num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
+            return not changed.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
+        if self._roster.scans or now - waiter.tried_s >= RETRY_S:
+            return False
+        return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
+
+    def replace_prefill(self, key: str, decode: str, need: NeedPrefill, now: float) -> str:
+        """A reservation on `decode` lost its prefill instance: the address of another one; empty: compute it there."""
+        placement, holder = self._placements.get(key), self._roster.get(decode)
+        prefill = ""
+        if placement is not None and holder is not None and placement.route.decode == decode:
+            if (old := self._roster.get(placement.route.prefill)) is not None:
+                old.release(key)
+            place = placement.place
+            look = self._roster.look(place)
+            ask = self._ask(place, look.match, self._growth(place), missing_tokens=need.num_tokens)
+            able = self._roster.prefills(place, look, (holder,), ())
+            prefills = [m for m in able if m.address not in (need.lost, decode)]
+            choice = self._policy.choose_prefill(ask, holder, prefills, now)
+            if choice.prefill is not None:
+                choice.prefill.promise(key, Promise(now, 0, 0, ask.uncached(choice.prefill), ()))
+                prefill = choice.prefill.address
+            placement.route = Route(decode, prefill)
+        self._log(f"prefill {key} {prefill or 'local'} {decode}")
+        return prefill
+
+    def take(self, key: str, taken: Taken, now: float) -> None:
+        """Another scheduler has placed it. Nothing happens where it is known already."""
+        if key not in self._placements:
+            placement = Placement(
+                taken.frontend,
+                taken.place,
+                taken.route,
+                taken.num_blocks,
+                taken.compute_tokens,
+                taken.expected_tokens,
+                taken.scheduler,
+            )
+            route, roster = taken.route, self._roster
+            self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
+
+    def finish(self, key: str, ended: Finished | None = None) -> Placement | None:
+        """Give back what was promised for it; learn from how it has ended, if it has. None: nothing was."""
+        if (placement := self._placements.pop(key, None)) is not None:
+            if ended is not None:
+                self._learn(placement, ended)
+            for address in (placement.route.decode, placement.route.prefill):
+                if (member := self._roster.get(address)) is not None:
+                    member.release(key)
+        return placement
+
+    def _learn(self, placement: Placement, ended: Finished) -> None:
+        place, num_output = placement.place, ended.num_output_tokens
+        self._counters.charge(place, num_output - placement.charged_tokens)
+        if ended.complete and num_output:
+            self._lengths.observe(place.tenant, place.slo.name, num_output)
+            self._roster.turnover.learn(self._lengths.mean("", "") or inf)
+
+    def at(self, address: str) -> list[str]:
+        """Keys of those that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
+        return [
+            k for k, p in self._placements.items() if address in (p.route.decode, p.frontend, p.scheduler)
+        ]
+
+    @property
+    def claimed(self) -> str:
+        """The instance that is kept for a request that found no room; empty: none is."""
+        return "" if self._claim is None else self._claim[1]
+
+    def unclaim(self, address: str) -> None:
+        """That instance takes nothing more."""
+        if self._claim is not None and self._claim[1] == address:
+            self._claim = None
+
+    def check_claim(self, queue: WaitingQueue) -> None:
+        """A claim ends with its claimant."""
+        if self._claim is not None and queue.get(self._claim[0]) is None:
+            self._claim = None
+
+    def _sources(self, place: Place, look: Look, decodes: Sequence[Member]) -> list[Member]:
+        roster, exclude = self._roster, place.exclude
+        return roster.prefills(place, look, decodes, exclude) + roster.holders(place, look, exclude)
+
+    def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
+        claim, address = self._claim, member.address
+        is_mine = claim is not None and claim[1] == address
+        if claim is not None and is_mine and claim[0] != waiter.key:
+            return False
+        if self._circle.is_kept(address, is_mine):
+            return False
+        return member.has_slot and member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
+
+    def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
+        if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
+            return True
+        return self._policy.has_prompt_room(choice.computes)
+
+    def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
+        """Nothing has headroom for `waiter`: after a while, keep an instance for it."""
+        if waiter.blocked_since_s is None:
+            waiter.blocked_since_s = now
+        if usable and self._claim is None and now - waiter.blocked_since_s >= PATIENCE_S:
+            member = max(usable, key=lambda m: m.free_blocks)
+            self._claim = (waiter.key, member.address)
+            self._log(f"claim {waiter.key} {member.address}")
+
+    def _bind(self, waiter: Waiter, ask: Ask, choice: Choice, now: float) -> Route:
+        place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
+        num_cached = ask.cached_blocks.get(decode.address, 0)
+        num_blocks = decode.blocks_needed(
+            place.num_tokens + ask.growth_tokens, place.block_hashes, num_cached
+        )
+        computes = decode if prefill is None else prefill
+        route = Route(decode.address, "" if prefill is None else prefill.address)
+        compute_tokens = ask.uncached(computes)
+        placement = Placement(waiter.frontend, place, route, num_blocks, compute_tokens, ask.expected_tokens)
+        self._promise(key, placement, decode, prefill, now)
+        if self._claim is not None and self._claim[0] == key:
+            self._claim = None
+        self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
+        return route
+
+    def _promise(
+        self, key: str, placed: Placement, decode: Member | None, prefill: Member | None, now: float
+    ) -> None:
+        """Count on it: at its instances, as far as they are known here, and on its tenant's account."""
+        place, counters = placed.place, self._counters
+        self._placements[key] = placed
+        if decode is not None:
+            compute_tokens = 0 if placed.route.prefill else placed.compute_tokens
+            context = place.num_tokens + placed.charged_tokens / 2
+            tpot_s = place.slo.tpot_s
+            decode.promise(
+                key, Promise(now, 1, placed.num_blocks, compute_tokens, place.block_hashes, context, tpot_s)
+            )
+        if prefill is not None:
+            prefill.promise(key, Promise(now, 0, 0, placed.compute_tokens, ()))
+        if place.attempt == 0:
+            counters.charge_prompt(place)
+        counters.charge(place, placed.charged_tokens)
+
+    def least_work_s(self, place: Place) -> float:
+        """What its prompt takes at the least, by what is cached where."""
+        look = self._roster.look(place)
+        members = [*look.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
+        return self._policy.least_work_s(Ask(place.num_tokens, 0, look.match), members)
+
+    def _ask(
+        self,
+        place: Place,
+        cached: CachedBlocks,
+        growth_tokens: int,
+        due_s: float = inf,
+        missing_tokens: int | None = None,
+    ) -> Ask:
+        lengths, tenant, name, most = self._lengths, place.tenant, place.slo.name, place.max_new_tokens
+        mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
+        expected = min(most, GROWTH_TOKENS if mean is None else mean)
+        few = min(most, GROWTH_TOKENS if short is None else short)
+        return Ask(place.num_tokens, growth_tokens, cached, missing_tokens, place.slo, due_s, expected, few)
+
+    def _growth(self, place: Place) -> int:
+        """Output tokens that room is kept for."""
+        usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
+        return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)

@@ -1,0 +1,208 @@
+"""Where a request keeps its targets, and everybody else's, at the least cost. Pure.
+
+A place is a decode instance and who computes the prompt: it itself, a prefill instance, or a peer that has the prefix cached. For
+each the time to the first token and the time per token are predicted (`outlook`). A place is
+
+- harmful, if the decode batch would then miss its tightest target: it is never taken;
+- in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
+- late otherwise: only if there is no other, the one that is late by least.
+
+cost = GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. An idle instance
+that begins to decode pays for a step of its own for each token, one more in a batch pays nearly nothing: so decode batches fill
+up as far as targets allow, instances without them compute prompts at full speed, and who does what moves with the load,
+without draining."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from cluster.scheduler.fleet.link_model import Nearest, bytes_per_s
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.cost_policy import CostModel, Rates
+from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
+from cluster.scheduler.placement.placement_policy import Ask, Choice
+
+_SHORTLIST: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SloModel:
+    ttft_margin: float = 0.9
+    tpot_margin: float = 0.92
+    """Predictions are trusted to be right within the rest of these."""
+    reach: float = 1.5
+    """Nobody's target counts as tighter than this many steps of a sequence that is alone."""
+    delay_weight: float = 0.1
+    """What a second until the first token costs, beside one of GPU time."""
+    risk_weight: float = 2.0
+    """What a prediction at its margin costs, in times of the request's own GPU time."""
+    room_s: float = 0.1
+    """Prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the scheduler."""
+
+
+class SloPolicy:
+    """cluster.scheduler.placement.placement_policy.PlacementPolicy."""
+
+    def __init__(
+        self, local_threshold_tokens: int, model: SloModel | None = None, links: CostModel | None = None
+    ) -> None:
+        self._threshold = local_threshold_tokens
+        self._model, self._links = model or SloModel(), links or CostModel()
+        self._rates = Rates()
+
+    def measured(self, member: Member) -> None:
+        self._rates.measured(member)
+
+    def tokens_per_s(self, member: Member) -> float:
+        return self._rates.tokens_per_s(member)
+
+    def outlook(self, member: Member) -> Outlook:
+        """Worked out again only where something has changed."""
+        known = member.outlook
+        if isinstance(known, Outlook) and known.version == member.version:
+            return known
+        outlook = member.outlook = Outlook(member, self._rates.tokens_per_s(member))
+        return outlook
+
+    def has_prompt_room(self, member: Member) -> bool:
+        """The steps that are planned, and a little more."""
+        outlook = self.outlook(member)
+        return outlook.queue_s < self._model.room_s + outlook.lag_s
+
+    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+        return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
+
+    def choose(
+        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> Choice | None:
+        sources, nearest = self._sources(ask, prefills)
+        delay_weight = self._model.delay_weight
+        late, best = True, inf
+        chosen: Member | None = None
+        computes: Member | None = None
+        for use_s, tpot_share, decode in self._able(ask, decodes):
+            if not late and best < use_s:
+                break
+            to_move = ask.to_move(decode)
+            for source in self._ways(ask, decode, to_move, sources, nearest):
+                if not late and best < use_s + source.work_s + delay_weight * source.ttft_s:
+                    continue
+                is_late, cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
+                if chosen is None or (late if is_late is not late else cost < best):
+                    late, best, chosen, computes = is_late, cost, decode, source.member
+        return None if chosen is None else Choice(chosen, None if computes is chosen else computes, best)
+
+    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+        sources, nearest = self._sources(ask, prefills)
+        to_move = ask.to_move(decode)
+        ways = self._ways(ask, decode, to_move, sources, nearest)
+        best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(way, decode, to_move))
+        return Choice(decode, None if best.member is decode else best.member, best.ttft_s)
+
+    def _sources(
+        self, ask: Ask, prefills: Sequence[Member]
+    ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
+        """(the quickest few, and of those that are no quicker only who has less to compute; all, by where they stand)"""
+        sources = sorted((self._source(ask, p, ask.uncached(p)) for p in prefills), key=_ttft_s)
+        shortlist: list[_Source] = []
+        for source in sources:
+            if not shortlist or source.work_s < shortlist[-1].work_s:
+                shortlist.append(source)
+        nearest = Nearest((source.member.spot, source) for source in sources) if sources else None
+        return shortlist[:_SHORTLIST], nearest
+
+    def _ways(
+        self,
+        ask: Ask,
+        decode: Member,
+        to_move: int,
+        sources: Sequence["_Source"],
+        nearest: "Nearest[_Source] | None",
+    ) -> list["_Source"]:
+        """Who may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
+        ways = [self._source(ask, decode, to_move)]
+        if nearest is None or to_move <= self._threshold:
+            return ways
+        ways += [source for source in sources if source.member is not decode]
+        near = nearest.to(decode.spot)
+        if near.member is not decode and near not in ways:
+            ways.append(near)
+        return ways
+
+    def _source(self, ask: Ask, member: Member, num_tokens: int) -> "_Source":
+        outlook = self.outlook(member)
+        work_s = self._work_s(ask, outlook, num_tokens)
+        return _Source(member, outlook.lag_s + outlook.queue_s + work_s, work_s)
+
+    def _work_s(self, ask: Ask, outlook: Outlook, num_tokens: int) -> float:
+        return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
+
+    def _able(self, ask: Ask, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
+        """Those whose batch keeps its targets: (GPU time that decoding there takes from the fleet, share of the target that a
+        step then takes, who), the least time first: what takes much need not be looked at further."""
+        length, reach = ask.expected_tokens, self._model.reach
+        context = ask.num_tokens + length / 2
+        able: list[tuple[float, float, Member]] = []
+        for decode in decodes:
+            step_s = decode_step_s(decode, 1, context)
+            floor_s = reach * alone_step_s(decode, context)
+            before_s = 0.0
+            if decode.batch_seqs:
+                if step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
+                    continue
+                before_s = decode_step_s(decode, 0, 0.0)
+            able.append((length * max(0.0, step_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
+        able.sort(key=_use_s)
+        return able
+
+    def _cost(
+        self,
+        ask: Ask,
+        decode: Member,
+        to_move: int,
+        source: "_Source",
+        use_s: float,
+        tpot_share: float,
+        now: float,
+    ) -> tuple[bool, float]:
+        """(late, cost); among late places by how late they are."""
+        model = self._model
+        exposed_s = 0.0
+        if source.member is not decode:
+            exposed_s = self._exposed_s(source, decode, to_move)
+            wait_s = exposed_s + self.outlook(decode).joins_s(source.ttft_s)
+            tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
+        left_s = ask.due_s - now
+        ttft_share = source.ttft_s / left_s if left_s > 0 else inf
+        risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
+        gpu_s = use_s + source.work_s
+        if risk > 1 and ask.due_s < inf:
+            return True, source.ttft_s / ask.slo.ttft_s + tpot_share
+        return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * (
+            source.ttft_s + exposed_s
+        )
+
+    def _exposed_s(self, source: "_Source", decode: Member, to_move: int) -> float:
+        """What the transfer adds before the second token, and what it takes from others' link."""
+        links = self._links
+        rate = bytes_per_s(links.links, source.member.spot, decode.spot)
+        link_s = to_move * decode.kv_token_bytes / rate
+        return links.handover_s + max(0.0, link_s - source.work_s) + links.link_share * link_s
+
+
+class _Source:
+    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
+
+    __slots__ = ("member", "ttft_s", "work_s")
+
+    def __init__(self, member: Member, ttft_s: float, work_s: float) -> None:
+        self.member, self.ttft_s, self.work_s = member, ttft_s, work_s
+
+
+def _use_s(able: tuple[float, float, Member]) -> float:
+    return able[0]
+
+
+def _ttft_s(source: _Source) -> float:
+    return source.ttft_s

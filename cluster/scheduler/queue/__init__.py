@@ -1,0 +1,1 @@
+"""Requests that wait for a place: their order, admission and refusal."""

@@ -1,0 +1,103 @@
+"""Who waits, and who is refused: at once, because the wait can be foreseen, or after having waited too long. Pure.
+
+Invariant: a request is in the queue, or it has been answered, or it was withdrawn."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from cluster.scheduler.queue.drain_rate import DrainRate
+from cluster.scheduler.queue.fairness import ServiceCounters
+from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
+from cluster.scheduler.scheduler_events import Send
+from core.config import ScheduleConfig
+from core.messages import Place, Rejected
+
+_MARGIN: Final = 0.3
+"""Of the time to the first token: what may pass on the instance before the prompt's turn comes."""
+NO_DECODE_WAIT_S: Final = 5.0
+"""How long requests wait for the first decode instance: instances may be restarting."""
+
+
+class Admission:
+    def __init__(self, config: ScheduleConfig, counters: ServiceCounters, log: Callable[[str], None]) -> None:
+        self._config, self._log = config, log
+        self.queue = WaitingQueue(counters)
+        self._drain = DrainRate()
+        self._num_arrived = 0
+        self._no_decode_since_s: float | None = None
+        self.num_schedulers = 1
+        """That share what is below: instances, and how many requests may wait."""
+
+    def enter(
+        self, key: str, frontend: str, place: Place, work_s: float, num_instances: int, now: float
+    ) -> Waiter:
+        """`work_s`: what its prompt takes at the least; `num_instances` compute prompts."""
+        self._num_arrived += 1
+        slo_s = place.slo.ttft_s
+        due_s = inf if place.attempt else now + slo_s
+        start_by_s = due_s - _MARGIN * slo_s - work_s
+        waiter = Waiter(key, frontend, place, now, self._num_arrived, start_by_s, due_s, work_s)
+        self.queue.add(waiter)
+        self.queue.thin(max(1, num_instances) / self.num_schedulers, now)
+        return waiter
+
+    @property
+    def _max_queued(self) -> int:
+        return max(1, self._config.max_queued_requests // self.num_schedulers)
+
+    def left(self, num_placed: int, now: float) -> None:
+        """After each event: how many were just placed."""
+        self._drain.observe(len(self.queue), num_placed, now)
+
+    def never(self, key: str, frontend: str, place: Place, largest_tokens: int) -> Send:
+        """Refused for good: no instance can hold it."""
+        reason = (
+            f"{place.num_tokens + place.max_new_tokens} tokens (prompt and output) do not fit: "
+            f"the largest instance holds {largest_tokens} of one sequence"
+        )
+        return self._reject(key, frontend, place, reason, 0.0)
+
+    def refuse_excess(self, waiter: Waiter, now: float) -> list[Send]:
+        """Refuse the newcomer if it would wait too long, or the last in order if too many wait.
+
+        Requests that go on after a lost instance were admitted before, and are never refused for load on arrival."""
+        if self.queue.get(waiter.key) is None:
+            return []
+        if len(self.queue) > self._max_queued:
+            last = self.queue.last_refusable()
+            return [] if last is None else [self._refuse(last, f"{len(self.queue)} requests wait", now)]
+        wait_s = self._drain.wait_s(self.queue.num_ahead(waiter), now)
+        if waiter.place.attempt == 0 and wait_s > self._config.max_queue_wait_s:
+            return [self._refuse(waiter, f"it would wait about {wait_s:.0f} s for a place", now)]
+        return []
+
+    def expire(self, why_not: str, now: float) -> list[Send]:
+        """Refuse those that have waited too long, or wait for an instance that does not come (`why_not`)."""
+        limit_s = self._config.max_queue_wait_s
+        late = [w for w in self.queue if now - w.arrived_s > limit_s]
+        actions = [self._refuse(w, f"no place was free for {limit_s:g} s", now) for w in late]
+        if not why_not:
+            self._no_decode_since_s = None
+            return actions
+        if self._no_decode_since_s is None:
+            self._no_decode_since_s = now
+        since_s = self._no_decode_since_s
+        alone = [w for w in self.queue if now - max(since_s, w.arrived_s) >= NO_DECODE_WAIT_S]
+        for waiter in alone:
+            self.queue.remove(waiter)
+        return actions + [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]
+
+    def _refuse(self, waiter: Waiter, reason: str, now: float) -> Send:
+        """429: take a waiter out of the queue and say when to come back."""
+        config = self._config
+        retry_after_s = self._drain.retry_after_s(
+            len(self.queue), self._max_queued, config.max_queue_wait_s, now
+        )
+        self.queue.remove(waiter)
+        reason = f"the cluster is busy: {reason}"
+        return self._reject(waiter.key, waiter.frontend, waiter.place, reason, retry_after_s)
+
+    def _reject(self, key: str, frontend: str, place: Place, reason: str, retry_after_s: float) -> Send:
+        self._log(f"reject {key} {'later' if retry_after_s else 'never'}")
+        return Send(frontend, Rejected(place.request_id, place.attempt, reason, retry_after_s))

@@ -1,0 +1,112 @@
+"""What the scheduler was told, when, and what it decided, in a file; and the same told again to a new one.
+
+The scheduler is a function of its events, so a replay decides the same, line by line; what other code would have decided on a
+day's real events is one command away (`baton replay`). The file has no prompts in it, only hashes of their blocks.
+
+The configuration, then one msgpack array for each event, (now, who, message), and one string for each decision, in order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from cluster.scheduler.fleet.roster import SCAN_UP_TO
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from core.config import ScheduleConfig
+from core.errors import ConfigError
+from core.messages import NeedPrefill, Place
+from net.codec import decode, encode
+
+
+def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
+    """One that is recorded if the configuration says so, in a file of its own where several have names. Raises ConfigError when
+    it cannot be written."""
+    if not config.record_path:
+        return GlobalScheduler(config)
+    path = Path(f"{config.record_path}.{name}" if name else config.record_path)
+    try:
+        path.write_bytes(b"")
+        return RecordedScheduler(config, path)
+    except OSError as error:
+        raise ConfigError(f"schedule.record_path: {error}") from None
+
+
+class RecordedScheduler(GlobalScheduler):
+    """Writes each event before it is acted upon, so that the one that ends the process is in the file."""
+
+    def __init__(self, config: ScheduleConfig, path: Path, scan_up_to: int = SCAN_UP_TO) -> None:
+        super().__init__(config, log=self._write, scan_up_to=scan_up_to)
+        self._path = path
+        self._write(config.model_dump_json())
+
+    def on(self, event: Event, now: float) -> list[Send]:
+        self._write([now, *_as_plain(event)])
+        return super().on(event, now)
+
+    def _write(self, item: Any) -> None:
+        with self._path.open("ab") as file:
+            file.write(msgpack.packb(item))  # type: ignore[arg-type]
+
+
+def replay(path: Path) -> tuple[list[str], list[str]]:
+    """(decisions in the file, decisions of a new scheduler with the same configuration and events). Raises ConfigError."""
+    recorded: list[str] = []
+    decided: list[str] = []
+    config, items = read(path)
+    scheduler = GlobalScheduler(config, log=decided.append)
+    for item in items:
+        if isinstance(item, str):
+            recorded.append(item)
+        else:
+            event, now = item
+            scheduler.on(event, now)
+    return recorded, decided
+
+
+def read(path: Path) -> tuple[ScheduleConfig, Iterator[tuple[Event, float] | str]]:
+    """(its configuration; events with their times, and decisions, read as they are asked for). Raises ConfigError, also later."""
+    items = _read(path)
+    first = next(items, None)
+    if not isinstance(first, str):
+        raise ConfigError(f"{path} is no recording of a scheduler")
+    config = ScheduleConfig.model_validate_json(first).model_copy(update={"record_path": ""})
+    return config, (
+        item if isinstance(item, str) else (_as_event(item[1], item[2]), item[0]) for item in items
+    )
+
+
+def _read(path: Path) -> Iterator[Any]:
+    """A last item that was cut short is left out."""
+    try:
+        with path.open("rb") as file:
+            yield from msgpack.Unpacker(file)
+    except (OSError, ValueError, msgpack.UnpackException) as error:
+        raise ConfigError(f"cannot read the recording {path}: {error}") from None
+
+
+def _as_plain(event: Event) -> tuple[str, bytes]:
+    match event:
+        case Arrived(frontend, place):
+            return frontend, encode(place)
+        case PrefillNeeded(instance, need):
+            return instance, encode(need)
+        case PeerLost(address):
+            return address, b""
+        case Tick():
+            return "", b""
+        case _:
+            return "", encode(event)
+
+
+def _as_event(who: str, data: bytes) -> Event:
+    if not data:
+        return PeerLost(who) if who else Tick()
+    match decode(data):
+        case Place() as place:
+            return Arrived(who, place)
+        case NeedPrefill() as need:
+            return PrefillNeeded(who, need)
+        case message:
+            return message  # type: ignore[return-value]

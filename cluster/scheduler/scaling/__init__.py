@@ -1,0 +1,1 @@
+"""How many instances each pool should have."""

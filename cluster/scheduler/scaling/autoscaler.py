@@ -1,0 +1,119 @@
+"""Carries out what `scaler` decides: every few seconds each pool gets the size that its load asks for.
+
+It sets sizes and nothing else. Whoever runs the pools starts and ends instances (`PoolSizes`; Ray Serve in production), and one
+that is ended drains first, so that no request fails of it. Nothing is kept that a new scheduler could not learn again."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.scaling.pool_loads import UseMeter, pool_of
+from cluster.scheduler.scaling.scaler import Limits, PoolName, Resize, Scaler, ScalingRules
+from core.config import ScalingConfig
+from core.ports import Clock
+from core.reports import PoolStatus
+
+log = logging.getLogger(__name__)
+
+_SMOOTHING = 0.3
+
+
+class PoolSizes(Protocol):
+    async def get(self) -> dict[PoolName, int]:
+        """How many instances each pool shall have now, whoever has said so."""
+        ...
+
+    async def set(self, pool: PoolName, num_instances: int) -> None: ...
+
+
+class Facts(Protocol):
+    """cluster.scheduler.scheduler_node.SchedulerNode."""
+
+    @property
+    def leads(self) -> bool:
+        """Only one of several schedulers sizes pools."""
+        ...
+
+    @property
+    def members(self) -> tuple[Member, ...]: ...
+    @property
+    def queued_tokens(self) -> int: ...
+
+
+class Autoscaler:
+    """`run` must be running; `told` hears of the pools' state each time."""
+
+    def __init__(
+        self,
+        config: ScalingConfig,
+        facts: Facts,
+        sizes: PoolSizes,
+        clock: Clock,
+        told: Callable[[tuple[PoolStatus, ...]], None],
+    ) -> None:
+        self._config, self._facts, self._sizes, self._clock, self._told = config, facts, sizes, clock, told
+        self._scaler = Scaler(rules_of(config))
+        self._meter = UseMeter()
+        self._status: dict[PoolName, PoolStatus] = {}
+        self._grown: dict[PoolName, tuple[float, int]] = {}
+        """When a pool was last made larger, and how many served then; until one more serves."""
+
+    async def run(self) -> None:
+        """For as long as the scheduler lives; ends by cancellation. What goes wrong is logged and tried again."""
+        while True:
+            await self._clock.sleep(self._config.interval_s)
+            try:
+                if self._facts.leads:
+                    await self._step()
+            except Exception:
+                log.exception("pools cannot be sized")
+
+    async def _step(self) -> None:
+        targets = await self._sizes.get()
+        now, members = self._clock.now(), self._facts.members
+        self._learn_cold_start(members, now)
+        loads = self._meter.loads(members, self._facts.queued_tokens, targets, now)
+        resized = {resize.pool: resize for resize in self._scaler.on(loads, now)}
+        for load in loads:
+            size, serving = targets[load.name], len(load.instances)
+            resize = resized.get(load.name)
+            if resize is not None and resize.num_instances != size:
+                log.info("%s: %d -> %d instances, %s", load.name, size, resize.num_instances, resize.reason)
+                await self._sizes.set(load.name, resize.num_instances)
+                if resize.num_instances > size:
+                    self._grown.setdefault(load.name, (now, serving))
+            self._note(load.name, size, serving, resize)
+        self._told(tuple(self._status.values()))
+
+    def _note(self, pool: PoolName, size: int, serving: int, resize: Resize | None) -> None:
+        old = self._status.get(pool, PoolStatus(pool))
+        wanted = size if resize is None else resize.num_instances
+        self._status[pool] = PoolStatus(
+            pool,
+            wanted,
+            serving,
+            old.num_grown + (wanted > size),
+            old.num_shrunk + (wanted < size),
+            self._scaler.cold_start_s,
+            old.reason if resize is None else resize.reason,
+        )
+
+    def _learn_cold_start(self, members: Sequence[Member], now: float) -> None:
+        """From the decision until the first new instance has registered."""
+        for pool, (since_s, had) in list(self._grown.items()):
+            if sum(pool_of(m) == pool and not m.leaving for m in members) > had:
+                took_s = now - since_s
+                self._scaler.cold_start_s += _SMOOTHING * (took_s - self._scaler.cold_start_s)
+                del self._grown[pool]
+
+
+def rules_of(config: ScalingConfig) -> ScalingRules:
+    return ScalingRules(
+        target=config.target,
+        shrink_below=config.shrink_below,
+        calm_s=config.calm_s,
+        cold_start_s=config.cold_start_s,
+        prefill=Limits(config.prefill_min, config.prefill_max),
+        decode=Limits(config.decode_min, config.decode_max),
+    )

@@ -1,0 +1,66 @@
+"""How much of each pool is used, from what the scheduler knows of its instances. Pure. What `scaler` decides by.
+
+Prompts: the share of the last interval that they took (tokens computed / tokens per second), and what waits for them, in
+seconds over WAIT_S. Decoding: the fullest of blocks, sequence slots, and the step's share of the tightest target in the batch.
+An instance that does both counts as what it has more of."""
+
+from collections.abc import Iterable
+from math import inf
+
+from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
+from cluster.scheduler.scaling.scaler import InstanceUse, PoolLoad, PoolName
+
+WAIT_S = 2.0
+"""Prompt work of this long before an instance is as much as the instance itself."""
+_TPOT_SHARE = 0.8
+_REACH = 1.5
+"""A target counts as no tighter than so many steps of a sequence that is alone: more instances do not help there."""
+
+
+class UseMeter:
+    """Asked again and again; use is counted from one time to the next."""
+
+    def __init__(self) -> None:
+        self._computed: dict[str, int] = {}
+        self._at_s = 0.0
+
+    def loads(
+        self, members: Iterable[Member], queued_tokens: int, targets: dict[PoolName, int], now: float
+    ) -> list[PoolLoad]:
+        """`queued_tokens`: of prompts that no instance was given yet. `targets`: instances that each pool shall have."""
+        elapsed_s, self._at_s = now - self._at_s, now
+        serving = [m for m in members if not m.leaving]
+        found: list[PoolLoad] = []
+        for pool, target in targets.items():
+            mine = [m for m in serving if pool_of(m) == pool]
+            for_prompts = pool == "prefill" or "prefill" not in targets
+            waiting = queued_tokens / len(mine) if for_prompts and mine else 0.0
+            uses = tuple(InstanceUse(m.address, self._use(m, waiting, elapsed_s)) for m in mine)
+            found.append(PoolLoad(pool, uses, max(0, target - len(mine))))
+        self._computed = {m.address: m.work.computed_tokens for m in serving}
+        return found
+
+    def _use(self, member: Member, waiting_tokens: float, elapsed_s: float) -> float:
+        rate = member.measured_tokens_per_s or DEFAULT_TOKENS_PER_S
+        waits = (member.queued_tokens + waiting_tokens) / rate / WAIT_S
+        if member.info.prefills:
+            computed = member.work.computed_tokens
+            since = computed - self._computed.get(member.address, computed)
+            waits += min(1.0, since / rate / elapsed_s) if elapsed_s > 0 else 0.0
+        return max(waits, _decode_use(member) if member.info.decodes else 0.0)
+
+
+def pool_of(member: Member) -> PoolName:
+    """The deployment that it belongs to."""
+    return "decode" if member.info.decodes else "prefill"
+
+
+def _decode_use(member: Member) -> float:
+    info, model = member.info, member.steps.decode
+    use = max(1 - member.free_blocks / info.num_blocks, member.num_seqs / info.max_num_seqs)
+    if member.batch_seqs and model.num_steps and member.tightest_tpot_s < inf:
+        context = member.batch_context_tokens
+        alone_s = model.step_s(1, context / member.batch_seqs, 1)
+        step_s = model.step_s(member.batch_seqs, context, member.batch_seqs)
+        use = max(use, step_s / (_TPOT_SHARE * max(member.tightest_tpot_s, _REACH * alone_s)))
+    return use

@@ -1,0 +1,163 @@
+"""The global scheduler as a process part: mail in, mail out, and a tick while requests wait. All decisions are in routing."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from functools import partial
+
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Tick
+from core.messages import (
+    AskStatus,
+    Backlog,
+    Colleagues,
+    Finished,
+    GivenBack,
+    Leaving,
+    Message,
+    NeedPrefill,
+    Place,
+    Taken,
+    Wants,
+)
+from core.ports import Clock, Mail, Resolve
+from core.reports import LoadReport, PoolStatus, Register, Status
+from net.schedulers import Schedulers
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.1
+_NOTHING_WAITS = Backlog(0, 0)
+
+
+class SchedulerNode:
+    """Serves frontends and workers on `mail`. `run` must be running; `close` ends its mail.
+
+    With `num_schedulers` > 1 it looks for the others (`resolve`), and tells them what it tells its frontends."""
+
+    def __init__(
+        self,
+        mail: Mail,
+        clock: Clock,
+        scheduler: GlobalScheduler,
+        resolve: Resolve | None = None,
+        num_schedulers: int = 1,
+    ) -> None:
+        self._mail, self._clock, self._scheduler = mail, clock, scheduler
+        self._others = (
+            None
+            if resolve is None
+            else Schedulers(partial(_but, mail.address, resolve), num_schedulers - 1, clock, self._on_found)
+        )
+        self._backlogs: dict[str, Backlog] = {}
+        """Of the others."""
+        self._told = _NOTHING_WAITS
+        self._waiting = asyncio.Event()
+        self._defects: dict[str, str] = {}
+        self._pools: tuple[PoolStatus, ...] = ()
+
+    @property
+    def address(self) -> str:
+        return self._mail.address
+
+    async def run(self) -> None:
+        """For as long as the scheduler lives; ends by cancellation."""
+        self._mail.listen(self._on_message, self._on_lost)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tick())
+            if self._others is not None:
+                tasks.create_task(self._others.run())
+
+    async def close(self) -> None:
+        await self._mail.close()
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._scheduler.members
+
+    @property
+    def leads(self) -> bool:
+        return self._scheduler.leads
+
+    @property
+    def queued_tokens(self) -> int:
+        """Of all prompts that wait for a place, here and at the other schedulers."""
+        return self._scheduler.queued_tokens + sum(b.queued_tokens for b in self._backlogs.values())
+
+    def has_capacity(self) -> bool:
+        """Would a request be answered now?"""
+        return not self._scheduler.why_not()
+
+    def snapshot(self) -> Status:
+        return self._status()
+
+    def show_pools(self, pools: tuple[PoolStatus, ...]) -> None:
+        """What the autoscaler says is part of the status from now on."""
+        self._pools = pools
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        match message:
+            case Place():
+                self._feed(Arrived(sender, message))
+            case NeedPrefill():
+                self._feed(PrefillNeeded(sender, message))
+            case LoadReport():
+                self._note_defect(message)
+                self._feed(message)
+            case Finished() | Register() | Leaving() | Taken() | GivenBack() | Wants():
+                self._feed(message)
+            case Backlog():
+                self._backlogs[sender] = message
+            case AskStatus(nonce):
+                self._mail.send(sender, self._status(nonce))
+            case _:
+                log.error("%s is not for the scheduler (from %s)", type(message).__name__, sender)
+
+    def _status(self, nonce: int = 0) -> Status:
+        status = self._scheduler.status(nonce)
+        num_queued = status.num_queued + sum(backlog.num_queued for backlog in self._backlogs.values())
+        return replace(status, num_queued=num_queued, pools=self._pools)
+
+    def _on_lost(self, peer: str) -> None:
+        self._defects.pop(peer, None)
+        self._backlogs.pop(peer, None)
+        if self._others is not None:
+            self._others.lose(peer)
+        self._feed(PeerLost(peer))
+
+    def _on_found(self, _: str) -> None:
+        if self._others is not None:
+            self._feed(Colleagues(self.address, self._others.living))
+
+    async def _tick(self) -> None:
+        while True:
+            await self._waiting.wait()
+            await self._clock.sleep(_TICK_S)
+            self._feed(Tick())
+            self._tell_backlog()
+
+    def _tell_backlog(self) -> None:
+        backlog = Backlog(self._scheduler.num_queued, self._scheduler.queued_tokens)
+        if backlog != self._told:
+            self._told = backlog
+            for other in self._scheduler.colleagues:
+                self._mail.send(other, backlog)
+
+    def _feed(self, event: Event) -> None:
+        for action in self._scheduler.on(event, self._clock.now()):
+            self._mail.send(action.to, action.message)
+        if self._scheduler.num_queued or self._told.num_queued:
+            self._waiting.set()
+        else:
+            self._waiting.clear()
+
+    def _note_defect(self, report: LoadReport) -> None:
+        if report.defect and self._defects.get(report.address) != report.defect:
+            log.error("instance %s found its block accounting broken: %s", report.address, report.defect)
+        self._defects[report.address] = report.defect
+
+
+async def _but(me: str, resolve: Resolve) -> list[str]:
+    """All that `resolve` finds, but for `me`."""
+    return [address for address in await resolve() if address != me]

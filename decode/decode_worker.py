@@ -1,0 +1,366 @@
+"""The decode role of one instance: receive a prompt's KV (or compute it), generate, and never lose a block on the way."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from core.config import TransferConfig
+from core.errors import RequestError
+from core.messages import (
+    Cancel,
+    ChunkDone,
+    Commit,
+    Drained,
+    Failed,
+    Grant,
+    HandedOver,
+    Message,
+    NeedPrefill,
+    PrefillAssigned,
+    PrefillFailed,
+    Revoke,
+    StartPrefill,
+    Submit,
+    Tokens,
+)
+from core.ports import Clock, KnowsScheduler, Mail
+from core.types import Request, Route, TokenOut
+from engine.loop import Engine
+from engine.planning.block_ledger import Reservation
+from kvtransfer.handoff import DECODE_OVER, Action, DecodeHandoff, DecodeState, Fact
+from kvtransfer.inbox import Inbox
+
+log = logging.getLogger(__name__)
+
+_ASK_TIMEOUT_S = 2.0
+_LAST_WORD_S = 1.0
+_FENCE_PATIENCE_S = 0.5
+"""A fence that takes longer is one of a writer that is cut off but lives: its client need not wait for that, only its blocks."""
+_MAX_GRANTS = 3
+"""Writers that a prompt is given to before we compute it ourselves: it must not wander between instances without room."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One attempt on this instance, from Submit to its last token or its cancellation."""
+
+    request: Request
+    prefill: str
+    handoff: DecodeHandoff | None = None
+    """None once (or where) this instance computes the sequence like any other."""
+    future: "asyncio.Future[Reservation] | None" = None
+    reservation: Reservation | None = None
+    grant_id: str = ""
+    asked: str = ""
+    """The scheduler that was asked for another prefill instance."""
+    commit: Commit | None = None
+    committed_s: float = 0.0
+    """When the last Commit came."""
+    timer: "asyncio.Task[None] | None" = None
+    fence: "asyncio.Task[None] | None" = None
+    tasks: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
+    cancelled: bool = False
+
+
+class DecodeWorker:
+    """Reacts to messages and engine output; owns the requests in progress. Needs `engine` set before the first message."""
+
+    def __init__(
+        self, mail: Mail, clock: Clock, inbox: Inbox, config: TransferConfig, schedulers: KnowsScheduler
+    ) -> None:
+        self._mail, self._clock, self._inbox, self._config, self._schedulers = (
+            mail,
+            clock,
+            inbox,
+            config,
+            schedulers,
+        )
+        self.engine: Engine
+        self._jobs: dict[str, _Job] = {}
+        self._grants: dict[str, _Job] = {}
+
+    @property
+    def num_jobs(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def frontends(self) -> set[str]:
+        """Those whose requests are here."""
+        return {job.request.reply_to for job in self._jobs.values()}
+
+    def on_message(self, sender: str, message: Message) -> bool:
+        """True when the message was for this role."""
+        match message:
+            case Submit(request, route):
+                self._submit(request, route)
+            case Cancel(request_id, attempt):
+                self._cancel(f"{request_id}#{attempt}")
+            case ChunkDone(grant_id, _, _, _, num_bytes):
+                if num_bytes:
+                    self._inbox.arrived(grant_id, num_bytes)
+            case Commit():
+                self._committed(message)
+            case Drained(grant_id):
+                self._writer_done(grant_id, Fact.DRAINED)
+            case PrefillFailed(grant_id, reason):
+                log.warning("prefill %s failed on grant %s: %s", sender, grant_id, reason)
+                self._writer_done(grant_id, Fact.WRITER_FAILED)
+            case PrefillAssigned(request_id, attempt, epoch, prefill):
+                self._assigned(f"{request_id}#{attempt}", epoch, prefill)
+            case _:
+                return False
+        return True
+
+    def on_lost(self, peer: str) -> None:
+        """A writer died: fence it and find another. A frontend died: nobody reads its requests any more."""
+        for key, job in list(self._jobs.items()):
+            if job.asked == peer:
+                self._on_fact(job, Fact.NOBODY)
+            if job.request.reply_to == peer:
+                self._cancel(key)
+            elif job.prefill == peer:
+                self._on_fact(job, Fact.WRITER_LOST)
+
+    def on_complete(self, commit: Commit) -> None:
+        """The inbox has every byte of a grant, which has ended thereby."""
+        job = self._grants.get(commit.grant_id)
+        if job is not None:
+            job.commit = commit
+            self._on_fact(job, Fact.COMPLETE)
+
+    def on_corrupted(self, grant_id: str) -> None:
+        job = self._grants.get(grant_id)
+        if job is not None:
+            self._on_fact(job, Fact.CORRUPTED)
+
+    def on_tokens(self, tokens: list[TokenOut]) -> None:
+        """A step's output: one message for each frontend."""
+        by_frontend: dict[str, list[TokenOut]] = {}
+        for token in tokens:
+            job = self._jobs.get(token.key)
+            if job is None or job.cancelled:
+                continue
+            by_frontend.setdefault(job.request.reply_to, []).append(token)
+            if token.finish is not None:
+                self._forget(job)
+        for frontend, batch in by_frontend.items():
+            self._mail.send(frontend, Tokens(tuple(batch)))
+
+    def fail_all(self, reason: str) -> None:
+        """The engine has stopped: somebody else may finish these."""
+        for job in list(self._jobs.values()):
+            if not job.cancelled:
+                self._fail(job, reason)
+                self._cancel(job.request.key)
+
+    async def close(self) -> None:
+        tasks = [task for job in self._jobs.values() for task in job.tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # One request ----------------------------------------------------------------------------------------------------
+
+    def _submit(self, request: Request, route: Route) -> None:
+        if request.key in self._jobs:
+            return
+        job = self._jobs[request.key] = _Job(request, route.prefill)
+        try:
+            if route.prefill:
+                self._reserve(job)
+            else:
+                self.engine.add(request)
+        except RequestError as error:
+            self._refuse(job, error)
+
+    def _reserve(self, job: _Job) -> None:
+        job.handoff = DecodeHandoff()
+        job.future = self.engine.reserve(job.request)
+        job.future.add_done_callback(lambda future: self._reserved(job, future))
+
+    def _reserved(self, job: _Job, future: "asyncio.Future[Reservation]") -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self._refuse(job, error)
+            return
+        job.reservation = future.result()
+        if job.handoff is not None and job.handoff.state in DECODE_OVER:
+            self.engine.release(job.request.key)  # cancelled while the answer was on its way
+            return
+        missing = job.reservation.num_tokens - job.reservation.matched_tokens
+        # Computing up to a block of tokens costs less than a hand-over.
+        local = missing <= self._inbox.block_size
+        self._on_fact(job, Fact.RESERVED_LOCAL if local else Fact.RESERVED)
+
+    def _refuse(self, job: _Job, error: BaseException) -> None:
+        self._fail(job, str(error), retryable=not isinstance(error, RequestError))
+        self._forget(job)
+
+    def _fail(self, job: _Job, reason: str, *, retryable: bool = True) -> None:
+        failed = Failed(job.request.id, job.request.attempt, reason, retryable)
+        self._mail.send(job.request.reply_to, failed)
+
+    def _cancel(self, key: str) -> None:
+        job = self._jobs.get(key)
+        if job is None or job.cancelled:
+            return
+        job.cancelled = True
+        if job.handoff is None or job.handoff.state in DECODE_OVER:
+            self.engine.abort(key)
+            self._forget(job)
+        else:
+            self._on_fact(job, Fact.CANCELLED)
+
+    def _forget(self, job: _Job) -> None:
+        self._jobs.pop(job.request.key, None)
+        self._grants.pop(job.grant_id, None)
+        for task in job.tasks - {asyncio.current_task()}:
+            task.cancel()
+
+    # Its hand-over --------------------------------------------------------------------------------------------------
+
+    def _writer_done(self, grant_id: str, fact: Fact) -> None:
+        def ended() -> None:
+            job = self._grants.get(grant_id)
+            if job is not None:
+                if job.fence is not None:
+                    job.fence.cancel()
+                self._on_fact(job, fact)
+
+        self._inbox.end(grant_id, ended)
+
+    def _committed(self, commit: Commit) -> None:
+        job = self._grants.get(commit.grant_id)
+        if job is not None:
+            job.committed_s = self._clock.now()
+        self._inbox.committed(commit)
+
+    def _assigned(self, key: str, epoch: int, prefill: str) -> None:
+        job = self._jobs.get(key)
+        if job is not None and job.handoff is not None and job.handoff.epoch == epoch:
+            if prefill:
+                job.prefill = prefill
+            self._on_fact(job, Fact.ASSIGNED if prefill else Fact.NOBODY)
+
+    def _on_fact(self, job: _Job, fact: Fact) -> None:
+        if job.handoff is None:
+            return
+        match job.handoff.on(fact):
+            case Action.GRANT:
+                self._grant(job)
+            case Action.REVOKE:
+                self._mail.send(job.prefill, Revoke(job.grant_id))
+                self._set_timer(job, self._config.drain_timeout_s)
+            case Action.FENCE:
+                job.fence = self._spawn(job, self._fence(job, job.grant_id, job.prefill))
+                self._set_timer(job, _FENCE_PATIENCE_S)
+            case Action.ASK:
+                self._ask(job)
+            case Action.ACTIVATE:
+                self._activate(job)
+            case Action.COMPUTE:
+                assert job.reservation is not None
+                self._stop_timer(job)
+                self.engine.compute(job.reservation)
+            case Action.RELEASE:
+                self.engine.release(job.request.key)
+                self._forget(job)
+            case Action.GIVE_UP:
+                log.error(
+                    "request %s: writer %s is cut off but alive; its blocks wait", job.request.id, job.prefill
+                )
+                job.cancelled = True
+                self._fail(job, f"the prefill instance {job.prefill} is cut off")
+            case Action.WITHDRAW:
+                if job.future is not None:
+                    job.future.cancel()
+                self._forget(job)
+            case None:
+                pass
+
+    def _grant(self, job: _Job) -> None:
+        assert job.reservation is not None
+        assert job.handoff is not None
+        r, ttl_s = job.reservation, self._config.grant_ttl_s
+        grant = self._inbox.open(
+            r.key, job.handoff.epoch, job.prefill, r.block_ids, r.matched_tokens, r.num_tokens, ttl_s
+        )
+        self._grants.pop(job.grant_id, None)
+        job.grant_id = grant.id
+        self._grants[grant.id] = job
+        self._inbox.when_open(lambda: self._start_prefill(job, grant))
+        self._set_timer(job, ttl_s)
+
+    def _start_prefill(self, job: _Job, grant: Grant) -> None:
+        """Unless it has been taken back meanwhile."""
+        granted = job.handoff is not None and job.handoff.state is DecodeState.GRANTED
+        if granted and job.grant_id == grant.id:
+            self._mail.send(job.prefill, StartPrefill(job.request, grant))
+
+    def _ask(self, job: _Job) -> None:
+        """Another prefill instance, from the scheduler; without an answer we compute the prompt ourselves."""
+        assert job.reservation is not None
+        assert job.handoff is not None
+        request, missing = job.request, job.reservation.num_tokens - job.reservation.matched_tokens
+        log.warning("request %s needs another prefill instance than %s", request.id, job.prefill)
+        if not self._schedulers.scheduler or job.handoff.epoch + 1 >= _MAX_GRANTS:
+            self._on_fact(job, Fact.NOBODY)
+            return
+        ask = NeedPrefill(request.id, request.attempt, job.handoff.epoch, missing, job.prefill)
+        job.asked = self._schedulers.scheduler
+        self._mail.send(job.asked, ask)
+        self._set_timer(job, _ASK_TIMEOUT_S)
+
+    async def _fence(self, job: _Job, grant_id: str, writer: str) -> None:
+        asking = self._spawn(job, self._ask_for_last_word(grant_id, writer))
+        try:
+            await self._inbox.fence(grant_id, writer)
+        finally:
+            asking.cancel()
+        self._on_fact(job, Fact.FENCED)
+
+    async def _ask_for_last_word(self, grant_id: str, writer: str) -> None:
+        """A writer that was only stopped or cut off can end its fence itself, should it have forgotten the grant, too."""
+        while True:
+            await self._clock.sleep(_LAST_WORD_S)
+            self._mail.send(writer, Revoke(grant_id))
+
+    def _activate(self, job: _Job) -> None:
+        assert job.reservation is not None
+        assert job.commit is not None
+        self._stop_timer(job)
+        drawn, request = (job.commit.first, *job.commit.more), job.request
+        # A writer of an older release has counted its own writes in `exposed_s`.
+        exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_s
+        times = replace(job.commit.times, exposed_s=exposed_s)
+        self._mail.send(
+            request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
+        )
+        self.engine.activate(job.reservation, drawn)
+        # The prefill instance has sent these tokens too; should it have died before, the client gets them from here.
+        self.on_tokens([*drawn])
+
+    def _set_timer(self, job: _Job, delay_s: float) -> None:
+        self._stop_timer(job)
+
+        async def expire() -> None:
+            await self._clock.sleep(delay_s)
+            job.timer = None
+            self._on_fact(job, Fact.TIMEOUT)
+
+        job.timer = self._spawn(job, expire())
+
+    def _stop_timer(self, job: _Job) -> None:
+        if job.timer is not None:
+            job.timer.cancel()
+            job.timer = None
+
+    def _spawn(self, job: _Job, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        job.tasks.add(task)
+        task.add_done_callback(job.tasks.discard)
+        return task

@@ -1,0 +1,1 @@
+"""The prefix cache and the block pool under it."""

@@ -1,0 +1,354 @@
+"""The prefix cache: a tree of full blocks, one root for each tenant, compared token by token.
+
+Blocks between which nothing branches are one node, a run (`prefix_run`): a prompt that nobody shares costs a few objects,
+not a few for each block. Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is.
+Blocks that nobody refers to and nothing follows are evicted, in the order that `eviction_policy` gives."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from core.errors import Bug
+from core.kv import hash_chain, root_hash
+from engine.cache.block_pool import BlockPool
+from engine.cache.eviction_policy import Eviction, LeastRecentlyUsed
+from engine.cache.prefix_run import Run, num_equal
+from engine.cache.retention import Retention
+
+_MAX_SIBLINGS_SCANNED = 64
+
+HashesOf = Callable[[int, Sequence[int], int], list[int]]
+"""The hashes of blocks from that of the one they follow, their tokens, and how many each has: core.kv.hash_chain, or what knows
+them already."""
+
+Kept = Callable[[str, int, tuple[int, ...], int], None]
+"""Hears of a block that is newly kept: its tenant, the kept block that it follows (-1: it is the first), its tokens, itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Cached KV of a prefix: full blocks, and perhaps the first `partial_tokens` tokens of one more."""
+
+    blocks: tuple[int, ...]
+    partial_block: int = -1
+    partial_tokens: int = 0
+    end: Run | None = field(default=None, compare=False, repr=False)
+    """The run in which it ends."""
+    num_changes: int = field(default=0, compare=False, repr=False)
+    """Of `end`, when it was found."""
+
+
+class RadixCache:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        enabled: bool = True,
+        eviction: Eviction | None = None,
+        hashes_of: HashesOf = hash_chain,
+    ) -> None:
+        self._pool, self._block_size, self._enabled = pool, block_size, enabled
+        self._hashes_of = hashes_of
+        self.on_kept: Kept | None = None
+        self._roots: dict[str, Run] = {}
+        self._runs: dict[Run, None] = {}
+        """All but the roots."""
+        self._run_of: list[Run | None] = [None] * pool.blocks.stop
+        """By block; None: it is not kept."""
+        self._retention = Retention(eviction or LeastRecentlyUsed(), pool, self._runs.keys())
+        self._added: dict[int, None] = {}
+        self._removed: dict[int, None] = {}
+
+    @property
+    def num_evictable(self) -> int:
+        """Cached blocks that nobody refers to: as good as free."""
+        return self._pool.num_blocks - self._pool.num_free - self._pool.num_used
+
+    @property
+    def num_runs(self) -> int:
+        return len(self._runs)
+
+    @property
+    def num_candidates(self) -> int:
+        """Runs from which blocks may be given up, with those that are out of date."""
+        return self._retention.num_candidates
+
+    def match(self, tokens: Sequence[int], salt: str, *, partial: bool) -> Match:
+        """The longest cached prefix that leaves at least one token to compute. Takes no reference."""
+        run = self._roots.get(salt)
+        if run is None:
+            return Match(())
+        size, limit = self._block_size, len(tokens) - 1
+        blocks: list[int] = []
+        start = count = 0
+        while count == len(run.blocks) and start + size <= limit:
+            child = run.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                break
+            run, count = child, child.num_common(0, tokens, start, limit, size)
+            blocks += run.blocks[:count]
+            start += count * size
+        best, best_length = -1, 0
+        if partial:
+            wanted = tokens[start : min(start + size, limit)]
+            best, best_length = _longest_common(_next_blocks(run, count, size), wanted)
+        return Match(tuple(blocks), best, best_length, run, run.num_changes)
+
+    def still_finds(self, match: Match) -> bool:
+        """Would the same be found for the same tokens? Where it ends tells: while that is kept, so is what it follows."""
+        return match.end is not None and match.end.num_changes == match.num_changes
+
+    def use(self, blocks: Sequence[int]) -> None:
+        """A sequence is about to refer to these cached blocks, which `match` gave it."""
+        first = 0
+        while first < len(blocks):
+            run = self._run_with(blocks[first])
+            left = len(blocks) - first
+            if left < len(run.blocks):
+                run = self._split(run, left)
+            self._retention.used(run)
+            run.uses += 1
+            first += len(run.blocks)
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        num_full: int,
+        blocks: Sequence[int],
+        salt: str,
+        num_known: int = 0,
+        twins: Sequence[int] = (),
+    ) -> list[int]:
+        """Keep the first `num_full` blocks of a sequence, whose KV is complete; `num_known` of them were handled before, which
+        returned `twins`.
+
+        Where another block with the same prefix is kept already, the sequence's own stays private. Such twins are returned:
+        the sequence must refer to them too, so that no cached block is in use while its prefix could be evicted."""
+        if not self._enabled:
+            return []
+        size, index = self._block_size, num_known
+        run, at = self._last_known(blocks, num_known, twins) if num_known else (self._root(salt), 0)
+        more: list[int] = []
+        while index < num_full:
+            if at == len(run.blocks):
+                child = run.children.get(tuple(tokens[index * size : (index + 1) * size]))
+                if child is None:
+                    break
+                run, at = child, 0
+            count = run.num_common(at, tokens, index * size, num_full * size, size)
+            kept, own = run.blocks[at : at + count], blocks[index : index + count]
+            more += [block for block, mine in zip(kept, own, strict=True) if block != mine]
+            index, at = index + count, at + count
+            if at < len(run.blocks):
+                break
+        if index < num_full:
+            if at < len(run.blocks):
+                run = self._split(run, at)
+            self._keep(run, [*tokens[index * size : num_full * size]], [*blocks[index:num_full]], salt)
+        return more
+
+    def release(self, idle_blocks: Sequence[int], priority: int = 0, wanted: bool = True) -> None:
+        """Nobody refers to these cached blocks any more (as BlockPool.drop reports): they may be evicted.
+
+        Unless `wanted`, they go first; but not those from where several sequences have gone on, and what comes before those."""
+        runs = self._cut_out(idle_blocks)
+        num_tokens = max((run.depth for run in runs), default=0) * self._block_size
+        shared = max((run.depth for run in runs if len(run.children) > 1), default=0)
+        for run in runs:
+            self._retention.fell_idle(run, num_tokens, priority, wanted or run.depth <= shared)
+        self._retention.learn()
+
+    def evict(self, count: int) -> None:
+        """Give `count` blocks back to the pool. The caller has checked `num_evictable`."""
+        while count:
+            group, limit = self._retention.least()
+            while count and (run := self._retention.first(group, limit)) is not None:
+                gone = self._retention.num_to_go(run, count, limit)
+                self._give_up(run, gone)
+                count -= gone
+
+    def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
+        events = tuple(self._added), tuple(self._removed)
+        self._added.clear()
+        self._removed.clear()
+        return events
+
+    def replay_events(self) -> None:
+        """Report everything that is kept as if it were new."""
+        self._removed.clear()
+        self._added = dict.fromkeys(itertools.chain.from_iterable(run.hashes for run in self._runs))
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the tree and the pool disagree."""
+        size, num_kept = self._block_size, 0
+        for run in self._runs:
+            before = run.parent
+            if before is None or before.children.get(run.tokens_of(size, 0)) is not run:
+                raise Bug(f"cached blocks {run.blocks} are not where the prefix tree says")
+            if run.depth != before.depth + len(run.blocks) or len(run.tokens) != size * len(run.blocks):
+                raise Bug(f"cached blocks {run.blocks} are at {run.depth} with {len(run.tokens)} tokens")
+            for block in run.blocks:
+                if self._run_of[block] is not run:
+                    raise Bug(f"cached block {block} is not in the run that it should be in")
+            refs = [self._pool.refs(block) > 0 for block in (*before.blocks[-1:], *run.blocks)]
+            if sorted(refs, reverse=True) != refs:
+                raise Bug(f"one of the cached blocks {run.blocks} is in use but its prefix is not")
+            num_kept += len(run.blocks)
+        if num_kept != sum(run is not None for run in self._run_of):
+            raise Bug(f"{num_kept} blocks are in the prefix tree, and others are said to be")
+        idle = sum(map(self._retention.num_idle, self._runs))
+        if self.num_evictable != idle:
+            raise Bug(f"{self.num_evictable} blocks look evictable, the tree knows {idle}")
+
+    # Growing --------------------------------------------------------------------------------------------------------
+
+    def _root(self, salt: str) -> Run:
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Run([], [], [root_hash(salt)], None, 0)
+        return root
+
+    def _run_with(self, block: int) -> Run:
+        run = self._run_of[block]
+        if run is None:
+            raise Bug(f"block {block} is not cached")
+        return run
+
+    def _last_known(self, blocks: Sequence[int], num_known: int, twins: Sequence[int]) -> tuple[Run, int]:
+        """The run that has the last block that was handled, and how many of its blocks were. A sequence refers to all that is
+        kept of its prefix: what it last had kept, or the last twin, is still there."""
+        block = blocks[num_known - 1]
+        if self._run_of[block] is None:
+            block = twins[-1]
+        run = self._run_with(block)
+        at = num_known - run.depth + len(run.blocks)
+        if not 0 < at <= len(run.blocks) or run.blocks[at - 1] != block:
+            raise Bug(f"block {block} is not kept at {num_known}, where its sequence has it")
+        return run, at
+
+    def _split(self, run: Run, count: int) -> Run:
+        """A run of its first `count` blocks, which the rest follows."""
+        upper = run.split(count, self._block_size)
+        self._runs[upper] = None
+        for block in upper.blocks:
+            self._run_of[block] = upper
+        return upper
+
+    def _keep(self, run: Run, tokens: list[int], blocks: list[int], salt: str) -> None:
+        """What follows the last block of `run`, of which nothing is kept yet. Blocks that were given up and are wanted again have
+        been used once more than before; the others as often as what they go on from. Where many go on differently (from a
+        system prompt), each of them was used once."""
+        hashes = self._hashes_of(run.hashes[-1], tokens, self._block_size)
+        first = 0
+        for uses, alike in itertools.groupby(self._retention.wanted_again(hashes)):
+            after = first + len(list(alike))
+            run = self._add(run, tokens, blocks, hashes, range(first, after), uses, salt)
+            first = after
+        if first < len(blocks):
+            uses = max(1, run.uses // (1 + len(run.children)))
+            self._add(run, tokens, blocks, hashes, range(first, len(blocks)), uses, salt)
+
+    def _add(
+        self,
+        run: Run,
+        all_tokens: list[int],
+        all_blocks: list[int],
+        all_hashes: list[int],
+        which: range,
+        uses: int,
+        salt: str,
+    ) -> Run:
+        """Keep some of the blocks, behind `run`, and tell of it; returns the run that has them."""
+        size = self._block_size
+        tokens = all_tokens[which.start * size : which.stop * size]
+        blocks, hashes = all_blocks[which.start : which.stop], all_hashes[which.start : which.stop]
+        before = run.blocks[-1] if run.blocks else -1
+        if run.blocks and not run.children and run.uses == uses:
+            run.extend(tokens, blocks, hashes)
+        else:
+            child = Run(tokens, blocks, hashes, run, run.depth + len(blocks), uses)
+            run.children[child.tokens_of(size, 0)] = child
+            run.num_changes += 1
+            self._runs[child] = None
+            run = child
+        for block in blocks:
+            if self._run_of[block] is not None:
+                raise Bug(f"block {block} is cached for another prefix")
+            self._run_of[block] = run
+        self._pool.keep(blocks)
+        _note(hashes, self._added, self._removed)
+        if self.on_kept is not None:
+            for index, block in enumerate(blocks):
+                self.on_kept(salt, before, tuple(tokens[index * size : (index + 1) * size]), block)
+                before = block
+        return run
+
+    # Idle blocks ----------------------------------------------------------------------------------------------------
+
+    def _cut_out(self, blocks: Sequence[int]) -> list[Run]:
+        """Runs that have just these blocks: of each that has some, the last comes first."""
+        runs: list[Run] = []
+        done = 0
+        while done < len(blocks):
+            run = self._run_with(blocks[done])
+            end = len(run.blocks) if run.blocks[-1] == blocks[done] else run.blocks.index(blocks[done]) + 1
+            if end < len(run.blocks):
+                run = self._split(run, end)
+            theirs = [*blocks[done : done + end]]
+            mine = run.blocks[end - len(theirs) : end]
+            mine.reverse()
+            count = num_equal(mine, theirs)
+            if count < end:
+                self._split(run, end - count)
+            runs.append(run)
+            done += count
+        return runs
+
+    def _give_up(self, run: Run, count: int) -> None:
+        """Its last `count` blocks."""
+        before, key = run.parent, run.tokens_of(self._block_size, 0)
+        assert before is not None
+        self._retention.given_up(run, count)
+        blocks, hashes = run.blocks[: -count - 1 : -1], run.hashes[: -count - 1 : -1]
+        run.truncate(count, self._block_size)
+        for block in blocks:
+            self._run_of[block] = None
+        self._pool.forget(blocks)
+        _note(hashes, self._removed, self._added)
+        if not run.blocks:
+            del before.children[key], self._runs[run]
+            before.num_changes += 1
+            run = before
+        self._retention.offer(run)
+
+
+def _note(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, None]) -> None:
+    """What happened to these blocks since events were drained, unless it undoes what happened to them before."""
+    if not opposite:
+        happened.update(dict.fromkeys(hashes))
+        return
+    for block_hash in hashes:
+        if opposite.pop(block_hash, 0) == 0:
+            happened[block_hash] = None
+
+
+def _next_blocks(run: Run, count: int, size: int) -> list[tuple[tuple[int, ...], int]]:
+    """The tokens, and the block, of each that follows the first `count` of `run`; the newest of many."""
+    if count < len(run.blocks):
+        return [(run.tokens_of(size, count), run.blocks[count])]
+    newest = itertools.islice(reversed(run.children.items()), _MAX_SIBLINGS_SCANNED)
+    return [(tokens, child.blocks[0]) for tokens, child in newest]
+
+
+def _longest_common(blocks: Sequence[tuple[tuple[int, ...], int]], wanted: Sequence[int]) -> tuple[int, int]:
+    """The block that shares the most leading tokens with `wanted`, and how many (-1, 0 if none)."""
+    best, best_length = -1, 0
+    for tokens, block in blocks:
+        length = next(
+            (i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b),
+            min(len(tokens), len(wanted)),
+        )
+        if length > best_length:
+            best, best_length = block, length
+    return best, best_length

@@ -1,0 +1,90 @@
+"""Decode steps replayed from captured launches (ADR 014): padded to the next captured size, their inputs in memory that stays.
+
+Only what is in that memory differs from replay to replay. Sampling, and the product with the head before it, are launched as
+ever: they take the rows that are somebody's."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.plan import SeqWork
+from engine.execution.batch import RankSeq
+from engine.execution.graph_capture import Capture, Launch
+from engine.execution.mirrored_pool import MirroredPool
+from kernels.ops import FixedDecode
+from models.model import Model
+
+_log = logging.getLogger(__name__)
+
+
+def auto_sizes(largest: int) -> tuple[int, ...]:
+    """Batch sizes worth capturing up to `largest`: steps are padded by fewer than 8 rows, 16 from 64 on and 32 from 256 on."""
+    sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 1, 32))
+    return (*(size for size in sizes if size < largest), largest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    rows: Tensor
+    """(2, size) int64: tokens and their positions."""
+    fixed: FixedDecode
+    replay: Launch
+
+
+class DecodeGraphs:
+    """Of one rank, on one thread."""
+
+    @torch.inference_mode()
+    def __init__(
+        self, model: Model, pool: MirroredPool, block_size: int, max_blocks: int, sizes: Sequence[int], capture: Capture
+    ) -> None:  # fmt: skip
+        """Captures all `sizes`, the largest first, whose scratch memory has room for the others'. `max_blocks`: of the longest
+        context."""
+        self._model, self._pool, self._block_size, self._max_blocks = model, pool, block_size, max_blocks
+        self._captured: dict[int, _Captured] = {}
+        started = time.perf_counter()
+        self._sizes = sorted(set(sizes))
+        for size in reversed(self._sizes):
+            self._captured[size] = self._make(size, capture)
+            _log.info("decode steps of %d sequences are captured", size)
+        _log.info(
+            "%d sizes of decode steps captured in %.1f s", len(self._sizes), time.perf_counter() - started
+        )
+
+    def _make(self, size: int, capture: Capture) -> _Captured:
+        model, pool, device = self._model, self._pool, self._pool.device
+        assert model.ops.fixed_decode is not None
+        fixed = model.ops.fixed_decode(size, self._max_blocks, pool.empty_block, self._block_size, device)
+        rows = torch.zeros((2, size), dtype=torch.int64, device=device)
+        replay = capture(lambda: model.forward(rows[0], rows[1], pool.layers, fixed.meta))
+        return _Captured(rows, fixed, replay)
+
+    def fit(self, work: Sequence[SeqWork]) -> bool:
+        """Is it decode alone, of so many sequences as were captured at most?"""
+        return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
+
+    def hidden(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
+        """Of work that does `fit` the rows (N, hidden_size) for `Model.logits`; all its KV is written, also to the pool's copy.
+
+        They lie where the next replay puts its own."""
+        captured = self._captured[next(size for size in self._sizes if size >= len(work))]
+        starts = np.array([item.start for item in work])
+        tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
+        places = zip(tables, starts.tolist(), strict=True)
+        slots = [
+            int(table[at // self._block_size]) * self._block_size + at % self._block_size
+            for table, at in places
+        ]
+        rows = np.zeros(captured.rows.shape, np.int64)
+        rows[0, : len(work)] = [seq.tokens[item.start] for item, seq in zip(work, seqs, strict=True)]
+        rows[1, : len(work)] = starts
+        captured.rows.copy_(torch.from_numpy(rows))
+        captured.fixed.fill((starts + 1).tolist(), tables, slots)
+        out = captured.replay()[: len(work)]
+        self._pool.written_in_all(captured.fixed.meta.slots[: len(work)])
+        return out

@@ -1,0 +1,85 @@
+"""A KV pool in a GPU's memory, with a copy in host memory that transports and lower tiers read and write.
+
+Invariant: what the device has written of a block is in the host's copy when the step ends, so that the host's copy of any block
+is always whole and may be brought to the device again. The GPU itself moves the bytes, through a mapping of the host's memory:
+each vector written costs its bytes on the bus once, and so does a block that is first read after others may have filled it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from core.errors import ConfigError
+from core.kv import KVShard
+from core.plan import BlockCopy
+from engine.execution.kv_pool import bytes_of, layers_of, pool_parts
+
+
+class MirroredPool:
+    """engine.execution.kv_pool.Pool. On a CPU the two memories are separate all the same, which is how it is tested."""
+
+    is_mirrored = True
+
+    def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
+        flat = _seen_by(device, bytes_of(shard, num_blocks, buffer))
+        self._host = pool_parts(shard, num_blocks, flat)
+        own = torch.zeros(shard.pool_bytes(num_blocks + 1), dtype=flat.dtype, device=device)
+        self._pool = pool_parts(shard, num_blocks + 1, own)
+        self.empty_block = num_blocks
+        """Behind all others, in the device's memory alone. Nobody is given it: rows that only fill up a step write there."""
+        self._block_size = shard.layout.block_size
+        self.device = device
+        self.layers = layers_of(shard, self._pool)
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        for copy in copies:
+            for part in (*self._host, *self._pool):
+                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
+
+    def arrived(self, blocks: Tensor) -> None:
+        ids = blocks.to(self.device)
+        for host, pool in zip(self._host, self._pool, strict=True):
+            pool[:, ids] = host[:, ids]
+
+    def written(self, layer: int, slots: Tensor) -> None:
+        block, offset = slots // self._block_size, slots % self._block_size
+        for host, pool in zip(self._host, self._pool, strict=True):
+            host[layer][block, :, :, offset] = pool[layer][block, :, :, offset]
+
+    def written_in_all(self, slots: Tensor) -> None:
+        """`written` in all layers at once."""
+        block, offset = slots // self._block_size, slots % self._block_size
+        for host, pool in zip(self._host, self._pool, strict=True):
+            host[:, block, :, :, offset] = pool[:, block, :, :, offset]
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+class _DeviceMemory:
+    """What torch makes a tensor of, without a copy."""
+
+    def __init__(self, address: int, num_bytes: int) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "data": (address, False),
+            "shape": (num_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def _seen_by(device: torch.device, host: Tensor) -> Tensor:
+    """`host`'s memory, bytes, as a tensor of `device`: pages are locked, and mapped at the same addresses. Raises ConfigError."""
+    if device.type == "cpu":
+        return host
+    address, num_bytes = host.data_ptr(), host.nbytes
+    cudart: Any = torch.cuda.cudart()
+    failure = int(cudart.cudaHostRegister(address, num_bytes, 0))
+    if failure:
+        raise ConfigError(
+            f"CUDA could not lock the KV pool's {num_bytes} bytes of host memory (error {failure}): raise the limit of locked "
+            "memory (ulimit -l), or lower engine.kv_bytes"
+        )
+    return torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)

@@ -1,0 +1,110 @@
+"""One rank: executes a StepPlan on its model and its KV pool, synchronously and in order."""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from core.kv import num_blocks_for
+from core.plan import Sampled, StepPlan, StepResult
+from core.ports import LayerDone, LayerSink
+from engine.execution.batch import RankSeq, build_batch
+from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.kv_pool import Pool
+from engine.execution.sampler import sample
+from models.model import Model
+
+
+class Runner:
+    def __init__(
+        self,
+        model: Model,
+        pool: Pool,
+        block_size: int,
+        sink: LayerSink | None = None,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """`graphs`: of the same model and pool."""
+        self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
+        self._graphs = graphs
+        self._device = pool.device
+        self._seqs: dict[str, RankSeq] = {}
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan) -> StepResult:
+        """Returns when every KV write of the step is in the pool and its tokens are drawn."""
+        started = time.perf_counter()
+        layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
+        seqs = [self._seqs[item.key] for item in plan.work]
+        graphs = self._graphs
+        if graphs is not None and layer_done is None and graphs.fit(plan.work):
+            hidden, replayed = graphs.hidden(plan.work, seqs), True
+            if not all(item.samples for item in plan.work):
+                hidden = hidden[[row for row, item in enumerate(plan.work) if item.samples]]
+        else:
+            hidden, replayed = self._forward(plan, seqs, layer_done), False
+        sampled = self._sample(plan, seqs, hidden)
+        self._pool.synchronise()
+        return StepResult(plan.step, tuple(sampled), time.perf_counter() - started, replayed=replayed)
+
+    def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
+        """(N, hidden_size): rows whose next token is drawn."""
+        batch = build_batch(plan.work, seqs, self._block_size, self._device)
+        on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
+        hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
+        return hidden[batch.sample_rows]
+
+    def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
+        chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]
+        if not chosen:
+            return []
+        keys, drawing = [key for key, _ in chosen], [seq for _, seq in chosen]
+        out = sample(self._model.logits(hidden), keys, drawing, self._model.ops)
+        for (_, seq), drawn in zip(chosen, out, strict=True):
+            seq.append(drawn.token)
+        return out
+
+
+def begin_step(
+    plan: StepPlan, seqs: dict[str, RankSeq], pool: Pool, block_size: int, sink: LayerSink | None
+) -> LayerDone | None:
+    """Sequences have left and come, and their blocks are as the step finds them. Returns whom to tell of its layers, if anybody
+    waits for them."""
+    for key in plan.drop:
+        seqs.pop(key, None)
+    for new in plan.new:
+        seqs[new.key] = RankSeq(new)
+    layer_done = sink.step_started(plan) if sink is not None else None
+    pool.copy_blocks(plan.copies)
+    _take_in(pool, plan, block_size)
+    return layer_done
+
+
+def layer_hook(
+    pool: Pool, slots: torch.Tensor, layer_done: LayerDone | None, first_layer: int = 0
+) -> Callable[[int], None] | None:
+    """What is to be called with each layer of the model when its KV of the tokens at `slots` is computed.
+
+    `first_layer` is the pool's first."""
+    if not pool.is_mirrored:
+        return None if layer_done is None else lambda layer: layer_done(0, layer)
+
+    def written(layer: int) -> None:
+        pool.written(layer - first_layer, slots)
+        if layer_done is not None:
+            pool.synchronise()
+            layer_done(0, layer)
+
+    return written
+
+
+def _take_in(pool: Pool, plan: StepPlan, block_size: int) -> None:
+    """Whatever of new sequences is computed already may have been computed elsewhere."""
+    if not pool.is_mirrored:
+        return
+    new = {seq.key for seq in plan.new}
+    known = [
+        item.block_ids[: num_blocks_for(item.start, block_size)] for item in plan.work if item.key in new
+    ]
+    if blocks := [block for ids in known for block in ids]:
+        pool.arrived(torch.tensor(blocks, dtype=torch.int64))

@@ -1,0 +1,107 @@
+"""Draws the next tokens of a batch.
+
+Order, per row: logit bias, minimum-length mask, repetition, presence and frequency penalties, then (unless greedy)
+temperature, top-k, top-p, min-p, and one uniform number through the inverse of the cumulative distribution in token-id
+order. That number is a hash of (seed, output position) alone: batch, chunking, worker and retry never matter.
+Log-probabilities are those of the raw logits."""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.plan import Sampled
+from core.types import SamplingParams, TokenId
+from engine.execution.batch import RankSeq
+from kernels.ops import Ops
+from kernels.sampling import Draw, Penalties
+
+_Logprobs = tuple[float, tuple[tuple[TokenId, float], ...]]
+"""A token's, and the likeliest ones', with their ids."""
+_PACK = struct.Struct("<qq").pack
+
+
+def uniform(seed: int, position: int) -> float:
+    """In [0, 1), from (seed, position) alone."""
+    digest = hashlib.blake2b(_PACK(seed, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def sample(
+    logits: torch.Tensor,
+    keys: Sequence[str],
+    seqs: Sequence[RankSeq],
+    ops: Ops,
+) -> list[Sampled]:
+    """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i."""
+    asking = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
+    raw = logits[asking] if asking else None
+    for row, seq in enumerate(seqs):
+        if _is_shaped(seq.sampling):
+            _shape(logits[row], seq)
+    if (penalties := _penalties(seqs)) is not None:
+        ops.penalise(logits, penalties)
+    tokens = logits.argmax(-1)
+    drawn = [row for row, seq in enumerate(seqs) if seq.sampling.temperature > 0]
+    if drawn:
+        tokens[drawn] = ops.draw(logits[drawn], [_draw_of(seqs[row]) for row in drawn])
+    known: dict[int, _Logprobs] = {}
+    if raw is not None:
+        asked = [seqs[row].sampling.num_logprobs for row in asking]
+        known = dict(zip(asking, _logprobs(raw, tokens[asking], asked, ops), strict=True))
+    ids: list[int] = tokens.tolist()
+    found = [known.get(row, (None, ())) for row in range(len(ids))]
+    return [Sampled(key, token, *more) for key, token, more in zip(keys, ids, found, strict=True)]
+
+
+def _draw_of(seq: RankSeq) -> Draw:
+    return Draw(seq.sampling, uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt))
+
+
+def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int], ops: Ops) -> list[_Logprobs]:
+    """For each row of `raw` its token's and those of as many of the likeliest as are `asked` for."""
+    found = ops.logprobs(raw, tokens, min(max(asked), raw.shape[1]))
+    return [
+        (chosen, tuple(zip(ids[:count], values[:count], strict=True)))
+        for count, chosen, values, ids in zip(asked, *(part.tolist() for part in found), strict=True)
+    ]
+
+
+def _is_shaped(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias or sampling.min_tokens)
+
+
+def _shape(row: torch.Tensor, seq: RankSeq) -> None:
+    """Bias and minimum length, in place."""
+    sampling = seq.sampling
+    for token, bias in sampling.logit_bias:
+        row[token] += bias
+    num_output = seq.num_tokens - seq.num_prompt
+    if num_output < sampling.min_tokens and sampling.masked_until_min:
+        row[list(sampling.masked_until_min)] = -torch.inf
+
+
+def _penalties(seqs: Sequence[RankSeq]) -> Penalties | None:
+    """None where no row is penalised."""
+    entries: list[np.ndarray] = []
+    for row, seq in enumerate(seqs):
+        sampling, num_prompt = seq.sampling, seq.num_prompt
+        if sampling.repetition_penalty != 1.0:
+            tokens = np.unique(seq.tokens[: seq.num_tokens])
+        elif sampling.presence_penalty or sampling.frequency_penalty:
+            tokens = np.unique(seq.tokens[num_prompt : seq.num_tokens])
+        else:
+            continue
+        output, counts = np.unique(seq.tokens[num_prompt : seq.num_tokens], return_counts=True)
+        in_output = np.zeros(len(tokens), np.int64)
+        in_output[np.searchsorted(tokens, output)] = counts
+        entries.append(np.stack((np.full(len(tokens), row), tokens, in_output)))
+    if not entries:
+        return None
+    factors = [
+        (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
+        for s in (seq.sampling for seq in seqs)
+    ]
+    return Penalties(np.concatenate(entries, 1), np.array(factors, np.float32).T.copy())

@@ -1,0 +1,1 @@
+"""What the next step computes: sequences, their blocks, and the step scheduler."""

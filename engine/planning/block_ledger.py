@@ -1,0 +1,175 @@
+"""Which blocks each sequence has, and the prefix cache's part in that. Owned by StepScheduler. Pure.
+
+Invariant: every reference that the pool counts belongs to a sequence, to a step that copies from the block, or to a restore."""
+
+import itertools
+from collections.abc import Iterable
+from collections.abc import Sequence as SeqOf
+from dataclasses import dataclass
+
+from core.errors import Bug
+from core.kv import num_blocks_for
+from core.plan import BlockCopy
+from core.types import Request
+from engine.cache.block_pool import BlockPool
+from engine.cache.radix_cache import Match, RadixCache
+from engine.planning.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix. Nobody else sees them until it is over."""
+
+    tokens: tuple[int, ...]
+    salt: str
+    prefix: tuple[int, ...]
+    """Cached blocks before them, kept meanwhile."""
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Blocks for a request's known tokens. The first `matched_tokens` (whole blocks) are in the cache already."""
+
+    key: str
+    block_ids: tuple[int, ...]
+    matched_tokens: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A request's match with the prefix cache, when `num_tokens` of its tokens were known."""
+
+    request: Request
+    tokens: SeqOf[int]
+    num_tokens: int
+    match: Match
+
+
+class BlockLedger:
+    def __init__(self, pool: BlockPool, cache: RadixCache, block_size: int) -> None:
+        self._pool, self._cache, self._block_size = pool, cache, block_size
+        self._copy_sources: dict[int, list[int]] = {}
+        """Step -> blocks referenced until it is committed, because it copies from them."""
+        self._restores: list[Restore] = []
+        self._found: dict[bool, _Found] = {}
+        """With and without part of a block: what was looked for last, which is mostly who waits for room."""
+        self.num_queried_tokens = self.num_hit_tokens = 0
+        """Known tokens of admitted sequences, and of these the cached ones."""
+
+    @property
+    def num_available(self) -> int:
+        """Unused blocks and those that the prefix cache would give up."""
+        return self._pool.num_free + self._cache.num_evictable
+
+    @property
+    def num_restores(self) -> int:
+        """Those that are under way."""
+        return len(self._restores)
+
+    def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> Match:
+        """RadixCache.match of `request`, of which `tokens` are known; not looked for again while the same would be found."""
+        found = self._found.get(partial)
+        if (
+            found is None
+            or found.request is not request
+            or found.num_tokens != len(tokens)
+            or not self._cache.still_finds(found.match)
+        ):
+            match = self._cache.match(tokens, request.salt, partial=partial)
+            found = self._found[partial] = _Found(request, tokens, len(tokens), match)
+        return found.match
+
+    def admit(self, seq: Sequence, match: Match, num_tokens: int, headroom: int) -> bool:
+        """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
+        needed = num_blocks_for(num_tokens, self._block_size) - len(match.blocks)
+        idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
+        idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
+        if self.num_available - idle < needed + headroom:
+            return False
+        self._cache.use(match.blocks)
+        self._pool.share(match.blocks)
+        if match.partial_tokens:
+            self._pool.share([match.partial_block])
+        seq.grow([*match.blocks, *self._take(needed)])
+        seq.num_kept = len(match.blocks)
+        seq.num_computed = len(match.blocks) * self._block_size
+        self.num_queried_tokens += len(seq.tokens)
+        self.num_hit_tokens += seq.num_computed
+        return True
+
+    def copy_partial(self, seq: Sequence, match: Match, step: int) -> BlockCopy:
+        """The beginning of a partly equal block, for the first block that `admit` gave fresh."""
+        destination = seq.block_ids[len(match.blocks)]
+        self._copy_sources.setdefault(step, []).append(match.partial_block)
+        seq.num_computed += match.partial_tokens
+        self.num_hit_tokens += match.partial_tokens
+        return BlockCopy(match.partial_block, destination, match.partial_tokens)
+
+    def committed(self, step: int) -> None:
+        self._give_back(self._copy_sources.pop(step, []))
+
+    def grow(self, seq: Sequence, count: int) -> None:
+        """The caller has checked `num_available`."""
+        seq.grow(self._take(count))
+
+    def offer(self, seq: Sequence, num_tokens: int) -> None:
+        """The KV of the first `num_tokens` tokens is complete: the cache may keep their full blocks."""
+        num_full = min(num_tokens, len(seq.tokens)) // self._block_size
+        if num_full > seq.num_kept:
+            twins = self._cache.insert(
+                seq.tokens, num_full, seq.block_ids, seq.request.salt, seq.num_kept, seq.twins
+            )
+            self._pool.share(twins)
+            seq.twins += twins
+            seq.num_kept = num_full
+
+    def strip(self, seq: Sequence) -> None:
+        request, blocks = seq.request, [*reversed(seq.block_ids), *reversed(seq.twins)]
+        self._cache.release(self._pool.drop(blocks), request.slo.priority, request.retain)
+        seq.block_ids, seq.table, seq.twins = [], (), []
+        seq.num_kept = seq.num_computed = 0
+
+    def begin_restore(self, tokens: tuple[int, ...], salt: str, count: int, headroom: int) -> Restore | None:
+        prefix = self._cache.match(tokens, salt, partial=False).blocks
+        idle = sum(self._pool.refs(block) == 0 for block in prefix)
+        if self.num_available - idle < count + headroom:
+            return None
+        self._pool.share(prefix)
+        restore = Restore(tokens, salt, prefix, tuple(self._take(count)))
+        self._restores.append(restore)
+        return restore
+
+    def publish_restore(self, restore: Restore, count: int) -> None:
+        blocks = [*restore.prefix, *restore.blocks[:count]]
+        self._cache.insert(restore.tokens, len(blocks), blocks, restore.salt, len(restore.prefix))
+
+    def end_restore(self, restore: Restore) -> None:
+        self._restores = [r for r in self._restores if r is not restore]
+        self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
+
+    def check_integrity(self, seqs: Iterable[Sequence]) -> None:
+        """Raises Bug where the sequences, the pool and the prefix cache disagree."""
+        refs = [0] * self._pool.blocks.stop
+        held = [block for blocks in self._copy_sources.values() for block in blocks]
+        held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]
+        for block in itertools.chain(held, *(itertools.chain(s.block_ids, s.twins) for s in seqs)):
+            refs[block] += 1
+        self._pool.check_integrity(refs)
+        self._cache.check_integrity()
+        for partial, found in self._found.items():
+            tokens, salt = found.tokens[: found.num_tokens], found.request.salt
+            if (
+                self._cache.still_finds(found.match)
+                and self._cache.match(tokens, salt, partial=partial) != found.match
+            ):
+                raise Bug(f"what {found.request.key} has in the prefix cache has changed unnoticed")
+
+    def _take(self, count: int) -> list[int]:
+        if (short := count - self._pool.num_free) > 0:
+            self._cache.evict(short)
+        return self._pool.take(count)
+
+    def _give_back(self, blocks: list[int]) -> None:
+        self._cache.release(self._pool.drop(blocks))

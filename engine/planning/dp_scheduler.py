@@ -1,0 +1,229 @@
+"""Data-parallel attention, as the planner sees it: a StepScheduler for each group of ranks that serves sequences of its own.
+
+Blocks are numbered over all groups, each group having a range of them, so that a block's number says who holds it. A sequence
+belongs to one group from its admission to its end, and is preempted, shared with and computed there. All groups' plans of a step
+are one plan: the ranks execute it together, since a layer's experts are spread over all of them. Pure."""
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence as SeqOf
+
+from core.config import EngineConfig
+from core.messages import Grant
+from core.plan import StepPlan, StepResult
+from core.ports import SchedulerPolicy
+from core.steps import UNKNOWN_STEPS, StepModels
+from core.types import Request, TokenOut
+from engine.cache.radix_cache import Kept
+from engine.planning.block_ledger import Reservation, Restore
+from engine.planning.sequence import Sequence
+from engine.planning.step_scheduler import StepScheduler
+
+_READ_COST = 1 / 16
+"""What a token of context costs a group in each step, where a prompt's token that is to be computed costs 1."""
+
+
+class DpScheduler:
+    """As StepScheduler, over `num_groups` of them. `num_blocks` are all blocks, a multiple of `num_groups`."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        max_context_tokens: int,
+        policy: SchedulerPolicy[Sequence],
+        num_groups: int,
+    ) -> None:
+        each = num_blocks // num_groups
+        self._block_size = config.block_size
+        self._groups = [
+            StepScheduler(config, each, max_context_tokens, policy, group * each)
+            for group in range(num_groups)
+        ]
+        self.num_blocks, self._blocks_each = each * num_groups, each
+        self._steps = itertools.count()
+        self._planned: dict[int, list[StepPlan | None]] = {}
+        """By step, of each group its part."""
+        self._cached: Counter[int] = Counter()
+        """How many groups have kept the block of this hash."""
+
+    @property
+    def num_used_blocks(self) -> int:
+        return sum(group.num_used_blocks for group in self._groups)
+
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        both = [group.prefix_tokens for group in self._groups]
+        return sum(queried for queried, _ in both), sum(hit for _, hit in both)
+
+    @property
+    def num_available_blocks(self) -> int:
+        return sum(group.num_available_blocks for group in self._groups)
+
+    @property
+    def num_running(self) -> int:
+        return sum(group.num_running for group in self._groups)
+
+    @property
+    def num_decoding(self) -> int:
+        return sum(group.num_decoding for group in self._groups)
+
+    @property
+    def num_context_tokens(self) -> int:
+        return sum(group.num_context_tokens for group in self._groups)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(group.num_waiting for group in self._groups)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        return sum(group.num_waiting_tokens for group in self._groups)
+
+    @property
+    def num_preempted(self) -> int:
+        return sum(group.num_preempted for group in self._groups)
+
+    @property
+    def stuck_pushes(self) -> list[str]:
+        return [key for group in self._groups for key in group.stuck_pushes]
+
+    def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """A block counts as kept as long as any group keeps it."""
+        before: dict[int, int] = {}
+        for group in self._groups:
+            added, removed = group.drain_cache_events()
+            for hashes, change in ((added, 1), (removed, -1)):
+                for block in hashes:
+                    before.setdefault(block, self._cached[block])
+                    self._cached[block] += change
+        now_kept = tuple(block for block, count in before.items() if self._cached[block] and not count)
+        now_gone = tuple(block for block, count in before.items() if count and not self._cached[block])
+        for block in before:
+            if not self._cached[block]:
+                del self._cached[block]
+        return now_kept, now_gone
+
+    def replay_cache_events(self) -> None:
+        self._cached.clear()
+        for group in self._groups:
+            group.replay_cache_events()
+
+    def check_fits(self, request: Request) -> None:
+        for group in self._groups:
+            group.check_fits(request)
+
+    def add(self, request: Request, push: Grant | None = None) -> None:
+        self.check_fits(request)
+        self._by_cost(request)[0].add(request, push)
+
+    def reserve(self, request: Request) -> Reservation | None:
+        self.check_fits(request)
+        for group in self._by_cost(request):
+            if (reservation := group.reserve(request)) is not None:
+                return reservation
+        return None
+
+    def abort(self, key: str) -> None:
+        for group in self._of(key):
+            group.abort(key)
+
+    def release(self, key: str) -> None:
+        for group in self._of(key):
+            group.release(key)
+
+    def has_room(self, key: str) -> bool:
+        return all(group.has_room(key) for group in self._of(key))
+
+    def hold(self, key: str) -> None:
+        for group in self._of(key):
+            group.hold(key)
+
+    def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
+        for group in self._of(key):
+            group.activate(key, drawn, now)
+
+    def compute(self, key: str) -> None:
+        for group in self._of(key):
+            group.compute(key)
+
+    def on_kept(self, hear: Kept) -> None:
+        for group in self._groups:
+            group.on_kept(hear)
+
+    def num_cached_blocks(self, request: Request) -> int:
+        return max(group.num_cached_blocks(request) for group in self._groups)
+
+    def begin_restore(self, request: Request, count: int) -> Restore | None:
+        """Behind the longest cached prefix; of the groups that have as much of it, where the least is to do."""
+        most = self.num_cached_blocks(request)
+        for group in self._by_cost(request):
+            if group.num_cached_blocks(request) == most and (found := group.begin_restore(request, count)):
+                return found
+        return None
+
+    def publish_restore(self, restore: Restore, count: int) -> None:
+        self._groups[restore.blocks[0] // self._blocks_each].publish_restore(restore, count)
+
+    def end_restore(self, restore: Restore) -> None:
+        self._groups[restore.blocks[0] // self._blocks_each].end_restore(restore)
+
+    def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
+        parts = [group.plan(now, steps) for group in self._groups]
+        found = [part for part in parts if part is not None]
+        if not found:
+            return None
+        step = next(self._steps)
+        self._planned[step] = parts
+        return StepPlan(
+            step,
+            tuple(new for part in found for new in part.new),
+            tuple(copy for part in found for copy in part.copies),
+            tuple(work for part in found for work in part.work),
+            tuple(key for part in found for key in part.drop),
+        )
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
+        out: list[TokenOut] = []
+        sampled = iter(result.sampled)
+        for group, part in zip(self._groups, self._planned.pop(plan.step), strict=True):
+            if part is not None:
+                own = tuple(itertools.islice(sampled, sum(work.samples for work in part.work)))
+                out += group.commit(part, StepResult(part.step, own), now)
+        return out
+
+    def check_integrity(self) -> None:
+        for group in self._groups:
+            group.check_integrity()
+
+    def _of(self, key: str) -> list[StepScheduler]:
+        """The group that has this sequence; none when it is not here any more."""
+        return [group for group in self._groups if group.knows(key)]
+
+    def _by_cost(self, request: Request) -> list[StepScheduler]:
+        """A step lasts as long as the busiest group computes: the one with the least to do, this request included, comes first.
+        What it has cached of the prompt need not be computed. Who cannot take it now comes behind who can."""
+        size = self._block_size
+
+        def cost(group: StepScheduler) -> tuple[bool, float]:
+            missing = len(request.tokens) - group.num_cached_blocks(request) * size
+            to_read = group.num_used_blocks * size * _READ_COST
+            return missing > group.num_available_blocks * size, missing + group.num_waiting_tokens + to_read
+
+        return sorted(self._groups, key=cost)
+
+
+Planner = StepScheduler | DpScheduler
+"""What an engine asks for its steps."""
+
+
+def make_planner(
+    config: EngineConfig,
+    num_blocks: int,
+    max_context_tokens: int,
+    policy: SchedulerPolicy[Sequence],
+    num_groups: int,
+) -> Planner:
+    if num_groups == 1:
+        return StepScheduler(config, num_blocks, max_context_tokens, policy)
+    return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups)

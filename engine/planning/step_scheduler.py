@@ -1,0 +1,406 @@
+"""Plans an engine's steps: continuous batching, chunked prefill, prefix sharing, preemption by recompute, lookahead.
+
+There is no prefill phase and no decode phase, only tokens computed versus tokens known. `plan` advances counters; `commit`
+only learns what was drawn, so the next step can be planned while one runs. Steps are committed in the order of their plans.
+
+Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it. Pure."""
+
+import itertools
+from collections import deque
+from collections.abc import Sequence as SeqOf
+
+from core.config import EngineConfig
+from core.errors import Bug, RequestError
+from core.kv import num_blocks_for
+from core.messages import Grant
+from core.plan import SeqWork, StepPlan, StepResult
+from core.ports import SchedulerPolicy
+from core.steps import UNKNOWN_STEPS, StepModels
+from core.types import Request, TokenOut
+from engine.cache.block_pool import BlockPool
+from engine.cache.eviction_policy import HitDensity, LeastRecentlyUsed
+from engine.cache.radix_cache import Kept, Match, RadixCache
+from engine.planning.block_ledger import BlockLedger, Reservation, Restore
+from engine.planning.sequence import Sequence, State
+from engine.planning.step_builder import Draft
+from engine.planning.step_time_fit import expected_s
+
+
+class StepScheduler:
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        max_context_tokens: int,
+        policy: SchedulerPolicy[Sequence],
+        first_block: int = 0,
+    ) -> None:
+        self._config, self._policy = config, policy
+        self._max_context_tokens = max_context_tokens
+        self._pool = BlockPool(num_blocks, first_block)
+        eviction = HitDensity() if config.eviction == "hit_density" else LeastRecentlyUsed()
+        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache, eviction)
+        self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
+        self._seqs: dict[str, Sequence] = {}
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self.num_preempted = 0
+        self._drop: list[str] = []
+        self._steps = itertools.count()
+        self._in_flight: deque[StepPlan] = deque()
+        self._arrivals = itertools.count()
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self._pool.num_used
+
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """(known tokens of the sequences that came, of these found in the prefix cache)"""
+        return self._ledger.num_queried_tokens, self._ledger.num_hit_tokens
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Unused blocks and those that the prefix cache would give up."""
+        return self._ledger.num_available
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences whose prompt is computed."""
+        return sum(seq.num_missing <= 1 for seq in self._running)
+
+    @property
+    def num_context_tokens(self) -> int:
+        return sum(len(seq.tokens) for seq in self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens still to be computed before everything here decodes."""
+        missing = sum(seq.num_missing for seq in self._running if seq.num_missing > 1)
+        return missing + sum(len(seq.tokens) for seq in self._waiting)
+
+    @property
+    def stuck_pushes(self) -> list[str]:
+        """Keys of pushed sequences whose room only others can make, for whose writes all blocks are reserved. They may wait for
+        us in turn. To be asked when `plan` has nothing and nothing is in flight."""
+        idle = {State.WAITING, State.RESERVED}
+        if self._ledger.num_restores or any(seq.state not in idle for seq in self._seqs.values()):
+            return []
+        return [seq.key for seq in self._waiting if seq.push is not None]
+
+    def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self._cache.drain_events()
+
+    def replay_cache_events(self) -> None:
+        self._cache.replay_events()
+
+    def knows(self, key: str) -> bool:
+        return key in self._seqs
+
+    # Requests -------------------------------------------------------------------------------------------------------
+
+    def check_fits(self, request: Request) -> None:
+        """Raises RequestError for a request that could never be served here."""
+        size = len(request.prompt) + request.sampling.max_tokens
+        if len(request.tokens) >= self._max_context_tokens:
+            raise RequestError(
+                f"{len(request.tokens)} tokens do not fit a context of {self._max_context_tokens}"
+            )
+        capacity = self.num_blocks * self._config.block_size
+        if min(size, self._max_context_tokens) > capacity:
+            raise RequestError(
+                f"prompt and output of {size} tokens exceed this instance's KV cache of {capacity}"
+            )
+        if request.key in self._seqs:
+            raise RequestError(f"request {request.key} is already here")
+
+    def add(self, request: Request, push: Grant | None = None) -> None:
+        """Compute `request` here; with `push`, token by token until `hold`, sending its KV on. Raises RequestError."""
+        self.check_fits(request)
+        seq = self._new(request, push)
+        self._waiting.append(seq)
+
+    def abort(self, key: str) -> None:
+        """Compute no more of it. Blocks that a pusher or a writer uses stay until `release`. Idempotent."""
+        seq = self._seqs.get(key)
+        if seq is None or seq.aborted or seq.state in (State.RESERVED, State.HELD):
+            return
+        seq.aborted = True
+        if seq.state is State.WAITING:
+            self._waiting.remove(seq)
+            self._forget(seq)
+        elif seq.state is State.RUNNING:
+            self._running.remove(seq)
+            self._leave(seq)
+        elif seq.state is State.PREEMPTED:
+            self._leave(seq)
+
+    def reserve(self, request: Request) -> Reservation | None:
+        """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
+        self.check_fits(request)
+        match = self._ledger.find(request, request.tokens, partial=False)
+        seq = self._new(request, None)
+        # One block more: whoever writes the others may go on generating meanwhile.
+        wanted = min(
+            len(seq.tokens) + 1 + self._config.block_size, seq.num_prompt + request.sampling.max_tokens
+        )
+        num_tokens = max(wanted, len(seq.tokens) + 1)
+        if not (
+            self._ledger.admit(seq, match, num_tokens, len(self._running))
+            or self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._running))
+        ):
+            del self._seqs[seq.key]
+            return None
+        seq.state = State.RESERVED
+        return Reservation(seq.key, seq.table, seq.num_computed, len(seq.tokens))
+
+    def has_room(self, key: str) -> bool:
+        """Can a pushed sequence draw one more without another block? It must not wait for one: it gives none back itself."""
+        seq = self._seqs[key]
+        return seq.state is State.RUNNING and len(seq.block_ids) * self._config.block_size >= len(seq.tokens)
+
+    def hold(self, key: str) -> None:
+        """A pushed sequence has drawn enough: compute no more of it, and keep its blocks until `release`. Idempotent."""
+        if self._seqs[key].state is State.RUNNING:
+            self._finish(self._seqs[key])
+
+    def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
+        """The KV of all known tokens, and of all of `drawn` but the last, is in the reserved blocks: go on."""
+        seq = self._reserved(key)
+        seq.know((token.token for token in drawn), now)
+        seq.num_computed = len(seq.tokens) - 1
+        self._ledger.offer(seq, seq.num_computed)
+        if drawn[-1].finish is not None:
+            self._forget(seq)
+        else:
+            self._run(seq)
+
+    def compute(self, key: str) -> None:
+        """Nobody will write the reserved blocks: compute the missing tokens here."""
+        self._run(self._reserved(key))
+
+    def release(self, key: str) -> None:
+        """Give back a reservation, or a sequence whose blocks the pusher has read. Its users are gone."""
+        seq = self._seqs.get(key)
+        if seq is None:
+            return
+        if seq.state is State.RUNNING:
+            raise Bug(f"{key} is released while it runs")
+        if seq.state is State.WAITING:
+            self._waiting.remove(seq)
+        seq.push = None
+        if seq.num_in_flight == 0:
+            self._forget(seq)
+        else:
+            seq.aborted = True
+            seq.state = State.DONE
+
+    def on_kept(self, hear: Kept) -> None:
+        """`hear` of each block whose KV is complete and kept."""
+        self._cache.on_kept = hear
+
+    def num_cached_blocks(self, request: Request) -> int:
+        return len(self._cache.match(request.tokens, request.salt, partial=False).blocks)
+
+    def begin_restore(self, request: Request, count: int) -> Restore | None:
+        """Blocks for the `count` full blocks after the cached prefix; None while there are not enough to spare."""
+        return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._running))
+
+    def publish_restore(self, restore: Restore, count: int) -> None:
+        """The first `count` of its blocks hold their KV, or will before a step reads it: they are in the cache from now on."""
+        self._ledger.publish_restore(restore, count)
+
+    def end_restore(self, restore: Restore) -> None:
+        """Nobody fills its blocks any more: those that are not in the cache are free."""
+        self._ledger.end_restore(restore)
+
+    # Steps ----------------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
+        """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
+        draft = Draft(next(self._steps), self._config.max_batch_tokens)
+        decoding = [seq for seq in self._running if seq.num_missing <= 1]
+        for seq in decoding[: self._config.max_num_seqs]:
+            self._plan_one(seq, draft)
+        self._plan_prompts(decoding, draft, now, steps)
+        if not draft.work:
+            return None
+        plan = draft.plan(tuple(self._drop))
+        self._drop.clear()
+        self._in_flight.append(plan)
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
+        """Learn what `plan` has drawn."""
+        self._in_flight.popleft()
+        out: list[TokenOut] = []
+        sampled = iter(result.sampled)
+        self._ledger.committed(plan.step)
+        for item in plan.work:
+            drawn = next(sampled) if item.samples else None
+            seq = self._seqs.get(item.key)
+            if seq is None:
+                raise Bug(f"{item.key} was forgotten while a step computed it")
+            seq.num_in_flight -= 1
+            if drawn is not None:
+                seq.num_pending -= 1
+            if seq.aborted or seq.state in (State.HELD, State.DONE):
+                self._settle(seq)
+                continue
+            self._ledger.offer(seq, item.start + item.count)
+            if drawn is not None:
+                seq.know((drawn.token,), now)
+                finish = seq.finish_reason(self._max_context_tokens)
+                out.append(seq.last_token(drawn, finish))
+                if finish is not None:
+                    self._finish(seq)
+            self._settle(seq)
+        return out
+
+    def check_integrity(self) -> None:
+        """Raises Bug where the sequences, the pool and the prefix cache disagree."""
+        self._ledger.check_integrity(self._seqs.values())
+        listed = {id(seq) for seq in self._running} | {id(seq) for seq in self._waiting}
+        for seq in self._seqs.values():
+            if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
+                raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
+
+    def _plan_prompts(self, decoding: SeqOf[Sequence], draft: Draft, now: float, steps: StepModels) -> None:
+        """By their turns; of the same turn those that have been begun, then those that wait, as long as there is room."""
+
+        def turn(seq: Sequence) -> tuple[int, bool]:
+            return self._policy.turn(seq, now, steps)
+
+        prompts = sorted((seq for seq in self._running if seq.num_missing > 1), key=turn)
+        if not prompts and not self._waiting:
+            return
+        context = sum(len(seq.tokens) for seq in decoding)
+        # Steps are planned as one ends or none is there, so those in flight are still to be run.
+        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
+        draft.budget = self._policy.prompt_tokens(decoding, context, prompts, steps, draft.budget, starts_s)
+        waiting = self._policy.order(self._waiting, now) if draft.budget > 0 else ()
+        may_admit = True
+        for seq in sorted((*prompts, *waiting), key=turn):
+            if draft.budget <= 0 or len(draft.work) >= self._config.max_num_seqs:
+                return
+            if seq.state is State.RUNNING:
+                self._plan_one(seq, draft)
+            elif may_admit and seq.state is State.WAITING:
+                may_admit = self._admit(seq, draft)
+
+    def _plan_one(self, seq: Sequence, draft: Draft) -> None:
+        """Adds the sequence's next work if there is any."""
+        if (
+            seq.state is not State.RUNNING
+            or seq.num_missing <= 0
+            or seq.is_complete(self._max_context_tokens)
+        ):
+            return
+        count = min(seq.num_missing, draft.budget)
+        needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
+        if count <= 0 or (needed > 0 and not self._grow(seq, needed)):
+            return
+        start = seq.num_computed
+        samples = start + count == seq.num_planned_tokens
+        if not seq.announced:
+            draft.new.append(seq.as_new())
+            seq.announced = True
+        draft.add(SeqWork(seq.key, start, count, seq.table, samples, seq.next_push(start + count)))
+        seq.num_computed += count
+        seq.num_pending += samples
+        seq.num_in_flight += 1
+
+    def _grow(self, seq: Sequence, count: int) -> bool:
+        """More blocks for a running sequence, taken from a victim when none are left."""
+        while self.num_available_blocks < count:
+            victims = [s for s in self._running if s.push is None and s.state is State.RUNNING]
+            victim = self._policy.victim(victims) if victims else None
+            if victim is None:
+                return False
+            self._preempt(victim)
+            if victim is seq or victim.num_in_flight:
+                return False
+        self._ledger.grow(seq, count)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self.num_preempted += 1
+        seq.state = State.PREEMPTED
+        self._settle(seq)
+
+    def _admit(self, seq: Sequence, draft: Draft) -> bool:
+        """Begin it; False where it must wait for a slot or for blocks, and so must all that come after it."""
+        if len(self._running) >= self._config.max_num_seqs:
+            return False
+        match = self._ledger.find(seq.request, seq.tokens, partial=True)
+        if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
+            # The source of a shared part is one block more; alone, a request may need them all.
+            match = Match(match.blocks)
+            if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
+                return False
+        if match.partial_tokens:
+            draft.copies.append(self._ledger.copy_partial(seq, match, draft.step))
+        self._waiting.remove(seq)
+        self._run(seq)
+        self._plan_one(seq, draft)
+        return True
+
+    def _new(self, request: Request, push: Grant | None) -> Sequence:
+        seq = Sequence(request, list(request.tokens), len(request.prompt), next(self._arrivals), push)
+        self._seqs[seq.key] = seq
+        return seq
+
+    def _reserved(self, key: str) -> Sequence:
+        seq = self._seqs[key]
+        if seq.state is not State.RESERVED:
+            raise Bug(f"{key} holds no reservation (it is {seq.state.name})")
+        return seq
+
+    def _run(self, seq: Sequence) -> None:
+        seq.state = State.RUNNING
+        self._running.append(seq)
+
+    def _finish(self, seq: Sequence) -> None:
+        self._running = [s for s in self._running if s is not seq]
+        self._leave(seq)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Stop computing: a pushed sequence keeps its blocks for the pusher, others lose theirs when nothing is in flight."""
+        seq.state = State.HELD if seq.push is not None else State.DONE
+        self._settle(seq)
+
+    def _settle(self, seq: Sequence) -> None:
+        """Nothing more is in flight for a sequence that has left: give its blocks back."""
+        if seq.num_in_flight:
+            return
+        if seq.state is State.DONE:
+            if seq.key in self._seqs:
+                self._forget(seq)
+        elif seq.state is State.PREEMPTED:
+            self._give_up_blocks(seq)
+            seq.state = State.WAITING
+            self._waiting.append(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        self._give_up_blocks(seq)
+        seq.state = State.DONE
+        del self._seqs[seq.key]
+
+    def _give_up_blocks(self, seq: Sequence) -> None:
+        self._ledger.strip(seq)
+        if seq.announced:
+            self._drop.append(seq.key)
+            seq.announced = False

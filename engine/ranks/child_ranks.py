@@ -1,0 +1,114 @@
+"""An instance's ranks as child processes of its own.
+
+A rank's socket has no name and its descriptor goes to that process alone: nobody else can speak for the instance or a rank.
+The kernel's parent-death signal follows the thread that starts a process: that must be one that lives as long as the instance."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from core.config import EngineConfig
+from core.errors import ConfigError
+from engine.execution.devices import choose_device
+from engine.ranks.rank import Rank, Spawner, rank_name
+from engine.ranks.rank_messages import RankSetup
+from parallel.mesh import Mesh
+
+_ROOT = Path(__file__).parents[2]
+_LAST_LINES = 8
+_END_S = 3.0
+
+
+class Child:
+    """engine.ranks.rank.Rank: `python -m MODULE FD ARGUMENTS`, starting from the moment of its construction."""
+
+    def __init__(self, name: str, module: str, *arguments: str, num_threads: int = 1) -> None:
+        self.name = name
+        self.sock, theirs = socket.socketpair()
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(num_threads)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **own},
+        )
+        theirs.close()
+        self._last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._stderr = threading.Thread(target=self._copy_stderr, name="baton-rank-stderr", daemon=True)
+        self._stderr.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def obituary(self) -> str:
+        """How it ended, or that it had to be ended, and its last words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        code = self._process.poll()
+        if code is None:
+            how = "has closed its connection"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        else:
+            how = f"ended with exit code {code}"
+        self._stderr.join(_END_S)
+        words = " | ".join(self._last_lines)
+        return f"{self.name} {how}" + (f"; its last lines: {words}" if words else "")
+
+    def end(self, patience_s: float = 0.0) -> None:
+        """Returns when it has ended: by itself, within `patience_s`, or killed."""
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.sock.close()
+        self._stderr.join(_END_S)
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+    def _copy_stderr(self) -> None:
+        assert self._process.stderr is not None
+        with contextlib.suppress(ValueError, OSError):  # closed under us at the end
+            for line in self._process.stderr:
+                text = line.decode(errors="replace").rstrip()
+                self._last_lines.append(text)
+                sys.stderr.write(f"{self.name}: {text}\n")
+
+
+def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
+    """engine.ranks.rank.Start."""
+    ranks: list[Rank] = []
+    try:
+        for setup in setups:  # one by one: those that run must be ended when the next one cannot be started
+            rank = Child(rank_name(setup), "engine.ranks.rank_process", num_threads=setup.num_threads)
+            ranks.append(rank)
+    except BaseException:
+        for rank in ranks:
+            rank.end()
+        raise
+    return ranks
+
+
+def children(engine: EngineConfig, mesh: Mesh) -> Spawner:
+    """Raises ConfigError."""
+    if choose_device(engine.device).type == "cpu":
+        return Spawner(start_children, ("cpu",) * mesh.size)
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < mesh.size:
+        raise ConfigError(
+            f"{mesh} needs {mesh.size} GPUs on this host, which has {num_gpus} for this instance"
+        )
+    return Spawner(start_children, tuple(f"cuda:{rank}" for rank in range(mesh.size)))

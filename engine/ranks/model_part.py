@@ -1,0 +1,109 @@
+"""What one rank has: its communicators, its part of the model, the shard of the KV that belongs to it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.execution.model_dims import dims_of, rules_of
+from kernels.select import Kernels
+from models.families import read_spec
+from models.model import Model
+from models.registry import load_model
+from parallel.balance import first_placement
+from parallel.comm import Backend, Comm, connect
+from parallel.expert import Spread
+from parallel.mesh import Mesh
+from parallel.moves import Move, moved
+from parallel.plans import Part, even_part
+from parallel.rank_collectives import make_joins, summing
+from parallel.relocate import relocate
+from parallel.rules import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Comms:
+    tp: Comm
+    pp: Comm
+    ep: Comm
+    experts: Comm
+    """All ranks that share a layer's experts."""
+
+    def close(self) -> None:
+        for comm in {id(comm): comm for comm in (self.tp, self.pp, self.ep, self.experts)}.values():
+            comm.close()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    model: Model
+    part: Part
+    comms: Comms
+    spread: Spread | None
+    """None where the model has no experts."""
+
+    @property
+    def bytes_read(self) -> int:
+        return self.model.bytes_read
+
+    @torch.inference_mode()
+    def relocate(self, layers: Mapping[int, Sequence[Move]]) -> int:
+        """Moves experts of these layers, as far as they are this stage's; returns the bytes that came from other ranks.
+
+        To be called between the same two steps on all ranks. Nothing that is computed changes."""
+        num_bytes = 0
+        for layer, moves in layers.items():
+            if self.spread is not None and (held := self.model.experts.get(layer)) is not None:
+                num_bytes += relocate(self.comms.experts, moves, held.down.shape[0], held.tensors)
+                self.spread.place(layer, moved(self.spread.placement(layer), moves))
+        return num_bytes
+
+
+def load_part(
+    folder: Path,
+    dtype: str,
+    device: torch.device,
+    mesh: Mesh,
+    rank: int,
+    store: Any,
+    kernels: Kernels = "auto",
+    deterministic: bool = False,
+    num_spare: int = 0,
+    block_size: int = 16,
+    address: str = "127.0.0.1",
+    kv_dtype: str = "",
+) -> ModelPart:
+    """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other, `address` where they reach this one's host;
+    `num_spare`: slots for more copies of experts; `block_size`, `kv_dtype`: see `load_model`. Raises ConfigError and
+    ReplicaLost."""
+    comms = _connect(device, mesh, rank, store, address)
+    spec = read_spec(folder)
+    dims = dims_of(spec)
+    sum_parts = summing(comms.tp, deterministic)
+    spread, own = None, None
+    if dims.num_experts:
+        slots = first_placement(dims.num_experts, mesh.num_expert_ranks, num_spare)
+        spread = Spread(comms.ep, comms.experts, slots, sum_parts, device)
+        own = slots[slice(*even_part(len(slots), comms.experts.size, comms.experts.rank))]
+    sharding = Sharding(dims, mesh, rank, rules_of(spec), own)
+    vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
+    joins = make_joins(comms.tp, vocab, sum_parts, spread)
+    layers = range(*sharding.part.layers)
+    model = load_model(
+        folder, dtype, device, sharding, layers, joins, kernels, deterministic, block_size, kv_dtype
+    )
+    return ModelPart(model, sharding.part, comms, spread)
+
+
+def _connect(device: torch.device, mesh: Mesh, rank: int, store: Any, address: str) -> Comms:
+    backend: Backend = "nccl" if device.type == "cuda" else "gloo"
+
+    def over(name: str, ranks: tuple[int, ...]) -> Comm:
+        return connect(store, name, ranks, rank, backend, device, address)
+
+    tp, pp = over("tp", mesh.group(rank, "tp")), over("pp", mesh.group(rank, "pp"))
+    ep = over("ep", mesh.group(rank, "ep"))
+    experts = ep if mesh.dp == 1 else over("experts", mesh.expert_group(rank))
+    return Comms(tp, pp, ep, experts)

@@ -1,0 +1,103 @@
+"""One rank of a pipeline: receives hidden states from the stage before, computes its layers, sends them on.
+
+The last stage draws the tokens and sends them to the first, which needs them for the next step and waits for them only there:
+steps and their micro-batches follow each other without a gap as long as the next plan is here."""
+
+import time
+from collections import deque
+
+import torch
+
+from core.plan import Sampled, SeqWork, StepPlan, StepResult
+from core.ports import LayerDone, LayerSink
+from engine.execution.batch import RankSeq, build_batch
+from engine.execution.kv_pool import Pool
+from engine.execution.runner import begin_step, layer_hook
+from engine.execution.sampler import sample
+from engine.ranks.microbatches import micro_batches
+from models.model import Model
+from parallel.comm import Comm
+
+_STEPS_AHEAD = 2
+"""Tokens of steps before that are certainly on their way: the engine plans one step ahead."""
+
+
+class StageRunner:
+    def __init__(
+        self,
+        model: Model,
+        pool: Pool,
+        block_size: int,
+        comm: Comm,
+        num_micro_batches: int,
+        sink: LayerSink | None = None,
+    ) -> None:
+        """`comm`: this rank's stages, in order."""
+        self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
+        self._comm, self._num_micro_batches = comm, num_micro_batches
+        self._device, self._dtype = pool.device, model.dtype
+        self._seqs: dict[str, RankSeq] = {}
+        self._owed: deque[tuple[int, list[RankSeq]]] = deque()
+        """On the first stage: (step, sequences) whose tokens the last stage sends, in this order."""
+        self.waited_s = 0.0
+        """For other stages, so far."""
+
+    @torch.inference_mode()
+    def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
+        """Returns when this stage's KV is in the pool; the last stage's result has the tokens.
+
+        `most_tokens`: of the ranks that share this stage's experts and have the most to do; others join in without rows."""
+        started = time.perf_counter()
+        while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
+            self._learn()
+        layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
+        parts = micro_batches(plan.work, self._num_micro_batches)
+        sampled: list[Sampled] = []
+        for number, work in enumerate(parts):
+            sampled += self._run(plan.step, work, layer_done if number == len(parts) - 1 else None)
+        for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
+            self._run(plan.step, (), None)
+        self._pool.synchronise()
+        return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
+
+    def _run(self, step: int, work: tuple[SeqWork, ...], layer_done: LayerDone | None) -> list[Sampled]:
+        comm, model = self._comm, self._model
+        seqs = [self._seqs[item.key] for item in work]
+        drawing = [seq for item, seq in zip(work, seqs, strict=True) if item.samples]
+        if model.is_first:
+            while any(seq.num_tokens < item.start + item.count for item, seq in zip(work, seqs, strict=True)):
+                self._learn()
+        batch = build_batch(work, seqs, self._block_size, self._device)
+        x = batch.tokens
+        if not model.is_first:
+            x = self._receive((len(x), model.spec.hidden_size), self._dtype, comm.rank - 1)
+        on_layer = layer_hook(self._pool, batch.meta.slots, layer_done, model.layers.start)
+        hidden = model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
+        if not model.is_last:
+            if work:
+                comm.send(hidden, comm.rank + 1)
+            if model.is_first and drawing:
+                self._owed.append((step, drawing))
+            return []
+        if not drawing:
+            return []
+        keys = [item.key for item in work if item.samples]
+        out = sample(model.logits(hidden[batch.sample_rows]), keys, drawing, model.ops)
+        for seq, drawn in zip(drawing, out, strict=True):
+            seq.append(drawn.token)
+        comm.send(torch.tensor([drawn.token for drawn in out], device=self._device), 0)
+        return out
+
+    def _learn(self) -> None:
+        _, seqs = self._owed.popleft()
+        tokens = self._receive((len(seqs),), torch.int64, self._comm.size - 1)
+        for seq, token in zip(seqs, tokens.tolist(), strict=True):
+            seq.append(token)
+
+    def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
+        if not shape[0]:
+            return torch.empty(shape, dtype=dtype, device=self._device)  # nobody has sent it
+        started = time.perf_counter()
+        received = self._comm.recv(shape, dtype, source)
+        self.waited_s += time.perf_counter() - started
+        return received

@@ -1,0 +1,205 @@
+"""core.ports.WorkerGroup over ranks in processes of their own: every rank gets every plan and executes it with the others.
+
+One failed rank fails them all: the others are killed, whatever they wait for, before anybody hears of it."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from core.errors import ProtocolError, ReplicaLost
+from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
+from core.ports import LayerDone, LayerSink
+from engine.ranks.expert_balancer import Balancer
+from engine.ranks.rank import Companion, Rank, Start, start_all
+from engine.ranks.rank_messages import (
+    FROM_RANK,
+    LayerReady,
+    Meeting,
+    RankFailed,
+    RankSetup,
+    Ready,
+    Relocate,
+    frame,
+    next_frame,
+    open_streams,
+)
+from engine.ranks.rendezvous import StoreServer
+
+log = logging.getLogger(__name__)
+
+START_S = 600.0
+_SETTLE_S = 0.2
+"""When one rank ends, its peers' collectives fail, too: who ended first is asked after this."""
+_END_S = 3.0
+
+
+@dataclass(slots=True)
+class _Step:
+    plan: StepPlan
+    future: "asyncio.Future[StepResult]"
+    num_left: int
+    layer_done: LayerDone | None
+    sampled: dict[str, Sampled] = field(default_factory=dict[str, Sampled])
+    duration_s: float = 0.0
+    loads: tuple[ExpertLoad, ...] = ()
+
+
+class ProcessGroup:
+    """Created on the event loop that uses it; its constructor blocks until all ranks are ready, or raises when one is not."""
+
+    def __init__(
+        self,
+        setups: Sequence[RankSetup],
+        sink: LayerSink | None,
+        start: Start,
+        start_s: float = START_S,
+        balancer: Balancer | None = None,
+        companions: Sequence[Companion] = (),
+        store_host: str = "",
+    ) -> None:
+        """`balancer`: says where experts go; None: the model has none, or they are all on one rank. A lost companion is as a lost
+        rank. `store_host`: where ranks on other hosts reach this one; empty: there are none."""
+        self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
+        self._store = StoreServer(store_host) if store_host else None
+        meeting = self._store.meeting if self._store else Meeting(str(self._folder / "store"))
+        self.ranks: list[Rank] = []
+        self.ready: list[Ready] = []
+        try:
+            self.ranks, self.ready = start_all(start, [replace(s, meeting=meeting) for s in setups], start_s)
+        except BaseException:
+            self._forget_meeting()
+            raise
+        loop = asyncio.get_running_loop()
+        self._sink, self._balancer = sink, balancer
+        self._steps: dict[int, _Step] = {}
+        self._writers: list[StreamWriter] = []
+        self._lost: asyncio.Future[Exception] = loop.create_future()
+        self._reasons: dict[int, str] = {}
+        self._ended: list[int] = []
+        """Whose connections have ended, in this order."""
+        self._closing = False
+        self._connecting = loop.create_task(self._connect())
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watching = [loop.create_task(self._watch(companion)) for companion in companions]
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Raises ReplicaLost once a rank has failed."""
+        await asyncio.shield(self._connecting)
+        if self._lost.done():
+            raise self._lost.result()
+        layer_done = self._sink.step_started(plan) if self._sink is not None else None
+        future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+        self._steps[plan.step] = _Step(plan, future, len(self.ranks), layer_done)
+        data = frame(plan)
+        if self._balancer is not None and (
+            moves := self._balancer.next_moves(asyncio.get_running_loop().time())
+        ):
+            data = frame(Relocate(tuple(moves.items()))) + data
+        for writer in self._writers:
+            writer.write(data)
+        return await future
+
+    async def lost(self) -> Exception:
+        return await asyncio.shield(self._lost)
+
+    async def close(self) -> None:
+        """Ranks finish what they have been given, for a moment, and end."""
+        self._closing = True
+        for task in self._watching:
+            task.cancel()
+        await asyncio.shield(self._connecting)
+        for writer in self._writers:
+            with suppress(OSError):
+                writer.write_eof()
+        await self._end(_END_S)
+        await asyncio.gather(*self._tasks, *self._watching, return_exceptions=True)
+
+    async def _connect(self) -> None:
+        for number, rank in enumerate(self.ranks):
+            reader, writer = await open_streams(rank.sock)
+            self._writers.append(writer)
+            self._tasks.append(asyncio.get_running_loop().create_task(self._listen(number, reader)))
+
+    async def _listen(self, number: int, reader: StreamReader) -> None:
+        try:
+            while True:
+                self._on_word(number, await next_frame(reader, FROM_RANK))
+        except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
+            log.debug("%s: %s", self.ranks[number].name, error)
+            self._ended.append(number)
+            if not self._closing:
+                await self._fail()
+
+    def _on_word(self, number: int, word: object) -> None:
+        match word:
+            case LayerReady(step, layer):
+                layer_done = self._steps[step].layer_done
+                if layer_done is not None:
+                    layer_done(number, layer)
+            case StepResult():
+                self._on_result(word)
+            case RankFailed(reason):
+                self._reasons[number] = reason
+            case _:
+                raise ProtocolError(f"{self.ranks[number].name} said {type(word).__name__} out of turn")
+
+    def _on_result(self, result: StepResult) -> None:
+        step = self._steps[result.step]
+        step.num_left -= 1
+        step.duration_s = max(step.duration_s, result.duration_s)
+        step.sampled.update({sampled.key: sampled for sampled in result.sampled})
+        step.loads += (
+            result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
+        )
+        if not step.num_left:
+            del self._steps[result.step]
+            if not step.future.done():
+                drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
+                step.future.set_result(StepResult(result.step, drawn, step.duration_s, step.loads))
+
+    async def _watch(self, companion: Companion) -> None:
+        error = await companion.lost()
+        await asyncio.shield(self._connecting)
+        if not self._closing:
+            self._closing = True
+            await self._give_up(error)
+
+    async def _fail(self) -> None:
+        """The first rank whose connection ends gets here; the others' ends are its consequence, or the other way round."""
+        self._closing = True
+        await asyncio.sleep(_SETTLE_S)
+        culprit = self._culprit()
+        reason = self._reasons.get(culprit)
+        words = await asyncio.to_thread(self.ranks[culprit].obituary)
+        await self._give_up(ReplicaLost(f"{words}: {reason}" if reason else words))
+
+    async def _give_up(self, error: Exception) -> None:
+        await self._end(0.0)
+        self._lost.set_result(error)
+        for step in self._steps.values():
+            if not step.future.done():
+                step.future.set_exception(error)
+        self._steps.clear()
+
+    def _culprit(self) -> int:
+        """Who ended without a word was killed and has caused it; then who failed by itself; then who was the first to go."""
+        speechless = [number for number in self._ended if number not in self._reasons]
+        own = [n for n, reason in self._reasons.items() if not reason.startswith(ReplicaLost.__name__)]
+        return next(iter([*speechless, *own, *self._ended]))
+
+    async def _end(self, patience_s: float) -> None:
+        await asyncio.gather(*(asyncio.to_thread(rank.end, patience_s) for rank in self.ranks))
+        for writer in self._writers:
+            writer.close()
+        self._forget_meeting()
+
+    def _forget_meeting(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

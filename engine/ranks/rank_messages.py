@@ -1,0 +1,123 @@
+"""What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
+
+To a rank: RankSetup, then StepPlans, and Relocates between them. From it: Ready, then for each plan its layers (where a work is
+pushed) and a StepResult; or RankFailed, as its last word."""
+
+import asyncio
+import socket
+import struct
+from asyncio import StreamReader, StreamWriter
+from dataclasses import dataclass
+from typing import Any
+
+from core.errors import ProtocolError
+from core.kv import RankPool
+from core.plan import StepPlan, StepResult
+from net.codec import decode_one_of, encode
+from parallel.mesh import Mesh
+from parallel.moves import Move
+
+_LENGTH = struct.Struct("<I")
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where ranks find each other (`rendezvous.py`)."""
+
+    place: str = ""
+    """A file's path, or `host:port` of their instance's store."""
+    secret: bytes = b""
+    """Of this start, for a store at an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    rank: int
+    mesh: Mesh
+    folder: str
+    """Of the model."""
+    dtype: str
+    device: str
+    kernels: str
+    deterministic: bool
+    num_threads: int
+    pools: tuple[RankPool, ...]
+    """Of all ranks; this one's lies in the memory behind `memory_path`."""
+    memory_path: str
+    memory_bytes: int
+    num_spare: int = 0
+    """Slots for more copies of experts, over all ranks that share a layer's."""
+    address: str = "127.0.0.1"
+    """Where other ranks reach this one's host."""
+    meeting: Meeting = Meeting()
+    """Where the ranks find each other; the group says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """Before the next plan experts of these layers change their slots."""
+
+    layers: tuple[tuple[int, tuple[Move, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    bytes_read: int
+    """Of the checkpoint."""
+    load_s: float
+    peak_bytes: int
+    """Resident memory, at the most so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReady:
+    step: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    reason: str
+
+
+TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan, Relocate)}
+FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, StepResult, RankFailed)}
+
+
+def frame(message: Any) -> bytes:
+    data = encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+def read_frame(sock: socket.socket, kinds: dict[str, type[Any]]) -> Any | None:
+    """Waits; None at the end of the stream. Raises ProtocolError, and OSError for a broken one."""
+    head = _read(sock, _LENGTH.size)
+    if not head:
+        return None
+    return decode_one_of(kinds, _read(sock, _LENGTH.unpack(head)[0]))
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            if data:
+                raise ProtocolError("the stream ended inside a frame")
+            return b""
+        data += piece
+    return bytes(data)
+
+
+async def open_streams(sock: socket.socket) -> tuple[StreamReader, StreamWriter]:
+    """For conversations on an event loop, over a socket of either family."""
+    is_local = sock.family == socket.AF_UNIX
+    connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
+    return await connect(sock=sock, limit=_BUFFER_BYTES)
+
+
+async def next_frame(reader: StreamReader, kinds: dict[str, type[Any]]) -> Any:
+    """Raises asyncio.IncompleteReadError at the end of the stream, ProtocolError, and OSError for a broken one."""
+    (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    return decode_one_of(kinds, await reader.readexactly(size))

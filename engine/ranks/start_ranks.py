@@ -1,0 +1,78 @@
+"""From a configuration to the running ranks of an instance that has several."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.config import EngineConfig, ParallelConfig
+from core.ports import LayerSink
+from engine.execution.build_group import PoolSize
+from engine.execution.model_dims import expert_bytes, mesh_of
+from engine.ranks.expert_balancer import Balancer
+from engine.ranks.process_group import ProcessGroup
+from engine.ranks.rank import Companion, Spawner
+from engine.ranks.rank_messages import RankSetup
+from models.families import read_spec
+from parallel.balance import first_placement
+from parallel.mesh import Mesh
+
+
+def start_ranks(
+    folder: Path,
+    engine: EngineConfig,
+    size: PoolSize,
+    parallel: ParallelConfig,
+    memories: Sequence[tuple[str, int]],
+    sink: LayerSink | None,
+    spawner: Spawner,
+    companions: Sequence[Companion] = (),
+) -> ProcessGroup:
+    """`memories`: of each of the instance's hosts the path by which ranks there can map what their pools lie in, and its bytes.
+    `companions`: other processes without which the ranks are of no use.
+
+    Blocks until all ranks are ready. Raises ConfigError and ReplicaLost."""
+    mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
+    balancer, spec = None, read_spec(folder)
+    if (moe := spec.moe) is not None and mesh.num_expert_ranks > 1:
+        balancer = Balancer(
+            first_placement(moe.num_experts, mesh.num_expert_ranks, num_spare),
+            mesh.num_expert_ranks,
+            parallel.ep_balance_interval_s,
+            asyncio.get_running_loop().time(),
+            max(1, parallel.ep_move_bytes // expert_bytes(spec, size.dtype, mesh.tp)),
+        )
+    setups = setups_of(folder, engine, size, mesh, memories, spawner.devices, num_spare, spawner.addresses)
+    store_host = spawner.addresses[0] if spawner.num_far else ""
+    return ProcessGroup(
+        setups, sink, spawner.start, balancer=balancer, companions=companions, store_host=store_host
+    )
+
+
+def setups_of(
+    folder: Path,
+    engine: EngineConfig,
+    size: PoolSize,
+    mesh: Mesh,
+    memories: Sequence[tuple[str, int]],
+    devices: Sequence[str],
+    num_spare: int = 0,
+    addresses: Sequence[str] = ("127.0.0.1",),
+) -> list[RankSetup]:
+    """For each rank. A group says where they find each other."""
+    return [
+        RankSetup(
+            rank,
+            mesh,
+            str(folder),
+            size.dtype,
+            devices[rank],
+            engine.kernels,
+            engine.deterministic,
+            engine.num_threads,
+            size.pools,
+            *memories[pool.memory],
+            num_spare,
+            addresses[pool.memory],
+        )
+        for rank, pool in enumerate(size.pools)
+    ]

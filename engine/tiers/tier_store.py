@@ -1,0 +1,115 @@
+"""Both tiers behind one face: blocks are saved as their KV is completed, and loaded into fresh blocks when a prompt needs them.
+
+Saving copies a block out before anything can overwrite it; the disk is written and read on a thread of its own. Another one fills
+device blocks, which steps may be waiting for, so that they do not wait for the disk."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from core.reports import TierCounts
+from engine.tiers.block_pieces import BlockPieces
+from engine.tiers.disk_tier import DiskTier
+from engine.tiers.host_tier import HostTier
+
+_MAX_UNWRITTEN = 256
+"""Blocks on their way to the disk; more are not saved there."""
+
+
+class TierStore:
+    """Of all ranks of an instance together: `pieces` are what they hold of each block."""
+
+    def __init__(self, pieces: BlockPieces, host: HostTier, disk: DiskTier | None, root: bytes) -> None:
+        """`root`: the fingerprint that digests begin with."""
+        self._pieces, self._host, self._disk, self.root = pieces, host, disk, root
+        self._unwritten: dict[bytes, bytes] = {}
+        self._thread = ThreadPoolExecutor(1, "kv-tiers")
+        self._filler = ThreadPoolExecutor(1, "kv-fill")
+        self.on_saved: Callable[[bytes, bytes], None] | None = None
+        """Hears of each saved block's digest and content."""
+        self._saved = self._host_hits = self._disk_hits = self._missed = 0
+
+    @property
+    def counts(self) -> TierCounts:
+        return TierCounts(self._saved, self._host_hits, self._disk_hits, self._missed)
+
+    def __contains__(self, digest: bytes) -> bool:
+        on_disk = self._disk is not None and digest in self._disk
+        return digest in self._host or digest in self._unwritten or on_disk
+
+    def save(self, digest: bytes, block: int) -> None:
+        """Copy a block whose KV is complete. Returns when it may be overwritten."""
+        if digest not in self._host:
+            self._save(digest, self._pieces.gather(block))
+
+    def _save(self, digest: bytes, content: bytes) -> None:
+        self._saved += 1
+        self._keep(digest, content)
+        if self.on_saved is not None:
+            self.on_saved(digest, content)
+
+    def accept(self, digest: bytes, content: bytes) -> None:
+        """Keep a block that another instance has computed. One of another size is none of this layout's."""
+        if len(content) == self._pieces.num_bytes and digest not in self._host:
+            self._keep(digest, content)
+
+    def _keep(self, digest: bytes, content: bytes) -> None:
+        for gone, old in self._host.put(digest, content):
+            if self._disk is not None and gone not in self._disk and len(self._unwritten) < _MAX_UNWRITTEN:
+                self._unwritten[gone] = old
+                self._thread.submit(self._write, self._disk, gone)
+
+    async def fetch(self, digests: Sequence[bytes]) -> list[bytes]:
+        """The blocks' contents, in order, up to the first that cannot be had; what was on disk only is saved again above it."""
+        loop = asyncio.get_running_loop()
+        contents = await loop.run_in_executor(self._thread, self._fetch, digests)
+        for digest, content in zip(digests, contents, strict=False):
+            if digest not in self._host:
+                self._save(digest, content)
+        return contents
+
+    async def fill(
+        self, blocks: Sequence[int], contents: Sequence[bytes], layer_done: Callable[[int], None]
+    ) -> None:
+        """Put contents into device blocks, layer by layer, on a thread, which calls `layer_done`."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._filler, self._fill, blocks, contents, layer_done)
+
+    async def close(self) -> None:
+        """Waits for what is on its way to the disk."""
+        await asyncio.to_thread(self._thread.shutdown, wait=True)
+        self._filler.shutdown()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _fetch(self, digests: Sequence[bytes]) -> list[bytes]:
+        contents: list[bytes] = []
+        for digest in digests:
+            content = self._find(digest)
+            if content is None:
+                self._missed += len(digests) - len(contents)
+                break
+            contents.append(content)
+        return contents
+
+    def _fill(
+        self, blocks: Sequence[int], contents: Sequence[bytes], layer_done: Callable[[int], None]
+    ) -> None:
+        views = [memoryview(content) for content in contents]
+        for layer in self._pieces.layers:
+            for block, content in zip(blocks, views, strict=True):
+                self._pieces.scatter_layer(layer, block, content)
+            layer_done(layer)
+
+    def _find(self, digest: bytes) -> bytes | None:
+        if (content := self._host.get(digest) or self._unwritten.get(digest)) is not None:
+            self._host_hits += 1
+            return content
+        if self._disk is not None and (content := self._disk.get(digest)) is not None:
+            self._disk_hits += 1
+            return content
+        return None
+
+    def _write(self, disk: DiskTier, digest: bytes) -> None:
+        disk.put(digest, self._unwritten[digest])
+        del self._unwritten[digest]

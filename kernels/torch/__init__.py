@@ -1,0 +1,1 @@
+"""The operations in pure PyTorch: the specification, and what runs on CPUs."""

@@ -1,0 +1,142 @@
+"""Pure PyTorch of every operation: the specification, and what runs on a CPU."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.ops import AttentionMeta, Gate, HeadNorms, KVLayer, Ops
+from kernels.packed import Weight, as_float
+from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
+from kernels.torch.experts import experts, route
+from kernels.torch.latent_attention import latent_attention, write_latent
+from kernels.torch.paged_attention import PagedAttention
+from kernels.torch.sampling import draw, logprobs, penalise
+from kernels.torch.scaled_kv import store_vectors
+
+RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
+
+
+def add_rms_norm(
+    rms_norm: RmsNorm, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """`Ops.add_rms_norm` over `rms_norm`."""
+    total = residual + x
+    return total, rms_norm(total, weight, eps)
+
+
+def rope_write_kv(
+    rms_norm: RmsNorm,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: HeadNorms | None,
+    kv_layer: KVLayer,
+    meta: AttentionMeta,
+) -> Tensor:
+    """`Ops.rope_write_kv` over `rms_norm`."""
+    kv_heads, size = kv_layer.shape[2], kv_layer.shape[4]
+    heads = qkv.view(len(qkv), -1, size)
+    num_heads = heads.shape[1] - 2 * kv_heads
+    turned, v = heads[:, : num_heads + kv_heads], heads[:, num_heads + kv_heads :]
+    if norms is not None:
+        q_weight, k_weight, eps = norms
+        q, k = turned[:, :num_heads], turned[:, num_heads:]
+        turned = torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)), 1)
+    turned = rope(turned, cos, sin)
+    write_kv(turned[:, num_heads:], v, kv_layer, meta)
+    return turned[:, :num_heads]
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    rotated = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * cos[:, None] + rotated * sin[:, None]
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def gelu_tanh_mul(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(gate * alpha) * (up + 1)
+
+
+def write_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, meta: AttentionMeta) -> None:
+    """k and v (T, Hkv, D), stored at meta.slots."""
+    num_heads, block_size, head_dim = kv_layer.shape[2:]
+    if (rows := meta.cache.get("write_rows")) is None:
+        block, offset = meta.slots // block_size, meta.slots % block_size
+        first = (block * 2 * num_heads * block_size + offset)[:, None]
+        key_rows = first + torch.arange(num_heads, device=first.device) * block_size
+        rows = meta.cache["write_rows"] = (key_rows.flatten(), (key_rows + num_heads * block_size).flatten())
+    store_vectors(k.reshape(-1, head_dim), kv_layer, rows[0])
+    store_vectors(v.reshape(-1, head_dim), kv_layer, rows[1])
+
+
+def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
+    return F.linear(as_floats(x), as_float(weight, x.dtype), bias)
+
+
+def no_rounding(weight: Weight) -> Rounding | None:
+    """`Ops.rounds` where weights of 8 bits are multiplied as the floats that they mean."""
+    del weight
+
+
+def norm_rounded(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, how: Rounding
+) -> tuple[Tensor, Rounded]:
+    total = x if residual is None else residual + x
+    return total, round_to(rms_norm(total, weight, eps), how)
+
+
+def gated_rounded(x: Tensor, gate: Gate, how: Rounding) -> Rounded:
+    return round_to(silu_mul(x) if gate == "silu" else gelu_tanh_mul(x), how)
+
+
+def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return operation(x)
+
+
+def reference_ops() -> Ops:
+    """For one model on one thread: attention keeps scratch memory between calls."""
+    return Ops(
+        rms_norm=rms_norm,
+        add_rms_norm=partial(add_rms_norm, rms_norm),
+        rope=rope,
+        silu_mul=silu_mul,
+        gelu_tanh_mul=gelu_tanh_mul,
+        clamped_swiglu=clamped_swiglu,
+        linear=linear,
+        rounds=no_rounding,
+        norm_rounded=norm_rounded,
+        gated_rounded=gated_rounded,
+        by_rows=by_rows,
+        rope_write_kv=partial(rope_write_kv, rms_norm),
+        paged_attention=PagedAttention(),
+        route=route,
+        penalise=penalise,
+        draw=draw,
+        logprobs=logprobs,
+        experts=experts,
+        write_latent=write_latent,
+        latent_attention=latent_attention,
+        fixed_decode=None,
+        keeps=frozenset(),
+    )

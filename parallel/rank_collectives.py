@@ -1,0 +1,53 @@
+"""`kernels.collectives` for a rank among others: sums, look-ups, and rows sent to their experts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.collectives import ONE_RANK, Joins
+from parallel.comm import Comm
+from parallel.expert import Spread
+from parallel.plans import Range
+
+
+def make_joins(
+    tp: Comm, vocab: Sequence[Range], sum_parts: Callable[[Tensor], Tensor], experts: Spread | None
+) -> Joins:
+    """`vocab`: the rows of the vocabulary of each rank of `tp`; `sum_parts`: of `summing`; `experts`: None where the model has
+    none."""
+    spread = ONE_RANK.experts if experts is None else experts
+    if tp.size == 1:
+        return replace(ONE_RANK, experts=spread)
+    first, end = vocab[tp.rank]
+    widths = [stop - start for start, stop in vocab]
+
+    def embed(tokens: Tensor, table: Tensor) -> Tensor:
+        mine = (tokens >= first) & (tokens < end)
+        rows = F.embedding(torch.where(mine, tokens - first, 0), table)
+        rows = rows.masked_fill(~mine[:, None], 0.0)
+        return tp.all_reduce(rows) if len(rows) else rows
+
+    def gather_logits(part: Tensor) -> Tensor:
+        padded = F.pad(part, (0, max(widths) - part.shape[1]))
+        pieces = tp.all_gather(padded)
+        return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], 1)
+
+    return Joins(sum_parts, embed, gather_logits, spread)
+
+
+def summing(tp: Comm, deterministic: bool) -> Callable[[Tensor], Tensor]:
+    """The sum over `tp` of what each has. All have as many rows: without any there is nothing to say.
+
+    `deterministic`: an element's parts are added up in the order of the ranks, however many elements there are."""
+    in_order = deterministic and tp.size > 2
+
+    def total(part: Tensor) -> Tensor:
+        if not len(part):
+            return part
+        return reduce(torch.add, tp.all_gather(part)) if in_order else tp.all_reduce(part)
+
+    return total

@@ -1,0 +1,42 @@
+"""The API over a fake generator, for in-process clients."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+
+from cluster.ingress.api.access import Access, Rules, TenantRules
+from cluster.ingress.api.http_app import create_app
+from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.observers import make_observers
+from core.types import Slo
+from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
+
+OK = {"model": NAME, "prompt": "x"}
+CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+SETTINGS = ApiSettings(NAME, 200, 257, (END,), {"temperature": 0.5})
+CLASSES = {"standard": Slo(), "chat": Slo("chat", 1.0, 0.05, 1)}
+OPEN = Rules(CLASSES, {"": TenantRules()})
+
+
+class Api:
+    def __init__(
+        self, generator: FakeGenerator, settings: ApiSettings = SETTINGS, rules: Rules = OPEN
+    ) -> None:
+        self.generator = generator
+        self.tokenizer = ByteTokenizer()
+        self.access = Access(rules)
+        self.app = create_app(generator, self.tokenizer, settings, self.access, make_observers(NAME))
+        transport = httpx.ASGITransport(self.app)
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
+        self.openai = openai.AsyncOpenAI(
+            base_url="http://api/v1", api_key="k", http_client=self.http, max_retries=0
+        )
+
+    async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.http.post(
+            path, content=content, headers={"content-type": "application/json", **headers}
+        )

@@ -1,0 +1,324 @@
+"""The API through the openai client and raw HTTP, over a fake generator."""
+
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.ingress.api.openai_requests import ChatRequest, CompletionRequest, validate
+from cluster.ingress.api.request_params import ApiSettings
+from core.errors import Overloaded, ReplicaLost, RequestError
+from tests.cluster.ingress.api.fakes import END, NAME, FakeGenerator
+from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    made = Api(FakeGenerator("héllo wörld"))
+    yield made
+    await made.http.aclose()
+
+
+async def test_completion(api: Api) -> None:
+    answer = await api.openai.completions.create(model=NAME, prompt="hi", max_tokens=100)
+    assert answer.choices[0].text == "héllo wörld"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 14)
+    assert api.generator.requests[0].sampling.temperature == 0.5
+
+
+async def test_completion_stream_never_shows_half_a_character(api: Api) -> None:
+    stream = await api.openai.completions.create(
+        model=NAME, prompt="hi", max_tokens=100, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    texts = [chunk.choices[0].text for chunk in chunks if chunk.choices]
+    assert "".join(texts) == "héllo wörld"
+    assert not any("\ufffd" in text for text in texts)
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 14
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+
+
+async def test_chat_stream_and_whole_agree(api: Api) -> None:
+    body: dict[str, Any] = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    }
+    whole = await api.openai.chat.completions.create(**body)
+    chunks = [chunk async for chunk in await api.openai.chat.completions.create(**body, stream=True)]
+    assert whole.choices[0].message.content == "héllo wörld"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "héllo wörld"
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert api.generator.requests[0].prompt == tuple(b"user: hi\nassistant: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_across_tokens(api: Api, stream: bool) -> None:
+    answer = await api.openai.completions.create(
+        model=NAME, prompt="x", max_tokens=50, stop=["lo w", "zzz"], stream=stream
+    )
+    texts = [chunk.choices[0].text async for chunk in answer] if stream else [answer.choices[0].text]
+    assert "".join(texts) == "hél"
+    assert api.generator.closed == ["r1"]
+
+
+async def test_n_choices_draw_with_their_own_seeds(api: Api) -> None:
+    answer = await api.openai.completions.create(model=NAME, prompt=["a", "bc"], n=3, max_tokens=3, seed=7)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [r.sampling.seed for r in api.generator.requests] == [7, 8, 9] * 2
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == 3
+    assert {choice.finish_reason for choice in answer.choices} == {"length"}
+
+
+async def test_logprobs_in_both_shapes(api: Api) -> None:
+    chat = await api.openai.chat.completions.create(
+        model=NAME, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2, max_tokens=1
+    )
+    assert chat.choices[0].logprobs is not None
+    entry = chat.choices[0].logprobs.content[0]  # type: ignore[index]
+    assert (entry.token, entry.logprob, entry.bytes) == ("h", -0.5, [104])
+    assert [top.token for top in entry.top_logprobs] == ["h", "A"]
+    text = await api.openai.completions.create(model=NAME, prompt="ab", logprobs=2, max_tokens=1)
+    assert text.choices[0].logprobs is not None
+    assert text.choices[0].logprobs.tokens == ["h"]
+    assert text.choices[0].logprobs.top_logprobs == [{"h": -0.5, "A": -1.5}]
+
+
+async def test_echo_and_token_id_prompts(api: Api) -> None:
+    answer = await api.openai.completions.create(model=NAME, prompt=[104, 105], echo=True, max_tokens=1)
+    assert answer.choices[0].text == "hih"
+
+
+async def test_models_tokenize_detokenize_and_metrics(api: Api) -> None:
+    assert [m.id async for m in api.openai.models.list()] == [NAME]
+    assert (await api.openai.models.retrieve(NAME)).id == NAME
+    assert (await api.post("/tokenize", {"prompt": "hé"})).json() == {
+        "tokens": [104, 195, 169],
+        "count": 3,
+        "max_model_len": 200,
+    }
+    assert (await api.post("/detokenize", {"tokens": [104, 195, 169]})).json() == {"prompt": "hé"}
+    await api.openai.completions.create(model=NAME, prompt="hi")
+    metrics = (await api.http.get("/metrics")).text
+    assert 'baton_http_requests_total{route="/v1/completions",status="200"} 1.0' in metrics
+    assert "baton_output_tokens_total 14.0" in metrics
+
+
+async def test_health_is_not_readiness(api: Api) -> None:
+    api.generator.ready_answer = (False, "no decode instance is alive")
+    assert (await api.http.get("/health")).status_code == 200
+    answer = await api.http.get("/ready")
+    assert answer.status_code == 503
+    assert answer.json()["reason"] == "no decode instance is alive"
+
+
+BAD: list[tuple[str, Any, int, str | None]] = [
+    (COMPLETIONS, b"{", 400, None),
+    (COMPLETIONS, b"[]", 400, None),
+    (COMPLETIONS, b'{"model": "\xff"}', 400, None),
+    (COMPLETIONS, b'{"model": "fake", "prompt": "\\ud800"}', 400, None),
+    (COMPLETIONS, b'{"model": "fake", "prompt": "x", "temperature": NaN}', 400, None),
+    (COMPLETIONS, b"[" * 100_000, 400, None),
+    (COMPLETIONS, {"prompt": "x"}, 400, "model"),
+    (COMPLETIONS, {"model": NAME}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "model": "other"}, 404, "model"),
+    (COMPLETIONS, {**OK, "prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": [999]}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": [-1]}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": "x" * 201}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "max_tokens": 200}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "max_tokens": 0}, 400, "max_tokens"),
+    (COMPLETIONS, {**OK, "max_tokens": True}, 400, "max_tokens"),
+    (COMPLETIONS, {**OK, "temperature": "1"}, 400, "temperature"),
+    (COMPLETIONS, {**OK, "temperature": 2.1}, 400, "temperature"),
+    (COMPLETIONS, {**OK, "top_p": 0}, 400, "top_p"),
+    (COMPLETIONS, {**OK, "logprobs": 99}, 400, "logprobs"),
+    (COMPLETIONS, {**OK, "n": 1000}, 400, "n"),
+    (COMPLETIONS, {**OK, "stop": ["a"] * 5}, 400, "stop"),
+    (COMPLETIONS, {**OK, "stop": [""]}, 400, "stop"),
+    (COMPLETIONS, {**OK, "suffix": "end"}, 400, "suffix"),
+    (COMPLETIONS, {**OK, "best_of": 3}, 400, "best_of"),
+    (COMPLETIONS, {**OK, "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {"5000": 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {"5": 101}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias"),
+    (COMPLETIONS, {**OK, "logit_bias": {str(i): 0 for i in range(1025)}}, 400, "logit_bias"),
+    (COMPLETIONS, b'{"model": "fake", "prompt": "x", "top_p": 1e999}', 400, "top_p"),
+    (COMPLETIONS, {**OK, "prompt": ["a", 1]}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": [True]}, 400, "prompt"),
+    (COMPLETIONS, {**OK, "prompt": [[]]}, 400, "prompt"),
+    (
+        COMPLETIONS,
+        {**OK, "stream": True, "stream_options": {"continuous_usage_stats": True}},
+        400,
+        "stream_options",
+    ),
+    (COMPLETIONS, {**OK, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (COMPLETIONS, {**OK, "nonsense": 1}, 400, "nonsense"),
+    (CHATS, {**CHAT, "messages": []}, 400, "messages"),
+    (CHATS, {**CHAT, "messages": [{"role": "king", "content": "x"}]}, 400, "messages"),
+    (CHATS, {**CHAT, "messages": [{"role": "user", "content": "refuse me"}]}, 400, "messages"),
+    (
+        CHATS,
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+        400,
+        "messages",
+    ),
+    (
+        CHATS,
+        {**CHAT, "messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]},
+        400,
+        "messages",
+    ),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template_kwargs"),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+    (CHATS, {**CHAT, "chat_template_kwargs": {"add_generation_prompt": False}}, 400, "chat_template_kwargs"),
+    (CHATS, {**CHAT, "tools": [{"type": "function"}]}, 400, "tools"),
+    (CHATS, {**CHAT, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    (CHATS, {**CHAT, "top_logprobs": 3}, 400, "top_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "param"), BAD)
+async def test_bad_input_is_refused_by_name(
+    api: Api, path: str, body: Any, status: int, param: str | None
+) -> None:
+    answer = await api.post(path, body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["param"] == param, error
+    assert error["message"]
+    assert answer.headers["x-request-id"]
+    assert not api.generator.requests
+
+
+def test_a_refusal_names_the_whole_path() -> None:
+    def message(body: Any) -> str:
+        with pytest.raises(RequestError) as refused:
+            validate(ChatRequest, {**CHAT, **body})
+        return refused.value.message
+
+    parts = [{"type": "image_url", "image_url": "x"}]
+    assert message({"messages": [{"role": "user", "content": parts}]}).startswith(
+        "messages[0].content[0].type: "
+    )
+    assert message({"stream_options": {"include_usage": 1}}).startswith("stream_options.include_usage: ")
+    calls = [{"role": "assistant", "content": "", "tool_calls": [{}]}]
+    assert message({"messages": calls}) == "messages[0].tool_calls is not supported"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": [-1] * 1000}, {"prompt": [1] * 1000 + [-1]}, {**OK, "stop_token_ids": [-1] * 1000}],
+)
+def test_a_long_list_gives_no_long_list_of_complaints(body: Any) -> None:
+    """A million of them would hold the event loop for seconds."""
+    with pytest.raises(ValidationError) as refused:
+        CompletionRequest.model_validate({**OK, **body})
+    assert refused.value.error_count() <= 4
+
+
+async def test_what_the_client_sent_is_cut_in_messages(api: Api) -> None:
+    assert len((await api.post(COMPLETIONS, {**OK, "model": "x" * 100_000})).text) < 1000
+    assert len((await api.post(COMPLETIONS, {**OK, "x" * 100_000: 1})).text) < 2000
+
+
+async def test_long_text_is_tokenised_beside_the_event_loop(api: Api) -> None:
+    api.tokenizer.encoded_on.clear()
+    await api.post("/tokenize", {"prompt": "x" * 10})
+    await api.post("/tokenize", {"prompt": "x" * 10_000})
+    assert (await api.post(COMPLETIONS, {**OK, "prompt": "x" * 10_000})).status_code == 400
+    on_loop = [thread is threading.current_thread() for thread in api.tokenizer.encoded_on]
+    assert on_loop == [True, False, False]
+
+
+async def test_an_answer_can_be_sent_back(api: Api) -> None:
+    messages: list[Any] = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "x"}]
+    answer = await api.openai.chat.completions.create(model=NAME, messages=messages)
+    messages += [answer.choices[0].message, {"role": "user", "content": "y"}]
+    await api.openai.chat.completions.create(model=NAME, messages=messages)
+    assert bytes(api.generator.requests[1].prompt).decode() == (
+        "system: be brief\nuser: x\nassistant: héllo wörld\nuser: y\nassistant: "
+    )
+
+
+async def test_the_drawn_token_is_always_among_the_likeliest(api: Api) -> None:
+    answer = await api.openai.completions.create(model=NAME, prompt="a", logprobs=0, max_tokens=1)
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].logprobs.top_logprobs == [{"h": -0.5}]
+
+
+async def test_stop_strings_wait_for_min_tokens(api: Api) -> None:
+    answer = await api.post(COMPLETIONS, {**OK, "stop": "l", "min_tokens": 4})
+    assert answer.json()["choices"][0]["text"] == "hél"
+
+
+async def test_request_ids(api: Api) -> None:
+    for path in ("/health", "/nowhere"):
+        assert (await api.http.get(path, headers={"x-request-id": "mine"})).headers["x-request-id"] == "mine"
+        given = await api.http.get(path, headers={"x-request-id": "x" * 200})
+        assert 0 < len(given.headers["x-request-id"]) <= 128
+    assert (await api.http.post("/health")).headers["allow"] == "GET"
+
+
+async def test_metrics_tell_refusals_failures_and_cancellations_apart(api: Api) -> None:
+    async def count(name: str) -> float:
+        lines = (await api.http.get("/metrics")).text.splitlines()
+        return float(next(line for line in lines if line.startswith(name + " ")).split()[1])
+
+    api.generator.fail_at = (0, Overloaded("full", 1.0))
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_requests_rejected_total") == 1
+    assert await count("baton_prompt_tokens_total") == 0
+    api.generator.fail_at = (2, ReplicaLost("gone"))
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_requests_failed_total") == 1
+    assert await count("baton_requests_cancelled_total") == 0
+    assert await count("baton_requests_running") == 0
+    api.generator.fail_at = None
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_time_to_first_token_seconds_count") == 2
+    assert await count("baton_request_duration_seconds_count") == 1
+
+
+async def test_other_refusals_have_the_same_shape(api: Api) -> None:
+    wrong_type = await api.http.post(COMPLETIONS, content=b"x", headers={"content-type": "text/plain"})
+    assert wrong_type.status_code == 415
+    assert (await api.post(COMPLETIONS, OK, **{"x-slo-class": "royal"})).json()["error"][
+        "param"
+    ] == "x-slo-class"
+    for answer in (await api.http.get("/nowhere"), await api.http.get(COMPLETIONS)):
+        assert answer.json()["error"]["type"] in ("not_found_error", "invalid_request_error")
+    small = Api(FakeGenerator(), ApiSettings(NAME, 200, 257, (END,), max_body_bytes=1024))
+    assert (await small.post(COMPLETIONS, {**OK, "prompt": "x" * 2000})).status_code == 413
+
+
+async def test_overload_and_loss_have_their_statuses(api: Api) -> None:
+    api.generator.fail_at = (0, Overloaded("12 requests are waiting", 2.1))
+    answer = await api.post(COMPLETIONS, OK)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
+    assert (await api.post(COMPLETIONS, {**OK, "stream": True})).status_code == 429
+    api.generator.fail_at = (0, ReplicaLost("gone"))
+    assert (await api.post(COMPLETIONS, OK)).status_code == 503
+    api.generator.fail_at = (0, RuntimeError("a secret detail"))
+    answer = await api.post(COMPLETIONS, OK)
+    assert answer.status_code == 500
+    assert "secret detail" not in answer.text
+
+
+async def test_an_error_in_the_stream_is_an_event_and_cancels_the_other_choices(api: Api) -> None:
+    api.generator.fail_at = (3, ReplicaLost("gone"))
+    answer = await api.post(COMPLETIONS, {**OK, "stream": True, "n": 2})
+    assert answer.status_code == 200
+    events = [line for line in answer.text.splitlines() if line]
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["message"] == "gone"
+    assert sorted(api.generator.closed) == ["r1", "r2"]

@@ -1,0 +1,110 @@
+"""TLS, mutual TLS, and clients that never come to the point, over real sockets."""
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.ingress.api.http_connection import MAX_HEAD_BYTES, Connection
+from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.api.ingress_tls import ingress_tls
+from core.config import ServeConfig
+from core.errors import ConfigError
+from tests.cluster.ingress.api.fakes import FakeGenerator
+from tests.cluster.ingress.api.harness import Api
+from tests.contract.test_transport_tls import Authority
+
+GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    server = HttpServer(Api(FakeGenerator()).app, "127.0.0.1", [0], shared=False, tls=tls)
+    server.start()
+    yield server._listener.getsockname()[1]
+    await server.stop()
+
+
+async def test_https_with_and_without_client_certificates(tmp_path: Path) -> None:
+    ours, others = Authority(tmp_path, "ours"), Authority(tmp_path, "others")
+    cert, key, _ = ours.member("ingress")
+    trusting = ssl.create_default_context(cafile=str(ours.path))
+    trusting.check_hostname = False
+
+    async def get(port: int, scheme: str = "https", member: tuple[str, str, str] | None = None) -> int:
+        context = ssl.create_default_context(cafile=str(ours.path))
+        context.check_hostname = False
+        if member is not None:
+            context.load_cert_chain(member[0], member[1])
+        async with httpx.AsyncClient(verify=context) as client:
+            return (await client.get(f"{scheme}://127.0.0.1:{port}/health")).status_code
+
+    async with serving(ingress_tls(ServeConfig(tls_cert=cert, tls_key=key))) as port:
+        assert await get(port) == 200
+        with pytest.raises(httpx.TransportError):
+            await get(port, "http")
+        async with httpx.AsyncClient() as stranger:
+            with pytest.raises(httpx.ConnectError):
+                await stranger.get(f"https://127.0.0.1:{port}/health")
+    both = ServeConfig(tls_cert=cert, tls_key=key, tls_client_ca=str(ours.path))
+    async with serving(ingress_tls(both)) as port:
+        assert await get(port, member=ours.member("client")) == 200
+        for member in (None, others.member("intruder")):
+            with pytest.raises(httpx.TransportError):
+                await get(port, member=member)
+
+
+def test_mistakes_are_refused_at_the_start(tmp_path: Path) -> None:
+    cert, key, ca = Authority(tmp_path, "ours").member("ingress")
+    assert ingress_tls(ServeConfig()) is None
+    for config, named in (
+        (ServeConfig(tls_cert=cert), "belong together"),
+        (ServeConfig(tls_client_ca=ca), "belong together"),
+        (ServeConfig(tls_cert=cert, tls_key="/nowhere"), "serve.tls_key: there is no file"),
+        (ServeConfig(tls_cert=key, tls_key=cert), "serve.tls_cert"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            ingress_tls(config)
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHost:", GET + b"GET /hea"])
+async def test_a_head_that_does_not_come_ends_the_connection(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "head_timeout_s", 0.2)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begun)
+        answered = await asyncio.wait_for(reader.read(), 5)
+        assert answered.startswith(b"HTTP/1.1 200" if begun.startswith(GET) else b"")
+        assert bool(answered) == begun.startswith(GET)
+        writer.close()
+
+
+async def test_a_kept_connection_may_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "head_timeout_s", 0.2)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(GET)
+            assert await reader.readuntil(b"alive") != b""
+            await asyncio.sleep(0.4)
+        assert not reader.at_eof()
+        writer.close()
+
+
+async def test_a_head_without_end_is_not_collected() -> None:
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /health HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(4 * MAX_HEAD_BYTES // 16384 + 16):
+                writer.write(b"x" * 16384)
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()

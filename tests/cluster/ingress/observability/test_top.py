@@ -1,0 +1,86 @@
+"""`baton top` at a real server, and what it shows of trouble."""
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from baton.cli.top import view
+from tests.cluster.ingress.observability.conftest import KEY, ask
+from tests.e2e.cluster_process import ROOT, ServeProcess
+
+
+def run(*args: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "baton.cli", "top", "--once", *args]
+    environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "160"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_one_look_at_a_server(server: ServeProcess) -> None:
+    for number in range(1, 4):
+        ask(server, number)
+    shown = run("--base-url", f"{server.base_url}/v1", "--api-key", KEY)
+    assert shown.returncode == 0, shown.stderr
+    assert "baton-embedded   accepting" in shown.stdout
+    for word in ("chat", "prefill", "decode", "loopback", "serving"):
+        assert word in shown.stdout
+    refused = run("--base-url", server.base_url)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "asks for an API key" in refused.stderr
+
+
+@pytest.mark.slow
+def test_nobody_there_is_one_line() -> None:
+    failed = run("--base-url", "http://127.0.0.1:9")
+    assert failed.returncode == 2
+    assert failed.stderr.startswith("baton: no ingress answers at http://127.0.0.1:9")
+
+
+def test_trouble_shows() -> None:
+    work = {"prefix_queried_tokens": 0, "prefix_hit_tokens": 0}
+    instance: dict[str, Any] = {
+        **{"prefills": False, "decodes": True, "address": "[red]10.0.0.1:5", "defect": "", "leaving": False},
+        **{"num_blocks": 100, "free_blocks": 25, "num_running": 3, "num_waiting": 4, "queued_tokens": 5},
+        **{"step_s": 0.0213, "work": work},
+    }
+    broken = {**instance, "defect": "two owners"}
+    leaving = {**instance, "leaving": True, "num_blocks": 0}
+    slow = {
+        **{
+            "name": "chat",
+            "attainment": 0.5,
+            "requests_per_s": 1.0,
+            "output_tokens_per_s": 2.0,
+            "tpot_target_s": 0.05,
+        },
+        **{
+            "ttft_p50_s": None,
+            "ttft_p99_s": 12.0,
+            "ttft_target_s": 1.0,
+            "tpot_p50_s": 0.001,
+            "tpot_p99_s": 0.02,
+        },
+    }
+    status = {
+        **{"model": "m", "why_not": "no decode instance is alive", "num_queued": 7, "links": []},
+        **{"classes": [slow], "instances": [instance, broken, leaving]},
+    }
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(view(status))
+    text = console.export_text()
+    for words in (
+        "not accepting: no decode instance is alive",
+        "7 waiting",
+        "[red]10.0.0.1:5",
+        "broken accounting",
+    ):
+        assert words in text
+    for words in ("draining", " 75%", " 50%", "12 s", "1.0 ms", "21 ms"):
+        assert words in text

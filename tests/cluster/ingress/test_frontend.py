@@ -1,0 +1,191 @@
+"""The frontend against scripted schedulers and workers on a loopback network."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from cluster.ingress.frontend import Frontend
+from core.clock import WallClock
+from core.config import ScheduleConfig
+from core.errors import Overloaded, ReplicaLost, RequestError
+from core.messages import (
+    AskStatus,
+    Cancel,
+    Failed,
+    Finished,
+    Message,
+    Place,
+    Placed,
+    Rejected,
+    Submit,
+    Tokens,
+)
+from core.reports import Status
+from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
+from net.loopback import LoopbackMail, LoopbackNetwork
+
+
+class Peer:
+    """A scripted process: `act(sender, message)` decides what it sends."""
+
+    def __init__(
+        self, network: LoopbackNetwork, name: str, act: Callable[["Peer", str, Message], None]
+    ) -> None:
+        self.mail: LoopbackMail = network.join(name)
+        self.got: list[Message] = []
+        self._act = act
+        self.mail.listen(self._on_message, lambda _: None)
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        self.got.append(message)
+        self._act(self, sender, message)
+
+    def tokens(self, to: str, request: Request, indices: list[int]) -> None:
+        last = request.sampling.max_tokens - 1
+        out = tuple(
+            TokenOut(
+                request.id, request.attempt, i, 100 + i, finish=FinishReason.LENGTH if i == last else None
+            )
+            for i in indices
+        )
+        self.mail.send(to, Tokens(out))
+
+
+class World:
+    def __init__(self) -> None:
+        self.network = LoopbackNetwork()
+        self.decodes: list[Peer] = []
+        self.scheduler = Peer(self.network, "scheduler", self._schedule)
+        self.frontend = Frontend(
+            self.network.join("frontend"),
+            WallClock(),
+            ScheduleConfig(),
+            4,
+            self._resolve,
+            request_timeout_s=5,
+        )
+        self.runner = asyncio.create_task(self.frontend.run())
+
+    async def _resolve(self) -> list[str]:
+        return [self.scheduler.mail.address]
+
+    def _schedule(self, peer: Peer, sender: str, message: Message) -> None:
+        match message:
+            case Place(request_id, attempt):
+                alive = [d for d in self.decodes if d.mail.address not in message.exclude]
+                peer.mail.send(sender, Placed(request_id, attempt, Route(alive[0].mail.address)))
+            case AskStatus(nonce):
+                peer.mail.send(sender, Status(nonce, "", 0, ()))
+            case _:
+                pass
+
+    def decode(self, act: Callable[[Peer, str, Message], None]) -> Peer:
+        self.decodes.append(Peer(self.network, f"decode{len(self.decodes)}", act))
+        return self.decodes[-1]
+
+    def request(self, max_tokens: int = 6) -> Request:
+        sampling = SamplingParams(max_tokens=max_tokens)
+        return Request(self.frontend.new_request_id(), (1, 2, 3, 4, 5), sampling, self.frontend.address)
+
+    async def run(self, request: Request) -> list[int]:
+        return [token.token async for token in self.frontend.generate(request)]
+
+
+@pytest.fixture
+async def world():
+    world = World()
+    await asyncio.sleep(0.01)
+    yield world
+    world.runner.cancel()
+    await world.frontend.close()
+
+
+async def test_reordered_and_doubled_tokens_come_out_once_in_order(world: World) -> None:
+    def act(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            for indices in ([2, 1], [1], [0, 0, 1, 2], [5, 4], [3, 4]):
+                peer.tokens(sender, message.request, indices)
+
+    world.decode(act)
+    assert await world.run(world.request()) == [100, 101, 102, 103, 104, 105]
+    await asyncio.sleep(0.01)
+    assert [type(m) for m in world.scheduler.got] == [Place, Finished]
+    assert not any(isinstance(m, Cancel) for m in world.decodes[0].got)
+
+
+async def test_a_decode_that_dies_mid_stream_loses_nothing(world: World) -> None:
+    def die(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0, 1, 2, 4])
+            asyncio.get_running_loop().call_later(0.02, lambda: asyncio.ensure_future(peer.mail.close()))
+
+    def go_on(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            assert message.request.attempt == 1
+            assert message.request.emitted == (100, 101, 102)
+            peer.tokens(sender, message.request, [3, 4, 5])
+
+    world.decode(die)
+    world.decode(go_on)
+    assert await world.run(world.request()) == [100, 101, 102, 103, 104, 105]
+    places = [m for m in world.scheduler.got if isinstance(m, Place)]
+    assert [p.num_tokens for p in places] == [5, 8]
+    assert places[1].exclude == (world.decodes[0].mail.address,)
+
+
+async def test_closing_the_stream_cancels_at_the_worker_and_frees_the_place(world: World) -> None:
+    def act(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0, 1])
+
+    decode = world.decode(act)
+    stream = world.frontend.generate(world.request())
+    assert (await anext(stream)).index == 0
+    await stream.aclose()
+    await asyncio.sleep(0.01)
+    assert isinstance(decode.got[-1], Cancel)
+    assert isinstance(world.scheduler.got[-1], Finished)
+    assert world.frontend.num_running == 0
+
+
+async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
+    answers = [Rejected("", 0, "queue full", 3.0), Rejected("", 0, "too long for any instance", 0.0)]
+
+    def reject(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Place):
+            answer = answers.pop(0)
+            peer.mail.send(sender, Rejected(message.request_id, 0, answer.reason, answer.retry_after_s))
+
+    world.scheduler._act = reject
+    with pytest.raises(Overloaded) as overloaded:
+        await world.run(world.request())
+    assert overloaded.value.retry_after_s == 3.0
+    with pytest.raises(RequestError, match="too long"):
+        await world.run(world.request())
+
+
+async def test_an_instance_that_fails_without_dying_is_left_and_a_hopeless_request_ends(world: World) -> None:
+    def fail(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.mail.send(
+                sender, Failed(message.request.id, message.request.attempt, "engine stopped", True)
+            )
+
+    for _ in range(5):
+        world.decode(fail)
+    with pytest.raises(ReplicaLost, match="giving up"):
+        await world.run(world.request())
+    assert world.frontend.num_running == 0
+
+
+async def test_a_retiring_frontend_is_not_ready_and_answers_all_the_same(world: World) -> None:
+    def act(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0, 1, 2, 3, 4, 5])
+
+    world.decode(act)
+    assert await world.frontend.ready() == (True, "")
+    world.frontend.retire()
+    assert (await world.frontend.ready())[0] is False
+    assert len(await world.run(world.request())) == 6

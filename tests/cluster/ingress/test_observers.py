@@ -1,0 +1,114 @@
+"""A disaggregated request's story: metrics and spans say what the hand-over was."""
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from prometheus_client import CollectorRegistry
+
+from cluster.ingress import request_context
+from cluster.ingress.last_minute import MAX_REQUESTS, Recent
+from cluster.ingress.metrics import RequestMetrics
+from cluster.ingress.timeline import Attempt, Timeline, all_of, attained
+from cluster.ingress.tracing import Tracing
+from core.messages import HandedOver, HandoverTimes
+from core.types import Request, Route, SamplingParams, Slo
+from tests.cluster.instance.test_instances import World, reference  # noqa: F401
+
+
+def timeline(*, ttft_s: float = 0.1, end_s: float = 1.0, error: str = "") -> Timeline:
+    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=8), "f", slo=Slo("chat", 0.5, 0.2))
+    times = HandoverTimes("shm", 0.01, 0.02, 0.005)
+    first = Attempt(0, 10.0, Route("d0", "p0"), 10.01, None, 10.05, None, "d0")
+    second = Attempt(1, 10.05, Route("d1", "p0"), 10.06, 10.0 + ttft_s, 10.0 + end_s)
+    second.handed_over = HandedOver("r", 1, 4096, times)
+    return Timeline(request, 10.0, [first, second], 6, 10.0 + end_s, error)
+
+
+def test_attainment_counts_both_targets_and_failures_as_misses() -> None:
+    assert attained(timeline())
+    assert not attained(timeline(ttft_s=0.6, end_s=1.0))
+    assert not attained(timeline(end_s=3.0))
+    assert not attained(timeline(error="lost"))
+
+
+def test_metrics_of_a_request_that_survived_a_loss() -> None:
+    registry = CollectorRegistry()
+    RequestMetrics(registry).observe(timeline())
+    value = registry.get_sample_value
+    assert value("baton_attempts_lost_total") == 1
+    assert value("baton_kv_transfer_bytes_total", {"transport": "shm"}) == 4096
+    assert value("baton_kv_transfer_exposed_seconds_sum") == 0.005
+    assert value("baton_slo_requests_total", {"slo_class": "chat", "attained": "true"}) == 1
+
+
+def test_attributes_are_those_of_the_conventions_and_the_clients_trace_goes_on() -> None:
+    known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
+    operations = {one.value for one in gen_ai_attributes.GenAiOperationNameValues}
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, "m")
+    token = request_context.traceparent.set("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+    tracing.observe(timeline(error="lost"))
+    request_context.traceparent.reset(token)
+    tracing.observe(timeline())
+    tracing.close()
+    failed, fine = (span for span in exporter.get_finished_spans() if span.name == "text_completion m")
+    assert {name for name in fine.attributes if name.startswith("gen_ai.")} <= known
+    assert fine.attributes["gen_ai.operation.name"] in operations
+    assert failed.context.trace_id == 0x0AF7651916CD43DD8448EB211C80319C
+    assert failed.parent.span_id == 0xB7AD6B7169203331
+    assert "error.type" in failed.attributes
+    assert "error.type" not in fine.attributes
+    assert fine.parent is None
+
+
+def test_the_last_minute_by_class_and_link() -> None:
+    recent = Recent()
+    for story in (timeline(), timeline(end_s=3.0), timeline(error="full")):
+        recent.observe(story)
+    (chat,) = recent.classes(now=12.0)
+    assert (chat.name, chat.attainment, chat.goodput_per_s) == ("chat", 1 / 3, 1 / 60)
+    assert chat.ttft_p50_s == pytest.approx(0.1)
+    assert chat.tpot_p99_s == pytest.approx(2.9 / 5)
+    (link,) = recent.links(now=12.0)
+    assert (link.source, link.target, link.transport) == ("p0", "d1", "shm")
+    assert (link.bytes_per_s, link.exposed_p50_s) == (3 * 4096 / 60, 0.005)
+    assert recent.classes(now=100.0) == []
+    for _ in range(MAX_REQUESTS + 1):
+        recent.observe(timeline(end_s=1.0))
+    assert recent.classes(now=21.0)[0].requests_per_s == MAX_REQUESTS / 10.0, (
+        "of more than it keeps, the rate of what it keeps"
+    )
+
+
+def test_spans_nest_and_carry_the_transfer() -> None:
+    exporter = InMemorySpanExporter()
+    tracing = Tracing(exporter, "m")
+    tracing.observe(timeline())
+    tracing.close()
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    root = spans["text_completion m"]
+    assert set(spans) == {"text_completion m", "queue", "prefill", "kv_transfer", "decode"}
+    assert all(span.parent.span_id == root.context.span_id for span in spans.values() if span is not root)
+    assert root.start_time == 10_000_000_000
+    assert root.start_time <= spans["queue"].start_time <= spans["decode"].end_time <= root.end_time
+    assert spans["kv_transfer"].attributes["baton.transport"] == "shm"
+    assert spans["kv_transfer"].end_time - spans["kv_transfer"].start_time == 5_000_000
+    assert root.attributes["gen_ai.usage.output_tokens"] == 6
+
+
+async def test_a_real_hand_over_is_told_to_the_ingress(reference) -> None:  # noqa: F811
+    folder, _ = reference
+    seen: list[Timeline] = []
+    world = World(folder)
+    world.frontend._observe = all_of(seen.append)
+    try:
+        async for _ in world.frontend.generate(world.request(tuple(range(2, 40)), 6)):
+            pass
+    finally:
+        await world.close()
+    (story,) = seen
+    (attempt,) = story.attempts
+    assert attempt.handed_over is not None
+    assert attempt.handed_over.times.transport == "loopback"
+    assert attempt.handed_over.num_bytes > 0
+    assert story.started_s <= attempt.placed_s <= attempt.first_token_s <= attempt.ended_s <= story.ended_s

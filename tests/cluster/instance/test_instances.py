@@ -1,0 +1,284 @@
+"""Real prefill and decode instances in one process, with a scripted scheduler, against transformers."""
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from cluster.ingress.frontend import Frontend
+from cluster.instance.instance import Instance
+from cluster.instance.real_parts import local_parts
+from core.clock import WallClock
+from core.config import ClusterConfig, load
+from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
+from core.types import Request, Route, SamplingParams
+from kvtransfer.transport.loopback import LoopbackFabric
+from net.loopback import LoopbackNetwork
+
+VOCAB = 80
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, eos_token_id=1, pad_token_id=None,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    folder = tmp_path_factory.mktemp("model")
+    model.save_pretrained(folder)
+    return folder, model
+
+
+def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=count,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+class World:
+    """Instances, a frontend, and a scheduler that places everything as the test says."""
+
+    def __init__(
+        self, folder: Path, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, **overrides: Any
+    ) -> None:
+        values = {
+            "model.path": str(folder),
+            "engine.block_size": 4,
+            "engine.num_blocks": 200,
+            "engine.max_batch_tokens": 24,
+        }
+        self.config: ClusterConfig = load(None, {}, values | overrides)
+        self.network, self.fabric = LoopbackNetwork(), LoopbackFabric()
+        self.scheduler = self.network.join("scheduler")
+        self.scheduler.listen(self._on_message, lambda _: None)
+        self.messages: list[Message] = []
+        self.prefills = [self._instance(folder, "prefill") for _ in range(num_prefill)]
+        self.decodes = [self._instance(folder, "decode") for _ in range(num_decode)]
+        both = [self._instance(folder, "both") for _ in range(num_both)]
+        self.decodes += both
+        self.prefills += reversed(both)  # so that nobody's prompt is computed where it is decoded
+        self.frontend = Frontend(
+            self.network.join("frontend"), WallClock(), self.config.schedule, 4, self._resolve, 60
+        )
+        self.running = asyncio.create_task(self.frontend.run())
+        self.count = 0
+
+    async def _resolve(self) -> list[str]:
+        return [self.scheduler.address]
+
+    def _instance(self, folder: Path, role: Any) -> Instance:
+        mail = self.network.join(role)
+        instance = Instance(
+            self.config,
+            role,
+            mail,
+            WallClock(),
+            self._resolve,
+            local_parts(self.config, folder, role, mail, self.fabric),
+        )
+        instance.run()
+        return instance
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        self.messages.append(message)
+        match message:
+            case Place(request_id, attempt):
+                decodes = [d for d in self.decodes if d.address not in message.exclude and not d.failure]
+                prefills = self.prefills
+                route = Route(
+                    decodes[self.count % len(decodes)].address,
+                    prefills[self.count % len(prefills)].address if prefills else "",
+                )
+                self.count += 1
+                self.scheduler.send(sender, Placed(request_id, attempt, route))
+            case NeedPrefill(request_id, attempt, epoch):
+                others = [p.address for p in self.prefills if p.address not in (message.lost, sender)]
+                self.scheduler.send(
+                    sender, PrefillAssigned(request_id, attempt, epoch, others[0] if others else "")
+                )
+            case _:
+                pass
+
+    def request(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> Request:
+        params = SamplingParams(
+            **({"temperature": 0.0} | sampling),
+            max_tokens=max_tokens,
+            stop_token_ids=(1,),
+            masked_until_min=(1,),
+        )
+        return Request(self.frontend.new_request_id(), prompt, params, self.frontend.address)
+
+    async def run(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
+        return [t.token async for t in self.frontend.generate(self.request(prompt, max_tokens, **sampling))]
+
+    async def kill(self, instance: Instance) -> None:
+        pool = self.prefills if instance in self.prefills else self.decodes
+        pool.remove(instance)
+        await instance.close()
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(10):
+            while any(i.num_jobs or i.num_used_blocks for i in self.prefills + self.decodes):
+                await asyncio.sleep(0.005)
+        for instance in self.prefills + self.decodes:
+            instance.check_integrity()
+
+    async def close(self) -> None:
+        self.running.cancel()
+        await self.frontend.close()
+        for instance in {*self.prefills, *self.decodes}:
+            await instance.close()
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, *args: int, **overrides: Any):
+    made = World(folder, *args, **overrides)
+    await asyncio.sleep(0.01)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def prompts(count: int, seed: int = 1, longest: int = 90) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(2, VOCAB) for _ in range(30))
+    return [
+        (shared[: rng.randrange(5, 30)] if i % 2 else ())
+        + tuple(rng.randrange(2, VOCAB) for _ in range(rng.randint(1, longest)))
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("pools", [(0, 1), (1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("lookahead", [True, False])
+async def test_tokens_equal_transformers(
+    reference: tuple[Path, Any], pools: tuple[int, int], lookahead: bool
+) -> None:
+    folder, model = reference
+    async with world(folder, *pools, **{"engine.lookahead": lookahead}) as w:
+        batch = prompts(10)
+        got = await asyncio.gather(*(w.run(p, 20) for p in batch))
+        assert got == [greedy(model, p, 20) for p in batch]
+        assert await w.run(batch[3], 20) == got[3]
+        await w.idle()
+
+
+async def test_preemption_changes_nothing(reference: tuple[Path, Any]) -> None:
+    folder, model = reference
+    async with world(folder, 1, 1, **{"engine.num_blocks": 40}) as w:
+        batch = prompts(8, seed=5, longest=50)
+        got = await asyncio.gather(*(w.run(p, 60) for p in batch))
+        assert got == [greedy(model, p, 60) for p in batch]
+        await w.idle()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06])
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+async def test_a_death_at_any_time_costs_no_token(
+    reference: tuple[Path, Any], delay_s: float, victim: str
+) -> None:
+    folder, model = reference
+    async with world(folder, 2, 2) as w:
+        batch = prompts(8, seed=9)
+        running = [asyncio.create_task(w.run(p, 40)) for p in batch]
+        await asyncio.sleep(delay_s)
+        await w.kill((w.prefills if victim == "prefill" else w.decodes)[0])
+        assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        await w.idle()
+
+
+async def test_without_another_prefill_decode_computes_the_prompt(reference: tuple[Path, Any]) -> None:
+    folder, model = reference
+    async with world(folder, 1, 1) as w:
+        batch = prompts(6, seed=11)
+        running = [asyncio.create_task(w.run(p, 20)) for p in batch]
+        await asyncio.sleep(0.005)
+        await w.kill(w.prefills[0])
+        assert await asyncio.gather(*running) == [greedy(model, p, 20) for p in batch]
+        await w.idle()
+
+
+async def test_clients_that_leave_at_any_time_leave_nothing_behind(reference: tuple[Path, Any]) -> None:
+    folder, _ = reference
+    rng = random.Random(3)
+    async with world(folder, 2, 2) as w:
+
+        async def leave(prompt: tuple[int, ...]) -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rng.random() * 0.15):
+                    await w.run(prompt, 100)
+
+        await asyncio.gather(*(leave(p) for p in prompts(30, seed=4)))
+        await w.idle()
+        assert w.frontend.num_running == 0
+
+
+async def test_seeded_sampling_does_not_depend_on_company(reference: tuple[Path, Any]) -> None:
+    folder, _ = reference
+    sampling = {
+        "temperature": 0.8,
+        "top_p": 0.9,
+        "top_k": 40,
+        "seed": 5,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.3,
+    }
+    async with world(folder, 1, 1) as w:
+        batch = prompts(8, seed=21)
+        alone = [await w.run(p, 24, **sampling) for p in batch[:2]]
+        together = await asyncio.gather(*(w.run(p, 24, **sampling) for p in batch))
+        assert together[:2] == alone
+
+
+async def test_a_prompt_does_not_wander_from_one_full_instance_to_the_next(
+    reference: tuple[Path, Any],
+) -> None:
+    folder, model = reference
+    prompt = prompts(1, seed=6)[0]
+    asked: list[str] = []
+    async with world(folder, 0, 1) as w:
+        full = [w.network.join("prefill") for _ in range(2)]
+        for mail in full:
+
+            def refuse(sender: str, message: Message, mail: Any = mail) -> None:
+                if isinstance(message, StartPrefill):
+                    asked.append(mail.address)
+                    mail.send(sender, PrefillFailed(message.grant.id, "no room"))
+
+            mail.listen(refuse, lambda _: None)
+        w.prefills += [SimpleNamespace(address=mail.address) for mail in full]  # type: ignore[list-item]
+        assert await w.run(prompt, 8) == greedy(model, prompt, 8)
+        w.prefills.clear()
+        await w.idle()
+    assert len(asked) == 3
+
+
+async def test_instances_of_both_roles_do_not_wait_for_each_others_blocks(
+    reference: tuple[Path, Any],
+) -> None:
+    """Each has promised all its blocks to prompts that the other is to compute, and so has no room for the other's prompts."""
+    folder, model = reference
+    rng = random.Random(3)
+    prompts = [tuple(rng.randrange(2, VOCAB) for _ in range(22)) for _ in range(8)]
+    overrides = {"engine.num_blocks": 14, "engine.max_batch_tokens": 16}
+    async with world(folder, 0, 0, num_both=2, **overrides) as it, asyncio.timeout(20):
+        outs = await asyncio.gather(*(it.run(prompt, 6) for prompt in prompts))
+        await it.idle()
+    assert outs == [greedy(model, prompt, 6) for prompt in prompts]

@@ -1,0 +1,93 @@
+"""Which ways to its pool an instance opens, and what it refuses at start-up, by name."""
+
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from cluster.instance.pool_access import remote_access
+from cluster.instance.pull_media import MEDIA
+from core.config import TransferConfig
+from core.errors import ConfigError
+from core.kv import KVLayout, KVShard
+from kvtransfer.inbox import Inbox
+from kvtransfer.transport.nixl import available
+from kvtransfer.wire import unpack
+from net.mail import TcpMail
+
+SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
+BLOCKS = 8
+KEY, HOST = b"key", "127.0.0.1"
+
+
+@pytest.fixture
+async def mail() -> AsyncIterator[TcpMail]:
+    made = TcpMail(KEY)
+    made.listen(lambda *_: None, lambda _: None)
+    yield made
+    await made.close()
+
+
+async def ways(mail: TcpMail, **settings: Any) -> tuple[set[str], set[str]]:
+    """The transports that a decode instance offers and that a prefill instance has."""
+    config = TransferConfig(**settings)
+    size = SHARD.pool_bytes(BLOCKS)
+    decode = remote_access(config, True, mail.me, HOST, KEY, size, MEDIA)
+    prefill = remote_access(config, False, mail.me, HOST, KEY, size, MEDIA)
+    inbox = Inbox(SHARD, BLOCKS, mail.address, "i", lambda _: None, lambda _: None, "rev7")
+    inbox.attach(decode.make_receivers(inbox))
+    regions = inbox.regions()
+    senders = prefill.make_senders()
+    assert {unpack(region.content).model for region in regions} == {"rev7"}
+    assert len(prefill.buffer) == len(decode.buffer) == size
+    assert all(any(sender.reaches(region) for region in regions) for sender in senders)
+    await inbox.shut()
+    for sender in senders:
+        await sender.close()
+    return {region.transport for region in regions}, {sender.name for sender in senders}
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
+async def test_one_way_can_be_forced(mail: TcpMail, transport: str) -> None:
+    assert await ways(mail, transport=transport) == ({transport}, {transport})
+
+
+@pytest.mark.skipif(not available(), reason="the nixl extra is not installed")
+async def test_nixl_can_be_forced(mail: TcpMail) -> None:
+    assert await ways(mail, transport="nixl") == ({"nixl"}, {"nixl"})
+
+
+async def test_auto_opens_shared_memory_and_tcp(mail: TcpMail) -> None:
+    offered, _ = await ways(mail)
+    assert offered >= {"shm", "tcp"}
+    assert offered <= {"shm", "tcp", "nixl"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"transport": "loopback"}, "one process only"),
+        ({"transport": "nccl"}, "nccl"),
+        ({"transport": "cuda_ipc"}, "cuda_ipc"),
+        ({"transport": "tcp", "tls_cert": "/nowhere"}, "belong together"),
+        (
+            {"transport": "tcp", "tls_cert": "/x", "tls_key": "/y", "tls_ca": "/z"},
+            "tls_cert: there is no file /x",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(mail: TcpMail, settings: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        remote_access(TransferConfig(**settings), False, mail.me, HOST, KEY, 1 << 16, MEDIA)
+
+
+async def test_a_way_that_needs_torch_is_refused_where_there_is_none(mail: TcpMail) -> None:
+    with pytest.raises(ConfigError, match="gloo is not available"):
+        remote_access(TransferConfig(transport="gloo"), False, mail.me, HOST, KEY, 1 << 16)
+
+
+async def test_no_segment_is_left(mail: TcpMail) -> None:
+    before = set(os.listdir("/dev/shm"))
+    await ways(mail)
+    assert set(os.listdir("/dev/shm")) - before == set()

@@ -1,0 +1,225 @@
+"""A memory behind its keeper is a memory like any other: what is admitted, refused, fenced and counted, and what a keeper's end means."""
+
+import asyncio
+import mmap
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from cluster.instance.remote_memory.memory_messages import KeeperReady, KeeperSetup
+from cluster.instance.remote_memory.memory_server import serve_keeper
+from cluster.instance.remote_memory.remote_host import FarHost, start_keepers
+from core.config import MailConfig, TransferConfig
+from core.errors import ConfigError, ReplicaLost, TransferError
+from core.kv import RankPool
+from engine.ranks.rank_messages import frame
+from kvtransfer.inbox import Inbox
+from kvtransfer.transport.nixl import available
+from tests.contract.transports import (
+    BLOCKS,
+    KEY,
+    SHARD,
+    Holder,
+    commit,
+    make_sender,
+    runs_for,
+    source_for,
+    until,
+    write_or_refused,
+)
+
+POOL = RankPool(SHARD, BLOCKS, memory=1)
+WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
+
+
+class ThreadKeeper:
+    """engine.ranks.rank.Rank: a keeper on a thread, with a loop of its own; or nobody, who never answers."""
+
+    name = "the keeper of host 1"
+
+    def __init__(self, transport: str = "") -> None:
+        self.sock, self.theirs = socket.socketpair()
+        self.ended = False
+        self._thread: threading.Thread | None = None
+        if transport:
+            arguments = self.theirs, TransferConfig(transport=transport, tcp_streams=1), KEY
+            self._thread = threading.Thread(target=serve_keeper, args=arguments)
+            self._thread.start()
+
+    def obituary(self) -> str:
+        return f"{self.name} has ended"
+
+    def end(self, patience_s: float = 0.0) -> None:
+        self.ended = True
+        self.sock.close()
+        if self._thread is not None:
+            self._thread.join(10)
+        self.theirs.close()
+
+
+def started(keeper: ThreadKeeper, receives: bool, silence_s: float = 30.0) -> FarHost:
+    address = "holder" if receives else "writer"
+    setup = KeeperSetup(1, address, "i", receives, "127.0.0.1", (POOL,))
+    (far,) = start_keepers(
+        lambda *_: [keeper], [setup], MailConfig(heartbeat_s=0.1, peer_timeout_s=silence_s)
+    )
+    return far
+
+
+def mapped(far: FarHost) -> mmap.mmap:
+    path, num_bytes = far.memory
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        return mmap.mmap(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
+
+
+class Side:
+    """A holder whose one pool lies in the memory of another host."""
+
+    def __init__(self, kind: str) -> None:
+        self.completed: list[Any] = []
+        self.keeper = ThreadKeeper(kind)
+        self.far = started(self.keeper, True)
+        self.buffer = mapped(self.far)
+        self.inbox = Inbox(
+            SHARD,
+            BLOCKS,
+            "holder",
+            "h1",
+            self.completed.append,
+            lambda _: None,
+            pools=(POOL,),
+            far=(self.far,),
+        )
+        self.far.run(self.inbox.arrived, self.inbox.corrupted)
+
+    async def grant(self, blocks: list[int]) -> Any:
+        grant = self.inbox.open("r#0", 0, "writer", blocks, 0, 4 * len(blocks), 60)
+        await self.settled()
+        return grant
+
+    async def settled(self) -> None:
+        """What has been said has taken effect."""
+        over = asyncio.Event()
+        self.inbox.when_open(over.set)
+        assert not over.is_set(), "the word is on its way"
+        await over.wait()
+
+
+@pytest.fixture(params=WAYS)
+async def side(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Side]]:
+    made = Side(request.param)
+    yield request.param, made
+    await made.inbox.shut()
+    assert made.keeper.ended
+
+
+async def test_writes_are_admitted_counted_and_refused_as_the_instance_says(side: tuple[str, Side]) -> None:
+    kind, holder = side
+    source = source_for(kind, os.urandom(SHARD.pool_bytes(BLOCKS)))
+    sender = make_sender(kind, None, source)  # type: ignore[arg-type]
+    grant = await holder.grant([3, 9])
+    (region,) = grant.regions
+    assert (region.transport, region.rank) == (kind, 0)
+    runs = runs_for([3, 9], [7, 1])
+    await sender.write(grant.id, region, runs)
+    await write_or_refused(sender, grant.id, region, runs_for([5], [0]))
+    await write_or_refused(sender, "nobody's", region, runs_for([3], [0]))
+    holder.inbox.committed(commit(grant.id, sum(run.num_bytes for run in runs)))
+    await until(lambda: bool(holder.completed))
+    await holder.settled()
+    await write_or_refused(sender, grant.id, region, runs_for([3], [0]))
+    for layer in range(2):
+        for block in range(BLOCKS):
+            at = (layer * BLOCKS + {3: 7, 9: 1}.get(block, 0)) * SHARD.block_bytes
+            want = source[at : at + SHARD.block_bytes] if block in (3, 9) else bytes(SHARD.block_bytes)
+            at = (layer * BLOCKS + block) * SHARD.block_bytes
+            assert holder.buffer[at : at + SHARD.block_bytes] == bytes(want)
+    await sender.close()
+
+
+async def test_a_fence_reaches_the_memory_and_so_does_a_writers_last_word(side: tuple[str, Side]) -> None:
+    kind, holder = side
+    source = source_for(kind, b"x" * SHARD.pool_bytes(BLOCKS))
+    sender = make_sender(kind, None, source)  # type: ignore[arg-type]
+    grant = await holder.grant([2])
+    await sender.write(grant.id, grant.regions[0], runs_for([2], [0])[:1])
+    await holder.inbox.fence(grant.id, "writer")
+    assert not holder.inbox.num_live
+    before = bytes(holder.buffer)
+    for _ in range(5):
+        with suppress(ReplicaLost, TransferError):
+            await sender.write(grant.id, grant.regions[0], runs_for([2], [1]))
+        await asyncio.sleep(0.01)
+    assert bytes(holder.buffer) == before
+    grant, ended = await holder.grant([4]), asyncio.Event()
+    holder.inbox.end(grant.id, ended.set)
+    await ended.wait()
+    assert not holder.inbox.num_live
+    await sender.close()
+
+
+async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong() -> None:
+    holder = Holder("tcp")
+    keeper = ThreadKeeper("tcp")
+    far = started(keeper, False)
+    far.run(lambda *_: None, lambda *_: None)
+    source = mapped(far)
+    source[:] = os.urandom(len(source))
+    (sender,) = far.senders
+    grant = holder.grant([3, 9])
+    (region,) = grant.regions
+    assert sender.reaches(region)
+    assert await sender.probe(region, 1000) == 1000
+    runs = runs_for([3, 9], [7, 1])
+    await sender.write(grant.id, region, runs)
+    holder.inbox.committed(commit(grant.id, sum(run.num_bytes for run in runs)))
+    await until(lambda: bool(holder.completed))
+    assert holder.block(1, 9) == source[(BLOCKS + 1) * SHARD.block_bytes :][: SHARD.block_bytes]
+    sender.ended(grant.id)
+    await holder.inbox.fence(holder.grant([5]).id, "writer")
+    sender.forget("holder")
+    await holder.inbox.shut()
+    with pytest.raises(ReplicaLost):
+        await sender.write(grant.id, region, runs)
+    await far.close()
+
+
+async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() -> None:
+    keeper = ThreadKeeper()
+    keeper.theirs.sendall(frame(KeeperReady("", 0, "elsewhere", ((),), ())))
+    far = started(keeper, True, 0.5)
+    opened: list[str] = []
+    inbox = Inbox(SHARD, BLOCKS, "holder", "h1", lambda _: None, lambda _: None, far=(far,))
+    far.run(inbox.arrived, inbox.corrupted)
+    grant = inbox.open("r#0", 0, "writer", [1], 0, 4, 60)
+    inbox.when_open(lambda: opened.append(grant.id))
+    fencing = asyncio.create_task(inbox.fence(grant.id, "writer"))
+    await asyncio.sleep(0.1)
+    assert inbox.num_live == 1, "it may still be written to there"
+    assert not fencing.done()
+    error = await asyncio.wait_for(far.lost(), 5)
+    assert "has not answered for 0.5 s" in str(error)
+    assert keeper.ended
+    await asyncio.wait_for(fencing, 1)
+    assert not inbox.num_live
+    with pytest.raises(ReplicaLost):
+        await far.ask(None)
+    assert opened == [], "nobody was told that writes are admitted"
+    await far.close()
+
+
+async def test_a_keeper_that_cannot_do_it_says_why_and_one_that_ends_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="host 1 did not start: ConfigError: .* loopback"):
+        started(ThreadKeeper("loopback"), True)
+    keeper = ThreadKeeper()
+    keeper.theirs.close()
+    with pytest.raises(ReplicaLost, match="has ended"):
+        started(keeper, True)

@@ -1,0 +1,42 @@
+"""What the scheduler counts on at one instance, against the plainest count of it."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.scheduler.fleet.member import Member, Promise
+from core.kv import num_blocks_for
+from tests.cluster.scheduler.routing_world import instance
+
+paths = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+"""Prompts of three kinds of block, so that they share beginnings."""
+
+
+def chained(path: list[int]) -> tuple[int, ...]:
+    """A hash for each block that says all before it."""
+    return tuple(hash(tuple(path[: end + 1])) for end in range(len(path)))
+
+
+@given(st.lists(st.tuples(paths, st.booleans()), max_size=12), paths, st.integers(0, 6))
+def test_blocks_that_promises_pay_for_are_counted_once(
+    steps: list[tuple[list[int], bool]], asked: list[int], num_cached: int
+) -> None:
+    member, held, living = Member(instance("d")), Counter[int](), list[tuple[str, tuple[int, ...]]]()
+    for number, (path, ends_first) in enumerate(steps):
+        if ends_first and living:
+            key, hashes = living.pop(0)
+            member.release(key)
+            held.subtract(hashes)
+        living.append((f"r{number}", chained(path)))
+        member.promise(f"r{number}", Promise(0.0, 1, 1, 16, living[-1][1]))
+        held.update(living[-1][1])
+    num_cached, hashes, shared = min(num_cached, len(asked)), chained(asked), 0
+    while shared < num_cached and held[hashes[shared]] > 0:
+        shared += 1
+    num_tokens = len(asked) * member.block_size + 1
+    assert member.blocks_needed(num_tokens, hashes, num_cached) == num_blocks_for(num_tokens, 16) - shared
+    for key, _ in living:
+        member.release(key)
+    assert member.blocks_needed(num_tokens, hashes, num_cached) == num_blocks_for(num_tokens, 16)
+    assert member.free_blocks == member.num_blocks

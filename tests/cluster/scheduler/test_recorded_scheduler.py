@@ -1,0 +1,74 @@
+"""A recorded event log, replayed, gives the decision log byte for byte; a changed one does not."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from baton import LLM, SamplingParams
+from baton.cli.main import app
+from cluster.scheduler.recorded_scheduler import make_scheduler, replay
+from cluster.scheduler.scheduler_events import PeerLost, Tick
+from core.config import ScheduleConfig
+from core.errors import ConfigError
+from core.messages import Finished
+from tests.cluster.scheduler.routing_world import ask, instance, report
+
+
+def record(path: Path) -> None:
+    scheduler = make_scheduler(ScheduleConfig(record_path=str(path)))
+    now = 0.0
+    for address, role in (("d1", "d"), ("d2", "d"), ("p1", "p")):
+        scheduler.on(instance(address, role), now)
+    for number in range(60):
+        now += 0.05
+        scheduler.on(ask(f"r{number}", 100 + 40 * (number % 30), prefix=number % 3), now)
+        scheduler.on(report(("d1", "d2", "p1")[number % 3], cache_added=(number,), seq=number), now)
+        if number % 4 == 3:
+            scheduler.on(Finished(f"r{number - 3}", 0), now)
+    scheduler.on(PeerLost("p1"), now)
+    scheduler.on(Tick(), now + 100)
+
+
+def test_a_replay_decides_the_same(tmp_path: Path) -> None:
+    record(tmp_path / "events")
+    recorded, decided = replay(tmp_path / "events")
+    assert len(recorded) > 50
+    assert "\n".join(recorded).encode() == "\n".join(decided).encode()
+    ran = CliRunner().invoke(app, ["replay", str(tmp_path / "events"), "--log", str(tmp_path / "log")])
+    assert ran.exit_code == 0, ran.output
+    assert (tmp_path / "log").read_text().splitlines() == recorded
+
+
+def test_a_recording_cut_short_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    record(tmp_path / "events")
+    data = (tmp_path / "events").read_bytes()
+    (tmp_path / "cut").write_bytes(data[: len(data) // 2])
+    recorded, decided = replay(tmp_path / "cut")
+    assert 10 < len(recorded) < 50
+    assert decided[: len(recorded)] == recorded
+
+
+def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
+    record(tmp_path / "events")
+    data = (tmp_path / "events").read_bytes()
+    (tmp_path / "changed").write_bytes(data.replace(b"place r7#0", b"place r8#0", 1))
+    ran = CliRunner().invoke(app, ["replay", str(tmp_path / "changed")])
+    assert ran.exit_code == 1
+    assert "r8#0" in ran.output
+    (tmp_path / "other").write_bytes(b"\x01\x02")
+    with pytest.raises(ConfigError, match="no recording"):
+        replay(tmp_path / "other")
+
+
+def test_a_live_cluster_is_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The real engine under the wall clock: no two runs are timed alike, yet the replay has every decision."""
+    caplog.set_level(logging.ERROR)
+    path = tmp_path / "events"
+    with LLM("embedded", prefill_instances=1, decode_instances=2, schedule__record_path=str(path)) as llm:
+        prompts = [[1 + (i * j) % 400 for j in range(40 + 30 * i)] for i in range(6)]
+        llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=8), progress=False)
+    recorded, decided = replay(path)
+    assert sum(line.startswith("place") for line in recorded) == 6
+    assert decided == recorded

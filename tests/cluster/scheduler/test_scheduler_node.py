@@ -1,0 +1,107 @@
+"""The scheduler's shell on a loopback network."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.scheduler_node import SchedulerNode
+from core.clock import WallClock
+from core.config import ScheduleConfig
+from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
+from core.reports import Status
+from net.loopback import LoopbackNetwork
+from tests.cluster.scheduler.routing_world import ask, instance, report
+
+
+class Peer:
+    def __init__(self, net: "Net", name: str) -> None:
+        self.mail = net.network.join(name)
+        self._scheduler = net.node.address
+        self.got: asyncio.Queue[Message] = asyncio.Queue()
+        self.mail.listen(lambda _, message: self.got.put_nowait(message), lambda _: None)
+
+    def tell(self, message: Message) -> None:
+        self.mail.send(self._scheduler, message)
+
+    async def hears(self) -> Message:
+        async with asyncio.timeout(5):
+            return await self.got.get()
+
+
+class Net:
+    def __init__(self, config: ScheduleConfig) -> None:
+        self.network = LoopbackNetwork()
+        self.node = SchedulerNode(self.network.join("scheduler"), WallClock(), GlobalScheduler(config))
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Net"]:
+        task = asyncio.create_task(self.node.run())
+        await asyncio.sleep(0)
+        yield self
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await self.node.close()
+
+
+async def test_it_places_answers_for_its_status_and_notices_the_lost() -> None:
+    async with Net(ScheduleConfig()).running() as net:
+        frontend, decode = Peer(net, "f"), Peer(net, "d")
+        assert not net.node.has_capacity()
+        decode.tell(instance(decode.mail.address))
+        frontend.tell(ask("a").place)
+        placed = await frontend.hears()
+        assert isinstance(placed, Placed)
+        assert placed.route.decode == decode.mail.address
+        frontend.tell(AskStatus(7))
+        status = await frontend.hears()
+        assert isinstance(status, Status)
+        assert (status.nonce, status.why_not, len(status.instances)) == (7, "", 1)
+        await decode.mail.close()
+        async with asyncio.timeout(5):
+            while net.node.has_capacity():
+                await asyncio.sleep(0)
+        assert net.node.snapshot().why_not == "no decode instance is alive"
+
+
+async def test_time_passes_while_requests_wait() -> None:
+    async with Net(ScheduleConfig(max_queue_wait_s=0.05)).running() as net:
+        frontend, decode = Peer(net, "f"), Peer(net, "d")
+        decode.tell(instance(decode.mail.address, max_num_seqs=1))
+        frontend.tell(ask("a").place)
+        assert isinstance(await frontend.hears(), Placed)
+        frontend.tell(ask("b").place)
+        rejected = await frontend.hears()
+        assert isinstance(rejected, Rejected)
+        assert rejected.retry_after_s >= 1
+
+
+async def test_a_finished_request_makes_room_for_the_next() -> None:
+    async with Net(ScheduleConfig()).running() as net:
+        frontend, decode = Peer(net, "f"), Peer(net, "d")
+        decode.tell(instance(decode.mail.address, max_num_seqs=1))
+        for name in ("a", "b"):
+            frontend.tell(ask(name).place)
+        assert isinstance(await frontend.hears(), Placed)
+        frontend.tell(Finished("a", 0))
+        placed = await frontend.hears()
+        assert isinstance(placed, Placed)
+        assert placed.request_id == "b"
+
+
+async def test_defects_and_strange_messages_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with Net(ScheduleConfig()).running() as net:
+        decode = Peer(net, "d")
+        decode.tell(instance(decode.mail.address))
+        for _ in range(3):
+            decode.tell(report(decode.mail.address, defect="two owners of block 7"))
+        decode.tell(Cancel("x", 0))
+        decode.tell(AskStatus(1))
+        status = await decode.hears()
+        assert isinstance(status, Status)
+        assert status.instances[0].defect == "two owners of block 7"
+    assert caplog.text.count("two owners of block 7") == 1
+    assert "Cancel is not for the scheduler" in caplog.text

@@ -1,0 +1,172 @@
+"""Placing by targets, in a fleet whose instances do both roles and know their step times."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from cluster.scheduler.scheduler_events import Arrived
+from core.messages import Finished
+from core.steps import StepModel, StepModels
+from core.types import Slo
+from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
+
+STEPS = StepModels(
+    decode=StepModel(0.008, 0.0, 50e-9, 20e-6, 0.01, 500),
+    prompt=StepModel(0.009, 27e-6, 50e-9, 0.0, 0.02, 500),
+)
+NAMES = ("a", "b", "c", "d")
+
+
+def fleet(num: int = 4, **changes: object) -> World:
+    """H100-like instances with an 8B model, all idle."""
+    values = {"num_blocks": 20_000, "max_batch_tokens": 8192, "max_num_seqs": 256, **changes}
+    world = World(*(instance(name, "pd", sends=True, **values) for name in NAMES[:num]))
+    for name in NAMES[:num]:
+        told(world, name)
+    return world
+
+
+def told(world: World, name: str, **changes: object) -> None:
+    values = {"free_blocks": 20_000, "tokens_per_s": 35_000.0, "step_s": 0.01, "steps": STEPS, **changes}
+    world.on(report(name, **values))
+
+
+def wants(
+    name: str, num_tokens: int, *, ttft_s: float = 2.0, tpot_s: float = 0.05, prefix: int = 0
+) -> Arrived:
+    event = ask(name, num_tokens, 256, prefix=prefix)
+    return replace(event, place=replace(event.place, slo=Slo("x", ttft_s, tpot_s)))
+
+
+def decode_of(route: str) -> str:
+    return route.split(">")[-1]
+
+
+def test_an_idle_fleet_computes_a_prompt_where_it_decodes() -> None:
+    assert fleet().placed(wants("r", 4000)) in NAMES
+
+
+def test_decode_batches_fill_up_and_leave_instances_for_prompts() -> None:
+    world = fleet()
+    decodes = Counter[str]()
+    for i in range(40):
+        decodes[decode_of(world.placed(wants(f"r{i}", 40)))] += 1
+    assert len(decodes) == 1
+
+
+@pytest.mark.parametrize("tpot_s", [0.012, 0.05])
+def test_no_batch_grows_beyond_its_tightest_target(tpot_s: float) -> None:
+    world = fleet()
+    for i in range(100):
+        world.on(wants(f"r{i}", 1000, tpot_s=tpot_s))
+        for name in NAMES:
+            told(world, name, received=(f"r{i}#0",))
+    members = [m for m in world.scheduler.members if m.batch_seqs]
+    assert sum(m.batch_seqs for m in members) > 20
+    for member in members:
+        step_s = STEPS.decode.step_s(member.batch_seqs, member.batch_context_tokens, member.batch_seqs)
+        assert step_s <= tpot_s
+
+
+def test_a_tight_request_does_not_join_a_batch_that_is_too_slow_for_it() -> None:
+    world = fleet(2)
+    for i in range(40):
+        world.on(wants(f"loose{i}", 2000, ttft_s=600.0, tpot_s=10.0))
+        for name in NAMES[:2]:
+            told(world, name, received=(f"loose{i}#0",))
+    fullest = max(world.scheduler.members, key=lambda m: m.batch_seqs)
+    step_s = STEPS.decode.step_s(fullest.batch_seqs, fullest.batch_context_tokens, fullest.batch_seqs)
+    assert step_s > 0.0125
+    for action in world.on(wants("tight", 100, tpot_s=0.0125)):
+        assert decode_of(route_of(action)) != fullest.address
+
+
+def test_a_prompt_too_long_for_its_batch_goes_to_an_instance_that_does_not_decode() -> None:
+    world = fleet(2)
+    busy = decode_of(world.placed(wants("r0", 100, tpot_s=0.014)))
+    for i in range(1, 30):
+        world.on(wants(f"r{i}", 100, tpot_s=0.014))
+    other = next(name for name in NAMES[:2] if name != busy)
+    told(world, busy)
+    route = world.placed(wants("long", 16_000, ttft_s=1.0, tpot_s=0.014))
+    assert route.split(">")[0] == other
+
+
+@pytest.mark.parametrize(("num_output", "moves"), [(6, False), (300, True)])
+def test_a_short_answer_is_not_moved_where_its_second_token_would_wait_for_a_step(
+    num_output: int, moves: bool
+) -> None:
+    world = fleet(2)
+    for i in range(25):
+        world.on(wants(f"old{i}", 100))
+        world.on(Finished(f"old{i}", 0, num_output, complete=True))
+    busy = decode_of(world.placed(wants("r0", 100)))
+    for i in range(1, 30):
+        world.on(wants(f"r{i}", 100))
+    other = next(name for name in NAMES[:2] if name != busy)
+    told(world, busy, step_s=0.15)
+    route = world.placed(wants("long", 16_000, ttft_s=1.0))
+    assert route == (f"{other}>{busy}" if moves else other)
+
+
+@pytest.mark.parametrize(("num_output", "moves"), [(5, False), (300, True)])
+def test_a_short_answer_is_not_moved_where_a_long_prompt_has_just_begun(num_output: int, moves: bool) -> None:
+    """Nothing decodes there, so nothing bounds that step, and no report shows it yet."""
+    world = fleet(2)
+    for i in range(25):
+        world.on(wants(f"old{i}", 100))
+        world.on(Finished(f"old{i}", 0, num_output, complete=True))
+    busy = decode_of(world.placed(wants("long", 6000, ttft_s=0.45, tpot_s=0.04)))
+    other = next(name for name in NAMES[:2] if name != busy)
+    routes = [route_of(action) for action in world.on(wants("short", 400, ttft_s=0.45, tpot_s=0.04))]
+    assert (f"{other}>{busy}" in routes) == moves
+
+
+def test_a_cached_prefix_draws_a_prompt_until_its_holder_is_too_busy() -> None:
+    world = fleet()
+    shared = wants("x", 16_000, prefix=7)
+    told(world, "c", cache_added=shared.place.block_hashes)
+    assert world.placed(wants("r0", 16_000, ttft_s=0.45, prefix=7)) == "c"
+    told(world, "c", cache_added=shared.place.block_hashes, waiting_tokens=40_000)
+    assert "c" not in world.placed(wants("r1", 16_000, ttft_s=1.0, prefix=7))
+
+
+def test_when_all_share_a_prefix_they_do_not_pile_up_on_its_holder() -> None:
+    world = fleet()
+    shared = ask("x", 512, prefix=9).place.block_hashes
+    told(world, "a", cache_added=shared)
+    for i in range(60):
+        world.on(wants(f"r{i}", 9_000 + 16 * i, ttft_s=2.0, prefix=9))
+        for name in NAMES:
+            told(world, name, received=tuple(f"r{j}#0" for j in range(i + 1)))
+    sources = Counter(
+        line.split()[2] if line.split()[2] != "local" else line.split()[3] for line in world.log
+    )
+    assert len(sources) >= 3
+    assert max(sources.values()) <= 40
+
+
+def test_a_request_waits_rather_than_harm_those_that_run() -> None:
+    world = fleet(1)
+    num_placed = 0
+    while world.on(wants(f"r{num_placed}", 400, tpot_s=0.012)):
+        told(world, "a")
+        num_placed += 1
+        assert num_placed < 256
+    assert world.scheduler.num_queued == 1
+    assert world.on(Finished("r0", 0, 256, complete=True))
+
+
+def test_a_target_that_no_instance_can_keep_is_not_waited_for() -> None:
+    assert fleet().placed(wants("r", 400, tpot_s=0.001)) in NAMES
+
+
+def test_a_report_that_names_what_it_has_received_counts_nothing_twice() -> None:
+    world = fleet(1)
+    world.placed(wants("r", 4000))
+    (member,) = world.scheduler.members
+    told(world, "a", waiting_tokens=4000, num_waiting=1)
+    assert member.queued_tokens == 8000  # the report may or may not show the promise
+    told(world, "a", waiting_tokens=4000, num_waiting=1, received=("r#0",))
+    assert member.queued_tokens == 4000

@@ -1,0 +1,113 @@
+"""Prompts that are too late let others pass, for a while; by the scheduler's own plans."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.config import EngineConfig
+from core.lateness import YIELD_S, is_late
+from core.plan import Sampled, StepResult
+from core.ports import SchedulerPolicy
+from core.steps import StepModel, StepModels
+from core.types import Request, SamplingParams, Slo
+from decode.headroom_policy import HeadroomPolicy
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.sequence import Sequence
+from engine.planning.step_scheduler import StepScheduler
+from prefill.deadline_policy import DeadlinePolicy
+
+STEPS = StepModels(prompt=StepModel(0.008, 1e-4, 0.0, 0.0, 0.0, 100))
+"""1,000 tokens of a prompt take 100 ms."""
+POLICIES: list[SchedulerPolicy[Sequence]] = [HeadroomPolicy(), DeadlinePolicy()]
+
+
+def _request(name: str, num_prompt: int, arrival_s: float, ttft_s: float = 1.0, priority: int = 0) -> Request:
+    prompt = tuple(sum(map(ord, name)) + i for i in range(num_prompt))
+    slo = Slo(name, ttft_s, 1.0, priority)
+    return Request(name, prompt, SamplingParams(max_tokens=5), "f", slo, arrival_s=arrival_s)
+
+
+class Engine:
+    def __init__(self, policy: SchedulerPolicy[Sequence], num_slots: int = 64) -> None:
+        config = EngineConfig(max_batch_tokens=1000, max_num_seqs=num_slots)
+        self.scheduler = StepScheduler(config, 4000, 50_000, policy)
+
+    def step(self, now: float) -> dict[str, int]:
+        """Tokens computed, by request, in the order of the plan."""
+        plan = self.scheduler.plan(now, STEPS)
+        assert plan is not None
+        sampled = tuple(Sampled(work.key, 7) for work in plan.work if work.samples)
+        self.scheduler.commit(plan, StepResult(plan.step, sampled), now)
+        return {work.key.split("#")[0]: work.count for work in plan.work}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_late_prompt_that_waits_lets_others_pass(policy: SchedulerPolicy[Sequence]) -> None:
+    engine = Engine(policy)
+    engine.scheduler.add(_request("late", 900, 0.0))
+    engine.scheduler.add(_request("in time", 600, 1.0))
+    assert engine.step(1.5) == {"in time": 600, "late": 400}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_late_prompt_that_was_begun_lets_others_pass(policy: SchedulerPolicy[Sequence]) -> None:
+    engine = Engine(policy)
+    engine.scheduler.add(_request("late", 2500, 0.0))
+    assert engine.step(0.1) == {"late": 1000}
+    engine.scheduler.add(_request("in time", 700, 1.0))
+    assert engine.step(1.2) == {"in time": 700, "late": 300}
+
+
+@pytest.mark.parametrize(
+    ("now", "late"), [(0.74, False), (0.76, True), (0.9 + YIELD_S, True), (1.1 + YIELD_S, False)]
+)
+def test_it_is_late_once_its_own_work_takes_too_long_and_not_for_ever(now: float, late: bool) -> None:
+    """2,500 tokens take 250 ms of the second that it has."""
+    seq = Sequence(_request("one", 2500, 0.0), list(range(2500)), 2500, 0)
+    assert is_late(seq, now, STEPS) == late
+    seq.num_computed = 2499
+    assert is_late(seq, now, STEPS) == (late and now > 0.9)
+
+
+def test_after_a_while_it_takes_its_turn_again() -> None:
+    engine = Engine(DeadlinePolicy())
+    engine.scheduler.add(_request("late", 900, 0.0))
+    engine.scheduler.add(_request("in time", 600, YIELD_S + 0.9))
+    assert engine.step(YIELD_S + 1.1) == {"late": 900, "in time": 100}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_it_lets_no_class_of_lower_priority_pass(policy: SchedulerPolicy[Sequence]) -> None:
+    engine = Engine(policy)
+    engine.scheduler.add(_request("batch", 900, 1.0, float("inf"), priority=-1))
+    engine.scheduler.add(_request("late", 600, 0.0))
+    assert engine.step(1.5) == {"late": 600, "batch": 400}
+
+
+def test_a_late_prompt_gets_no_slot_before_others() -> None:
+    engine = Engine(DeadlinePolicy(), num_slots=1)
+    engine.scheduler.add(_request("late", 100, 0.0))
+    engine.scheduler.add(_request("in time", 100, 1.0))
+    assert engine.step(1.5) == {"in time": 100}
+
+
+def test_without_targets_what_was_begun_goes_on() -> None:
+    engine = Engine(FifoPolicy())
+    engine.scheduler.add(_request("late", 2500, 0.0))
+    engine.step(0.1)
+    engine.scheduler.add(_request("in time", 700, 1.0))
+    assert engine.step(1.2) == {"late": 1000}
+
+
+@given(st.lists(st.tuples(st.integers(1, 3000), st.floats(0.0, 15.0)), min_size=1, max_size=12))
+def test_all_are_computed_whoever_is_late(work: list[tuple[int, float]]) -> None:
+    """Every prompt gets its token, and a step is never left empty while one waits."""
+    engine = Engine(DeadlinePolicy(), num_slots=4)
+    for number, (num_prompt, arrival_s) in enumerate(work):
+        engine.scheduler.add(_request(f"r{number}", num_prompt, arrival_s))
+    now = 5.0
+    while engine.scheduler.num_waiting or engine.scheduler.num_running:
+        assert engine.step(now)
+        now += 0.05
+    engine.scheduler.check_integrity()
+    assert now < 5.0 + 0.05 * sum(num_prompt // 64 + 6 for num_prompt, _ in work)

@@ -1,0 +1,49 @@
+import json
+import logging
+import sys
+
+import pytest
+
+from cluster.deploy import process_logs
+from cluster.deploy.process_logs import JsonFormatter, configure_logging
+from cluster.ingress import request_context
+from core.errors import ConfigError
+
+
+@pytest.fixture
+def restored():
+    names = (*process_logs._OURS, *process_logs._ALWAYS)  # pyright: ignore[reportPrivateUsage]
+    before = [
+        (logging.getLogger(n), list(logging.getLogger(n).handlers), logging.getLogger(n).level) for n in names
+    ]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
+        logger.propagate = True
+
+
+def test_a_json_line_bears_the_request_id_and_what_went_wrong() -> None:
+    log = logging.getLogger("cluster.test")
+    token = request_context.request_id.set("r-1")
+    try:
+        raise ValueError("odd")
+    except ValueError:
+        record = log.makeRecord(log.name, logging.ERROR, "f", 1, "line one\nline %d", (2,), sys.exc_info())
+    text = JsonFormatter().format(record)
+    request_context.request_id.reset(token)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert (line["message"], line["level"], line["request_id"]) == ("line one\nline 2", "error", "r-1")
+    assert "ValueError: odd" in line["exception"]
+    assert "request_id" not in json.loads(JsonFormatter().format(record))
+
+
+def test_refusals_are_logged_at_any_level(restored: None, capfd: pytest.CaptureFixture[str]) -> None:
+    configure_logging("error", "json")
+    logging.getLogger("cluster.ingress.frontend").warning("not shown")
+    logging.getLogger("cluster.ingress.api.audit").warning("refused", extra={"audit": {"tenant": "acme"}})
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["audit"] == {"tenant": "acme"}
+    with pytest.raises(ConfigError):
+        configure_logging("loud")

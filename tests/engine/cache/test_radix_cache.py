@@ -1,0 +1,180 @@
+"""The prefix tree of runs does what a tree of blocks does: the same is found, kept, reported and given up, in the same order."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.block_pool import BlockPool
+from engine.cache.radix_cache import Match, RadixCache
+from tests.engine.cache.plain_cache import PlainCache
+
+NUM_BLOCKS = 24
+
+
+@dataclass
+class Policy:
+    """Groups and values with no order of their own, and what it is told."""
+
+    told: list[object] = field(default_factory=list[object])
+    learns = True
+
+    def group(self, uses: int, num_tokens: int, priority: int) -> int:
+        return (uses + num_tokens // 4 + 2 * priority) % 5
+
+    def value(self, group: int, age: int) -> float:
+        return (group * 37 + age // 5 * 11) % 13
+
+    def reused(self, group: int, age: int) -> None:
+        self.told.append((group, age))
+
+    def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
+        self.told.append(sorted(zip(groups.tolist(), ages.tolist(), strict=True)))
+
+
+@dataclass
+class Running:
+    tokens: list[int]
+    num_cached: int
+    blocks: tuple[list[int], list[int]]
+    """In either cache: the same ones, or something is wrong."""
+    num_kept: int = 0
+    twins: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+
+
+class Both:
+    """A cache and its model, which are asked the same."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.policies = Policy(), Policy()
+        self.pools = BlockPool(NUM_BLOCKS), BlockPool(NUM_BLOCKS)
+        self.cache = RadixCache(self.pools[0], size, True, self.policies[0])
+        self.model = PlainCache(self.pools[1], size, self.policies[1])
+        self.running: list[Running] = []
+        self.found = deque[tuple[list[int], Match]](maxlen=6)
+        """What was looked for last."""
+
+    def begin(self, prompt: list[int]) -> None:
+        match = self.cache.match(prompt, "", partial=True)
+        self.found.append((prompt, match))
+        found = match.blocks
+        assert found == self.model.match(prompt)
+        assert match.partial_tokens == self.model.next_block(prompt, len(found))
+        idle = sum(self.pools[0].refs(block) == 0 for block in found)
+        missing = -(-len(prompt) // self.size) - len(found)
+        if self.pools[0].num_free + self.cache.num_evictable - idle < missing:
+            return
+        blocks: list[list[int]] = []
+        for cache, pool in zip((self.cache, self.model), self.pools, strict=True):
+            cache.use(found)
+            pool.share(found)
+            if missing > pool.num_free:
+                cache.evict(missing - pool.num_free)
+            blocks.append([*found, *pool.take(missing)])
+        assert blocks[0] == blocks[1], "other blocks were given up"
+        self.running.append(Running(prompt, len(found), (blocks[0], blocks[1]), len(found)))
+
+    def advance(self, which: int, count: int) -> None:
+        """Keep `count` more blocks of one that runs."""
+        run = self.running[which % len(self.running)]
+        num_full = min(run.num_kept + count, len(run.tokens) // self.size)
+        if num_full <= run.num_kept:
+            return
+        twins = self.cache.insert(run.tokens, num_full, run.blocks[0], "", run.num_kept, run.twins[0])
+        assert twins == self.model.insert(run.tokens, num_full, run.blocks[1], run.num_kept)
+        for pool, known in zip(self.pools, run.twins, strict=True):
+            pool.share(twins)
+            known += twins
+        run.num_kept = num_full
+
+    def end(self, which: int, priority: int, wanted: bool) -> None:
+        run = self.running.pop(which % len(self.running))
+        idle = [
+            pool.drop([*reversed(blocks), *reversed(twins)])
+            for pool, blocks, twins in zip(self.pools, run.blocks, run.twins, strict=True)
+        ]
+        self.cache.release(idle[0], priority, wanted)
+        self.model.release(idle[1], priority, wanted)
+
+    def borrow(self, prompt: list[int]) -> None:
+        """The first cached block is referred to for a moment, without a sequence: as a copy from it does."""
+        for block in self.cache.match(prompt, "", partial=False).blocks[:1]:
+            for cache, pool in zip((self.cache, self.model), self.pools, strict=True):
+                pool.share([block])
+                cache.release(pool.drop([block]), 0, True)
+
+    def check(self) -> None:
+        self.cache.check_integrity()
+        assert self.policies[0].told == self.policies[1].told
+        added, removed = self.cache.drain_events()
+        assert (set(added), set(removed)) == self.model.events
+        for known in self.model.events:
+            known.clear()
+        for prompt, match in self.found:
+            if self.cache.still_finds(match):
+                assert self.cache.match(prompt, "", partial=True) == match
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
+STEPS = st.one_of(
+    st.tuples(st.just("begin"), PROMPTS),
+    st.tuples(st.just("advance"), st.integers(0, 9), st.integers(1, 6)),
+    st.tuples(st.just("end"), st.integers(0, 9), st.integers(-1, 1), st.booleans()),
+    st.tuples(st.just("borrow"), PROMPTS),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 3), st.lists(STEPS, max_size=120))
+def test_it_does_what_a_tree_of_blocks_does(size: int, steps: list[tuple[str, object]]) -> None:
+    both = Both(size)
+    for name, *args in steps:
+        if name in ("begin", "borrow") or both.running:
+            getattr(both, name)(*args)
+            both.check()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_it_does_so_for_long_too(size: int) -> None:
+    """Thousands of turns: lessons, and ghosts that are forgotten."""
+    rng, both = np.random.default_rng(size), Both(size)
+    for _ in range(4000):
+        kind = rng.random()
+        if kind < 0.35:
+            both.begin([int(t) for t in rng.integers(0, 2 if kind < 0.3 else 9, rng.integers(1, 30))])
+        elif both.running and kind < 0.7:
+            both.advance(int(rng.integers(9)), int(rng.integers(1, 7)))
+        elif both.running:
+            both.end(int(rng.integers(9)), int(rng.integers(-1, 2)), bool(rng.random() < 0.8))
+        both.check()
+    assert any(isinstance(told, list) for told in both.policies[0].told), "it never learned"
+
+
+def test_a_prompt_that_nobody_shares_is_one_run_however_it_comes_and_goes() -> None:
+    pool = BlockPool(100)
+    cache = RadixCache(pool, 2)
+    prompt, blocks = list(range(100)), pool.take(50)
+    for num_full in range(10, 51, 10):
+        cache.insert(prompt, num_full, blocks, "", num_full - 10)
+    cache.release(pool.drop([*reversed(blocks)]))
+    assert cache.num_runs == 1
+    cache.evict(20)
+    assert cache.num_runs == 1
+    assert cache.match(prompt, "", partial=False).blocks == tuple(blocks[:30])
+
+
+def test_what_is_used_again_and_again_leaves_no_candidates_behind() -> None:
+    pool = BlockPool(8)
+    cache = RadixCache(pool, 1, eviction=Policy())
+    for _ in range(1000):
+        match = cache.match([1, 2, 3], "", partial=False)
+        cache.use(match.blocks)
+        pool.share(match.blocks)
+        blocks = [*match.blocks, *pool.take(3 - len(match.blocks))]
+        cache.insert([1, 2, 3], 3, blocks, "", len(match.blocks))
+        cache.release(pool.drop([*reversed(blocks)]))
+    assert cache.num_candidates < 500

@@ -1,0 +1,109 @@
+"""What is asked for and not there is refused in one sentence; where there is a GPU, it says what a CPU says."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from baton import LLM, SamplingParams
+from core.config import EngineConfig, load
+from core.errors import ConfigError
+from engine.execution import build_group
+from engine.execution.build_group import why_no_graphs
+from engine.execution.devices import choose_device
+from engine.execution.mirrored_pool import MirroredPool
+from kernels.attention.case import Case
+from kernels.select import Kernels, select_ops
+from kernels.torch.reference import reference_ops
+
+PROMPTS = ["def fibonacci(n):\n", "import os\n\n\nclass Path", "for i in range("]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        choose_device("cuda")
+
+
+def test_kernels_that_do_not_run_here_are_refused() -> None:
+    for kernels in ("triton", "flashinfer", "flash_attention"):
+        with pytest.raises(ConfigError, match=f"{kernels}, whose kernels run on GPUs only"):
+            select_ops(torch.device("cpu"), kernels)
+    with pytest.raises(ConfigError, match="needs Triton's kernels on a GPU"):
+        select_ops(torch.device("cuda"), deterministic=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("kernels", ["flashinfer", "flash_attention"])
+def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    cuda, cases = torch.device("cuda"), [Case(8, 2, 128, 16, torch.bfloat16, 0.1)]
+    with pytest.raises(ConfigError, match="not installed: pip install"):
+        select_ops(cuda, kernels, cases=cases)
+    with pytest.raises(ConfigError, match="engine.deterministic needs Triton"):
+        select_ops(cuda, kernels, deterministic=True, cases=cases)
+    assert select_ops(cuda, cases=cases).paged_attention is not None
+
+
+def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> None:
+    sizes: dict[str, object] = {"engine": {"cuda_graphs": [1, 8]}}
+    with pytest.raises(ConfigError, match="prefill instances have 2 ranks, whose meetings are not captured"):
+        load({**sizes, "prefill": {"tp": 2}}, {})
+    with (
+        pytest.raises(
+            ConfigError, match=r"engine\.cuda_graphs names sizes, but CUDA graphs are captured on GPUs alone"
+        ),
+        LLM("embedded", engine__device="cpu", engine__cuda_graphs=[1, 8]),
+    ):
+        pass
+
+
+def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
+    model = Mock(ops=reference_ops())
+    assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("only Triton's kernels")
+
+
+def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_group, "CudaCapture", Mock())
+    monkeypatch.setattr(
+        build_group,
+        "DecodeGraphs",
+        Mock(side_effect=RuntimeError("operation not permitted when stream is capturing")),
+    )
+    pool = Mock(spec=MirroredPool, device=torch.device("cuda"))
+    assert build_group.make_graphs(Mock(), pool, EngineConfig(), 1024) is None
+    with pytest.raises(RuntimeError, match="not permitted"):
+        build_group.make_graphs(Mock(), pool, EngineConfig(cuda_graphs=(1, 8)), 1024)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
+def test_captured_steps_say_what_launched_ones_say(sampling: dict[str, float]) -> None:
+    """Three sequences in graphs of four rows, then one."""
+    params = SamplingParams(max_tokens=48, **sampling)  # type: ignore[arg-type]
+    texts: list[list[str]] = []
+    for sizes in ("off", [1, 2, 4]):
+        with LLM(
+            "embedded", model__dtype="float32", engine__kernels="triton", engine__cuda_graphs=sizes
+        ) as llm:
+            several = [answer.text for answer in llm.generate(PROMPTS, params)]
+            texts.append([*several, llm.generate(PROMPTS[:1], params)[0].text])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}])
+def test_a_gpu_says_what_a_cpu_says(kernels: str, sampling: dict[str, float]) -> None:
+    params = SamplingParams(max_tokens=48, **sampling)  # type: ignore[arg-type]
+    texts: list[list[str]] = []
+    for device in ("cpu", "cuda"):
+        choice = {"engine__kernels": kernels} if device == "cuda" else {}
+        with LLM("embedded", model__dtype="float32", engine__device=device, **choice) as llm:
+            texts.append([answer.text for answer in llm.generate(PROMPTS, params)])
+    assert texts[0] == texts[1]

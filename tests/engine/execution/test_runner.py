@@ -1,0 +1,174 @@
+"""The real runner and scheduler on tiny models: what transformers says, whatever the pool, the chunks and the batch."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.config import EngineConfig
+from core.kv import KVShard
+from core.messages import Grant
+from core.plan import StepPlan, StepResult
+from core.ports import LayerDone
+from core.types import Request, SamplingParams
+from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.graph_capture import again
+from engine.execution.kv_pool import KVPool
+from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.runner import Runner
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.step_scheduler import StepScheduler
+from models.model import Model
+from models.registry import load_model
+from tests.models.checkpoints import CPU, DENSE, FAMILIES, VOCAB, make
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def step_started(self, plan: StepPlan) -> LayerDone | None:
+        if not any(work.push for work in plan.work):
+            return None
+        self.heard.append(plan.step)
+        return lambda rank, layer: self.heard.append(f"layer {layer}")
+
+
+class Instance:
+    def __init__(
+        self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, mirrored: bool = False,
+        kv_dtype: str = "", sizes: tuple[int, ...] = (), **config: object,
+    ) -> None:  # fmt: skip
+        """`sizes`: of decode steps that are captured, in a `mirrored` pool."""
+        settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
+        layout = model.spec.kv_layout(settings.block_size, "float32")
+        shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
+        buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN: must never be read
+        self.buffer = buffer
+        pool = MirroredPool(shard, num_blocks, buffer, CPU) if mirrored else KVPool(shard, num_blocks, buffer)
+        self.pool = pool
+        graphs = None
+        if sizes:
+            assert isinstance(pool, MirroredPool)
+            graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
+        self.num_replayed = 0
+        self.run_step = Runner(model, pool, settings.block_size, sink, graphs).step
+        self.scheduler = StepScheduler(settings, num_blocks, 128, FifoPolicy())
+        self.depth = depth
+        self.num_announced = self.num_copies = 0
+
+    def step(self, plan: StepPlan) -> StepResult:
+        result = self.run_step(plan)
+        self.num_replayed += result.replayed
+        return result
+
+    def run(self, requests: list[Request]) -> dict[str, list[int]]:
+        for request in requests:
+            self.scheduler.add(request)
+        out: dict[str, list[int]] = {request.id: [] for request in requests}
+        flight: list[StepPlan] = []
+        while True:
+            while len(flight) < self.depth and (plan := self.scheduler.plan(0.0)):
+                flight.append(plan)
+                self.num_announced += len(plan.new)
+                self.num_copies += len(plan.copies)
+            if not flight:
+                break
+            for token in self.scheduler.commit(flight[0], self.step(flight.pop(0)), 0.0):
+                out[token.request_id].append(token.token)
+            self.scheduler.check_integrity()
+        assert self.scheduler.num_used_blocks == 0
+        return out
+
+
+def prompts(rng: random.Random) -> list[tuple[int, ...]]:
+    """Some share prefixes that end inside a block."""
+    shared = [rng.randrange(2, VOCAB) for _ in range(18)]
+    lengths = (18, 13, 7, 0, 18, 0)
+    return [(*shared[:n], *(rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 15)))) for n in lengths]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3"])
+def test_greedy_equals_transformers_whatever_the_pool_the_chunks_and_the_cache(
+    family: str, tmp_path: Path
+) -> None:
+    rng = random.Random(family)
+    reference = make(tmp_path, FAMILIES[family](rng, 0), seed=1)
+    model = load_model(tmp_path, "float32", CPU)
+    texts, length = prompts(rng), 20
+    want: dict[str, list[int]] = {}
+    for i, text in enumerate(texts):
+        tokens = reference.generate(
+            torch.tensor([text]),
+            attention_mask=torch.ones(1, len(text)),
+            max_new_tokens=length,
+            min_new_tokens=length,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        want[str(i)] = tokens[0, len(text) :].tolist()
+    sampling = SamplingParams(temperature=0.0, max_tokens=length, min_tokens=length, masked_until_min=(1,))
+    requests = [Request(str(i), text, sampling, "f") for i, text in enumerate(texts)]
+    num_preempted = num_copies = 0
+    budgets, depths = ((1, 5, 64), (1, 2)) if family in DENSE else ((5,), (2,))
+    for num_blocks in (200, 17):
+        for budget in budgets:
+            for cache in (True, False):
+                for depth in depths:
+                    instance = Instance(model, num_blocks, depth, max_batch_tokens=budget, prefix_cache=cache)
+                    assert instance.run(requests) == want, (num_blocks, budget, cache, depth)
+                    num_preempted += instance.num_announced - len(requests)
+                    num_copies += instance.num_copies
+                    if cache:
+                        assert instance.run(requests) == want
+    assert num_preempted > len(budgets)
+    assert num_copies > len(budgets)
+
+
+def test_seeded_sampling_is_the_same_in_any_company(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    make(tmp_path, FAMILIES["llama"](rng, 0), seed=2)
+    model = load_model(tmp_path, "float32", CPU)
+    requests = [
+        Request(
+            str(i),
+            text,
+            SamplingParams(
+                temperature=0.9,
+                top_p=rng.choice((1.0, 0.8)),
+                top_k=rng.choice((0, 9)),
+                repetition_penalty=rng.choice((1.0, 1.2)),
+                seed=i,
+                max_tokens=15,
+            ),
+            "f",
+        )
+        for i, text in enumerate(prompts(rng))
+    ]
+    alone = {request.id: Instance(model).run([request])[request.id] for request in requests}
+    assert Instance(model).run(requests) == alone
+    assert Instance(model, num_blocks=14, max_batch_tokens=5).run(requests[::-1]) == alone
+    retried = [request.retry(tuple(alone[request.id][:6])) for request in requests]
+    assert Instance(model).run(retried) == {id: tokens[6:] for id, tokens in alone.items()}
+
+
+def test_the_sink_hears_of_each_layer_of_the_steps_that_it_wants_to_hear_of(tmp_path: Path) -> None:
+    make(tmp_path, FAMILIES["llama"](random.Random(6), 0), seed=3)
+    model = load_model(tmp_path, "float32", CPU)
+    sink = Sink()
+    instance = Instance(model, sink=sink, max_batch_tokens=8)
+    instance.run([Request("quiet", (2, 3, 4), SamplingParams(temperature=0.0, max_tokens=2), "f")])
+    assert sink.heard == []
+    request = Request("p", tuple(range(2, 14)), SamplingParams(temperature=0.0, max_tokens=9), "f")
+    instance.scheduler.add(request, Grant("g", request.key, 0, "d", "i", (), (), 0, 12, 1.0))
+    steps: list[object] = []
+    while plan := instance.scheduler.plan(0.0):
+        steps += [plan.step, *(f"layer {i}" for i in range(model.spec.num_layers))]
+        for token in instance.scheduler.commit(plan, instance.step(plan), 0.0):
+            instance.scheduler.hold(token.key)
+    assert sink.heard == steps
+    assert len(steps) == 2 * (1 + model.spec.num_layers)
+    instance.scheduler.release(request.key)
+    assert instance.scheduler.num_used_blocks == 0

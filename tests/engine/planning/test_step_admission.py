@@ -1,0 +1,129 @@
+"""Requests that take the whole pool, leave while they give way, or hit the same prefix for ever."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from core.config import EngineConfig
+from core.plan import Sampled, StepPlan, StepResult
+from core.types import Request, SamplingParams
+from engine.cache.block_pool import BlockPool
+from engine.cache.radix_cache import Match, RadixCache
+from engine.planning.fifo_policy import FifoPolicy
+from engine.planning.step_scheduler import StepScheduler
+
+
+def scheduler(num_blocks: int, block_size: int) -> StepScheduler:
+    config = EngineConfig(block_size=block_size, max_batch_tokens=64)
+    return StepScheduler(config, num_blocks, 1000, FifoPolicy())
+
+
+def run(plan: StepPlan) -> StepResult:
+    return StepResult(plan.step, tuple(Sampled(work.key, 40) for work in plan.work if work.samples))
+
+
+def finish(engine: StepScheduler, max_steps: int = 100) -> list[str]:
+    keys: list[str] = []
+    for _ in range(max_steps):
+        if (plan := engine.plan(0.0)) is None:
+            break
+        keys += [token.key for token in engine.commit(plan, run(plan), 0.0) if token.finish]
+        engine.check_integrity()
+    return keys
+
+
+def test_a_request_that_needs_the_whole_pool_is_served_although_part_of_a_block_is_cached() -> None:
+    engine = scheduler(num_blocks=4, block_size=4)
+    engine.add(Request("a", (1, 2, 3, 4, 5), SamplingParams(max_tokens=1), "f"))
+    assert finish(engine) == ["a#0"]
+    engine.add(Request("b", (1, 2, 9, *range(10, 22)), SamplingParams(max_tokens=1), "f"))
+    assert finish(engine) == ["b#0"]
+    assert engine.num_used_blocks == 0
+
+
+def test_a_victim_aborted_while_its_step_is_in_flight_keeps_no_block() -> None:
+    engine = scheduler(num_blocks=8, block_size=1)
+    for name, prompt in (("a", (1, 2)), ("b", (3, 4))):
+        engine.add(Request(name, prompt, SamplingParams(max_tokens=6), "f"))
+    flight: list[StepPlan] = []
+    preempted = False
+    while not preempted:  # with lookahead, until b is neither running nor waiting but in flight
+        while len(flight) < 2 and (plan := engine.plan(0.0)):
+            flight.append(plan)
+        preempted = engine.num_running == 1 and engine.num_waiting == 0
+        if preempted:
+            engine.abort("b#0")
+        engine.commit(flight[0], run(flight.pop(0)), 0.0)
+    for plan in flight:
+        engine.commit(plan, run(plan), 0.0)
+    assert finish(engine) == ["a#0"]
+    assert engine.num_used_blocks == engine.num_running == engine.num_waiting == 0
+    engine.check_integrity()
+
+
+def test_hits_without_evictions_do_not_grow_the_cache() -> None:
+    pool = BlockPool(4)
+    cache = RadixCache(pool, 4)
+    blocks = pool.take(2)
+    cache.insert(list(range(8)), 2, blocks, "")
+    cache.release(pool.drop([*reversed(blocks)]))
+    for _ in range(100):
+        match = cache.match(list(range(9)), "", partial=False)
+        pool.share(match.blocks)
+        cache.release(pool.drop([*reversed(match.blocks)]))
+    assert cache.num_candidates <= 100
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long the prompts were that the prefix cache was asked for."""
+    match, found = RadixCache.match, list[int]()
+
+    def counted(cache: RadixCache, tokens: Sequence[int], salt: str, *, partial: bool) -> Match:
+        found.append(len(tokens))
+        return match(cache, tokens, salt, partial=partial)
+
+    monkeypatch.setattr(RadixCache, "match", counted)
+    return found
+
+
+SHARED = tuple(range(12))
+
+
+def full(beside: tuple[int, ...], num_blocks: int = 10, reserving: Request | None = None) -> StepScheduler:
+    """Fifteen steps of a request that leaves no room for one of 28 tokens, of which three blocks are cached."""
+    engine = scheduler(num_blocks, block_size=4)
+    engine.add(Request("before", SHARED, SamplingParams(max_tokens=2), "f"))
+    assert finish(engine) == ["before#0"]
+    engine.add(Request("beside", beside, SamplingParams(max_tokens=16), "f"))
+    waiting = Request("waiting", (*SHARED, 20, 40, 40, 40, *range(60, 72)), SamplingParams(max_tokens=2), "f")
+    for number in range(15):
+        plan = engine.plan(0.0)
+        assert plan is not None
+        engine.commit(plan, run(plan), 0.0)
+        if reserving is not None:
+            assert engine.reserve(reserving) is None
+        elif number == 0:
+            engine.add(waiting)
+    assert reserving is not None or engine.num_waiting == 1
+    return engine
+
+
+def test_who_waits_is_not_looked_up_again_while_the_same_would_be_found(lookups: list[int]) -> None:
+    engine = full(beside=tuple(range(80, 93)))
+    assert lookups.count(28) == 1
+    assert finish(engine) == ["beside#0", "waiting#0"]
+
+
+def test_a_reservation_that_waits_is_not_looked_up_again_either(lookups: list[int]) -> None:
+    request = Request("reserving", (*SHARED, *range(60, 76)), SamplingParams(max_tokens=2), "f")
+    full(beside=tuple(range(80, 93)), reserving=request)
+    assert lookups.count(28) == 1
+
+
+def test_who_waits_finds_what_was_kept_meanwhile(lookups: list[int]) -> None:
+    engine = full(beside=(*SHARED, 20), num_blocks=8)
+    before = engine.prefix_tokens[1]
+    assert finish(engine) == ["beside#0", "waiting#0"]
+    assert engine.prefix_tokens[1] - before == 16
+    assert lookups.count(28) > 1

@@ -1,0 +1,61 @@
+"""The batch-invariant operations of a CPU against their definitions, over contexts of several spans; and which tiles are used."""
+
+import pytest
+import torch
+
+from kernels.torch.invariant_ops import invariant_ops
+from kernels.torch.row_tiles import RowTiles, agreeing, cuts
+from tests.kernels.paged_step import expected, make_step
+from tests.kernels.torch.test_latent_attention import attention
+
+LENS = [(1, 700), (60, 300), (1, 1), (5, 256), (1, 257)]
+
+
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (100, 0.0), (7, 3.0), (0, 3.0)])
+@pytest.mark.parametrize("with_sinks", [False, True])
+def test_attention(window: int, soft_cap: float, with_sinks: bool) -> None:
+    step = make_step(LENS, block_size=16)
+    sinks = torch.randn(4) if with_sinks else None
+    got = invariant_ops().paged_attention(step.q, step.kv_layer, step.meta, 0.7, window, soft_cap, sinks)
+    want = expected(step, 0.7, window, soft_cap, sinks)
+    torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)
+
+
+def test_latent_attention() -> None:
+    got, want = attention(LENS, torch.float32, 3, deterministic=True)
+    torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)
+
+
+def test_a_place_that_changes_bits_leaves_lower_tiles() -> None:
+    def worse_in_the_last_place(x: torch.Tensor) -> list[torch.Tensor]:
+        out = x.clone()
+        if len(x) == 64:
+            out[-1] += 1e-6
+        return [out]
+
+    assert agreeing(worse_in_the_last_place, [torch.randn(64, 3)]) == (16, 4, 1)
+
+
+def test_heights_that_add_up_in_other_ways_are_left_out() -> None:
+    def another_way_for_one(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x + 1 if len(x) == 1 else x]
+
+    assert agreeing(another_way_for_one, [torch.randn(64, 3)]) == (64, 16, 4)
+
+
+def test_tiles_hold_every_row_once() -> None:
+    for heights in ((64, 16, 4, 1), (64, 16), (64,), (16, 4), (1,)):
+        for num_rows in range(1, 300):
+            edges = [0]
+            for start, end, height in cuts(num_rows, heights):
+                assert start == edges[-1]
+                assert start < end <= start + height
+                assert height in heights
+                edges.append(end)
+            assert edges[-1] == num_rows
+
+
+def test_what_has_no_rows_stays_so() -> None:
+    ops = invariant_ops()
+    assert ops.linear(torch.empty(0, 6), torch.randn(5, 6), None).shape == (0, 5)
+    assert RowTiles().one("exp", torch.exp, torch.empty(0, 2)).shape == (0, 2)
