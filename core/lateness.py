@@ -1,4 +1,4 @@
-"""Prompts that are too late let those pass that can still be in time. Pure.
+"""Prompts that are too late let those pass that can still be in time.
 
 A missed target is no worse for a few seconds more, while each prompt that waits behind a missed one may miss its own. After
 `YIELD_S` a late one takes its turn again, so nothing starves."""

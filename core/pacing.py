@@ -1,4 +1,4 @@
-"""How much of a prompt a step may compute beside sequences that decode, so that these get their tokens in time. Pure.
+"""How much of a prompt a step may compute beside sequences that decode, so that these get their tokens in time.
 
 This is what lets any instance prefill, decode or do both: without sequences that decode the whole step is for prompts, with loose
 targets most of it, with tight ones little. What counts is a share of the tightest target, and of each sequence what is left of

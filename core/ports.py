@@ -98,7 +98,7 @@ S = TypeVar("S", bound=Served)
 
 
 class SchedulerPolicy(Protocol[S]):
-    """The order in which an engine serves its sequences. Pure."""
+    """The order in which an engine serves its sequences."""
 
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]:
         """Of those whose turn is the same."""

@@ -1,4 +1,4 @@
-"""How long an instance's steps take, as it has found out itself. What it says is enough to predict a step of any size. Pure."""
+"""How long an instance's steps take, as it has found out itself. What it says is enough to predict a step of any size."""
 
 from dataclasses import dataclass
 

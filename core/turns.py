@@ -1,4 +1,4 @@
-"""In which order several schedulers hear of the same report. Pure.
+"""In which order several schedulers hear of the same report.
 
 Room that a report shows would be filled by all of them at once. So the first fills it, and the others hear of it a little later,
 after its words of what it has placed. Turns go round, report by report."""

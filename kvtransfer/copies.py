@@ -1,4 +1,4 @@
-"""Which bytes of a source shard go where in a destination shard. Pure.
+"""Which bytes of a source shard go where in a destination shard.
 
 The two may differ in block size, in the layers and in the KV heads that they hold, and in dtype. Everything is planned in
 vectors (one head's K or V of one token), which exist on both sides whatever they are stored as. Invariant: over all pairs of

@@ -1,4 +1,4 @@
-"""The holder's ledger: who may write which of its blocks. Pure.
+"""The holder's ledger: who may write which of its blocks.
 
 Invariant: a block is in at most one live grant. A grant ends when all bytes of its writer's Commit are here, by its writer's
 last word (Drained, PrefillFailed) or by a fence of the writer; until then its blocks belong to nobody else, however long that

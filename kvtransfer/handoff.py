@@ -1,4 +1,4 @@
-"""One request's hand-over from prefill to decode, seen from both sides, as two transition tables. Pure.
+"""One request's hand-over from prefill to decode, seen from both sides, as two transition tables.
 
     decode side
     RESERVING --Reserved--> GRANTED --Complete--> ACTIVE

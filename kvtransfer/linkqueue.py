@@ -1,4 +1,4 @@
-"""In which order writes share the link: the request whose first token is due earliest goes first, layer by layer. Pure.
+"""In which order writes share the link: the request whose first token is due earliest goes first, layer by layer.
 
 A holder takes a few writes at once, so that the next one's head follows the last one's tail without a pause, and a nearer
 deadline waits for no more than these. Items of one grant keep their order. Only so many holders are written to at once, because

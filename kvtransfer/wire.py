@@ -1,4 +1,4 @@
-"""What the two sides of a hand-over must agree on before a byte is written. Pure.
+"""What the two sides of a hand-over must agree on before a byte is written.
 
 A `KVContent` describes KV state as the model means it: which model, which layers and heads, what kind of state, in what dtype
 and with what scales. It says nothing of a cache's blocks, so pools of any layout can be compared by it. It travels in each

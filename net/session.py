@@ -1,4 +1,4 @@
-"""What makes mail exact over connections that are not: numbers, acknowledgements, resending. Pure.
+"""What makes mail exact over connections that are not: numbers, acknowledgements, resending.
 
 Every message of a session is numbered and kept until the peer has acknowledged it. Doubled ones are dropped, those that come too
 early wait for the missing one, and what was lost is asked for again: when a later number, or the number in a beat, shows the gap.

@@ -1,4 +1,4 @@
-"""Which experts stand where, so that all ranks get about as many rows: hot experts are copied into spare slots. Pure.
+"""Which experts stand where, so that all ranks get about as many rows: hot experts are copied into spare slots.
 
 A placement lists the expert of each slot, rank after rank, of each rank as many. Rows share an expert's copies evenly, so a copy
 carries its expert's load divided by their number. Invariant: every expert has a slot, and no rank has two copies of one.

@@ -1,4 +1,4 @@
-"""Where each rank of an instance stands: its place on the axes pp, dp, ep and tp. Pure.
+"""Where each rank of an instance stands: its place on the axes pp, dp, ep and tp.
 
 Every combination of places is one rank. Neighbours on tp have neighbouring numbers, since they talk the most; then come ep, dp
 and pp. `tp` splits matrices and attention heads, `pp` layers and `dp` sequences. Experts are spread over dp x ep: ranks that

@@ -1,4 +1,4 @@
-"""How one placement of experts becomes another, a few experts at a time. Pure.
+"""How one placement of experts becomes another, a few experts at a time.
 
 Invariant: after each part every expert has a slot, so rows can be routed by what is there then. Slots of experts that have other
 copies are overwritten first. What is left are cycles of experts that are nowhere else; they move around one, or around as much of

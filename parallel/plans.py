@@ -1,4 +1,4 @@
-"""What of a model each rank of a mesh holds, and which meshes are impossible. Pure.
+"""What of a model each rank of a mesh holds, and which meshes are impossible.
 
 Nothing needs to divide anything, except experts: heads, matrices and the vocabulary are cut into parts whose sizes differ by
 one at most. With fewer KV heads than tp ranks, neighbouring ranks hold the same KV head and share its query heads; otherwise a

@@ -1,4 +1,4 @@
-"""Which part of a checkpoint's tensor a rank holds, by the tensor's name. Pure.
+"""Which part of a checkpoint's tensor a rank holds, by the tensor's name.
 
 A tensor that no rule matches, or more than one, is an error: nobody guesses how an unknown matrix may be cut. Models know
 nothing of this; they work with what they get (kernels/collectives.py says where ranks meet)."""

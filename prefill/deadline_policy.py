@@ -1,4 +1,4 @@
-"""In which order a prefill instance computes prompts: earliest deadline first, what is too late after it. Pure."""
+"""In which order a prefill instance computes prompts: earliest deadline first, what is too late after it."""
 
 from collections.abc import Sequence as Seq
 

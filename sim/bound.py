@@ -1,4 +1,4 @@
-"""How much of a load any scheduler could serve within its targets: upper bounds that know the future. Pure.
+"""How much of a load any scheduler could serve within its targets: upper bounds that know the future.
 
 What one request takes of an instance, at least: computing the part of its prompt that nobody before it had (one cache for all, of
 any size), and decoding in steps that hold its time per token, as full as that time, slots and KV blocks allow. Compute and memory

@@ -1,4 +1,4 @@
-"""GPUs and models by name, and the roofline step cost of one on the other. Pure.
+"""GPUs and models by name, and the roofline step cost of one on the other.
 
 Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token and those of causal attention,
 all weights and the batch's KV read once a step. A tensor-parallel group divides both and adds two all-reduces a layer (ring, over

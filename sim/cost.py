@@ -1,4 +1,4 @@
-"""How long one engine step takes on a modelled device, and a transfer on a modelled link. Pure.
+"""How long one engine step takes on a modelled device, and a transfer on a modelled link.
 
 A step is four numbers: tokens computed, context (known tokens, summed over its sequences), pairs (query x key positions that
 attention visits) and sequences. Two models behind one seam: a roofline from a GPU's data sheet, and a linear one fitted to

@@ -1,4 +1,4 @@
-"""The cheapest fleet that holds the targets on a trace: every GPU and group size that the model fits, simulated. Pure.
+"""The cheapest fleet that holds the targets on a trace: every GPU and group size that the model fits, simulated.
 
 For each kind of instance the number of instances begins at what the clairvoyant bound allows and grows until the attainment, in
 the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far, or several more in a row

@@ -1,4 +1,4 @@
-"""A step-time model fitted to measured steps, for `core.step_profile`. Pure.
+"""A step-time model fitted to measured steps, for `core.step_profile`.
 
 Least squares on relative errors, no coefficient negative (the most negative is left out until none is): one fit for steps that
 only decode and one for steps with prompts, as in `core.steps`; the latter has a term for attention pairs too. Errors are those

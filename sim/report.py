@@ -1,4 +1,4 @@
-"""What a run was like for its clients: latencies and attainment. Pure.
+"""What a run was like for its clients: latencies and attainment.
 
 Every offered request counts. One that was refused, or that has no end, missed its targets."""
 

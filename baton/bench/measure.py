@@ -1,4 +1,4 @@
-"""From records to figures. Pure.
+"""From records to figures.
 
 TTFT: request sent to first token. ITL: each gap between tokens. TPOT: mean gap after the first token. E2E: sent to last token.
 SLO attainment counts every offered request; one that failed or was refused is a miss. Goodput is the highest offered rate

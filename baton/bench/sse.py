@@ -1,4 +1,4 @@
-"""The OpenAI wire as a client reads it: server-sent events and error messages. Pure.
+"""The OpenAI wire as a client reads it: server-sent events and error messages.
 
 Lines end at newlines alone: a JSON string may hold other characters that `str.splitlines` would break it at."""
 

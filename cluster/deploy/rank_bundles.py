@@ -1,4 +1,4 @@
-"""What an instance of several ranks asks of Ray: a placement group of one bundle for each tensor parallel group. Pure.
+"""What an instance of several ranks asks of Ray: a placement group of one bundle for each tensor parallel group.
 
 A bundle is on one node, so ranks that talk the most are always together; the replica itself computes nothing and asks for
 nothing beside them. All bundles are there, or the instance is not started."""

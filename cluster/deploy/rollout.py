@@ -48,7 +48,7 @@ def rollout(
 
 
 def restarted(details: Mapping[str, Any], app: str, deployment: str, stamp: str) -> ServeDeploySchema:
-    """What runs now, as a file would say it, but for the stamp in `deployment`'s environment. Pure."""
+    """What runs now, as a file would say it, but for the stamp in `deployment`'s environment."""
     _application(details, app)
     applications = [deepcopy(found["deployed_app_config"]) for found in details["applications"].values()]
     override = _override(next(found for found in applications if found["name"] == app), deployment)
@@ -65,7 +65,7 @@ def restarted(details: Mapping[str, Any], app: str, deployment: str, stamp: str)
 
 
 def with_stamps(schema: ServeDeploySchema, details: Mapping[str, Any]) -> ServeDeploySchema:
-    """`schema`, and the stamps of what runs in each deployment that it would leave as it is but for them. Pure."""
+    """`schema`, and the stamps of what runs in each deployment that it would leave as it is but for them."""
     content = schema.model_dump(mode="json", exclude_unset=True)
     for application, wanted in zip(schema.applications, content["applications"], strict=True):
         running = details["applications"].get(application.name, {}).get("deployed_app_config")

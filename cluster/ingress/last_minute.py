@@ -1,4 +1,4 @@
-"""The last minute of one ingress, for people who watch it: how each service class fares and what each link carries. Pure.
+"""The last minute of one ingress, for people who watch it: how each service class fares and what each link carries.
 
 Of more than MAX_REQUESTS in the minute only the latest count, and rates are over the time that those took."""
 

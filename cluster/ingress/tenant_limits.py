@@ -1,4 +1,4 @@
-"""What one tenant may still ask for: requests and tokens per minute, and sequences at once. Pure.
+"""What one tenant may still ask for: requests and tokens per minute, and sequences at once.
 
 Requests are paid for when they come. Of tokens the prompt is paid for when it is known and the output as it is delivered, so a
 balance may fall below zero by what is running; nothing new begins before it has been refilled."""

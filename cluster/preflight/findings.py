@@ -1,4 +1,4 @@
-"""What a check has found, and the verdicts over measurements. Pure."""
+"""What a check has found, and the verdicts over measurements."""
 
 import statistics
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The experts of all instances taken together: all serve the same model, so their routers' choices add up. Pure."""
+"""The experts of all instances taken together: all serve the same model, so their routers' choices add up."""
 
 from collections.abc import Iterable
 

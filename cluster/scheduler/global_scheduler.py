@@ -1,4 +1,4 @@
-"""The global scheduler: where each request runs, or that it must wait or come back later. Pure: facts in, decisions out.
+"""The global scheduler: where each request runs, or that it must wait or come back later.
 
 Invariants:
 - The queue lives here, and a request is bound to instances as late as possible (`placer`).

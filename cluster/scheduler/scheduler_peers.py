@@ -1,4 +1,4 @@
-"""The schedulers that act at once, as one of them sees it. Pure.
+"""The schedulers that act at once, as one of them sees it.
 
 Each places a part of the requests. It tells the others what it has placed (`core.messages.Taken`) and what of that is over
 (`GivenBack`), so that all know of all promises, however old reports are. What only one may do (pair buddies, size pools) is done

@@ -1,4 +1,4 @@
-"""The runs of a prefix cache whose last block may be given up, by the eviction policy's group. Pure.
+"""The runs of a prefix cache whose last block may be given up, by the eviction policy's group.
 
 Invariant: each run that may lose its last block has an entry in the heap of its group that says since when that block is idle.
 Other entries are out of date, and dropped when they come first or are too many."""

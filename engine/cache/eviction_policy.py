@@ -1,4 +1,4 @@
-"""Which cached block is given up first. Pure.
+"""Which cached block is given up first.
 
 Blocks that are expected to be used again alike often form a group. Within a group the longest idle goes first; between groups,
 the one whose longest idle block is worth least. Ages count blocks released, not seconds."""

@@ -1,4 +1,4 @@
-"""What a prefix cache remembers of blocks that it has given up: those that went one after another, together. Pure.
+"""What a prefix cache remembers of blocks that it has given up: those that went one after another, together.
 
 Invariant: `_chunks` has each chunk of which something is remembered, by the hash of the block that went last; `_order` has them
 as they went, and perhaps empty ones between. A prefix goes after what follows it, and so is also forgotten after it."""

@@ -1,4 +1,4 @@
-"""A stretch of the prefix tree in which nothing branches: full blocks that follow each other and were used alike. Pure.
+"""A stretch of the prefix tree in which nothing branches: full blocks that follow each other and were used alike.
 
 Invariant: `tokens` has as many for each of `blocks` as a block holds, and `hashes` one. Those of its blocks that nobody refers to
 are its last; they are in one `group`, and each fell idle just after the one behind it."""

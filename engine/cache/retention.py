@@ -1,4 +1,4 @@
-"""Which idle blocks of a prefix cache are given up first, and what is learned from those that were. Pure.
+"""Which idle blocks of a prefix cache are given up first, and what is learned from those that were.
 
 Time is counted in blocks that fell idle. Invariant: a group is asked of the policy when a run falls idle, and stays until the run
 falls idle again."""

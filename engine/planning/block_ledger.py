@@ -1,4 +1,4 @@
-"""Which blocks each sequence has, and the prefix cache's part in that. Owned by StepScheduler. Pure.
+"""Which blocks each sequence has, and the prefix cache's part in that. Owned by StepScheduler.
 
 Invariant: every reference that the pool counts belongs to a sequence, to a step that copies from the block, or to a restore."""
 

@@ -2,7 +2,7 @@
 
 Blocks are numbered over all groups, each group having a range of them, so that a block's number says who holds it. A sequence
 belongs to one group from its admission to its end, and is preempted, shared with and computed there. All groups' plans of a step
-are one plan: the ranks execute it together, since a layer's experts are spread over all of them. Pure."""
+are one plan: the ranks execute it together, since a layer's experts are spread over all of them."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""How often each expert of an instance was chosen, counted up for its reports. Pure."""
+"""How often each expert of an instance was chosen, counted up for its reports."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""In which order an engine serves its sequences: the default. Pure."""
+"""In which order an engine serves its sequences: the default."""
 
 from collections.abc import Sequence as Seq
 

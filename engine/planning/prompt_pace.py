@@ -1,4 +1,4 @@
-"""How fast an instance computes prompts, as it reports it. Pure.
+"""How fast an instance computes prompts, as it reports it.
 
 The median of a few steps, so that one that something else held up decides nothing. Without recent steps it is unknown: whoever
 places requests then assumes what is usual, and an instance that was slow for a moment is tried again instead of shunned."""

@@ -3,7 +3,7 @@
 There is no prefill phase and no decode phase, only tokens computed versus tokens known. `plan` advances counters; `commit`
 only learns what was drawn, so the next step can be planned while one runs. Steps are committed in the order of their plans.
 
-Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it. Pure."""
+Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
 import itertools
 from collections import deque

@@ -1,4 +1,4 @@
-"""Learns how long this instance's steps take, from the steps themselves. Pure.
+"""Learns how long this instance's steps take, from the steps themselves.
 
 Recursive least squares with forgetting (Haykin, Adaptive Filter Theory, ch. 10), on relative errors: each equation is divided by
 its duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts

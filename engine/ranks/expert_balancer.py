@@ -1,4 +1,4 @@
-"""When the experts of an instance move between its ranks, and where to: decided from what the ranks have counted. Pure.
+"""When the experts of an instance move between its ranks, and where to: decided from what the ranks have counted.
 
 Loads are summed over a window that forgets half of itself at each decision. A layer's experts stay where they are as long as
 little would be gained, or little is known. They get to where they shall be a few at a time, so that no step waits for long."""

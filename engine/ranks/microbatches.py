@@ -1,4 +1,4 @@
-"""A step's work in parts that follow each other through the stages of a pipeline. Pure.
+"""A step's work in parts that follow each other through the stages of a pipeline.
 
 While a stage computes one part, the stage before it computes the next. Every rank cuts alike, from the plan alone."""
 

@@ -1,4 +1,4 @@
-"""What of a step is one rank's: the work on the blocks that it holds. Pure.
+"""What of a step is one rank's: the work on the blocks that it holds.
 
 Each rank gets the whole plan, and so knows what the others do: all groups of ranks pass a stage as often, since the experts of
 its layers are spread over all of them. A group without work, or with less, passes it without rows."""

@@ -1,4 +1,4 @@
-"""Names of KV blocks outside the device: 128-bit digests of everything that their content depends on. Pure."""
+"""Names of KV blocks outside the device: 128-bit digests of everything that their content depends on."""
 
 import hashlib
 import struct

@@ -1,4 +1,4 @@
-"""Which of several implementations is the fastest, from interleaved timings of a noisy machine. Pure."""
+"""Which of several implementations is the fastest, from interleaved timings of a noisy machine."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

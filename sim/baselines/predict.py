@@ -1,4 +1,4 @@
-"""What SLO-aware baselines predict with: each instance's own step-time models, which production has too. Pure."""
+"""What SLO-aware baselines predict with: each instance's own step-time models, which production has too."""
 
 from math import ceil
 

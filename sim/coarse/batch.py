@@ -1,4 +1,4 @@
-"""The sequences that decode on a device of the coarse simulation: when each of them ends or needs another block. Pure.
+"""The sequences that decode on a device of the coarse simulation: when each of them ends or needs another block.
 
 Invariant: `context` is the sum of known tokens over the batch after `steps` decode steps."""
 

@@ -1,4 +1,4 @@
-"""Many steps of one batch at once: equal but for the context that grows by as much in each. Pure.
+"""Many steps of one batch at once: equal but for the context that grows by as much in each.
 
 Invariant: step j (from 0) takes `first_s + j * slope_s`, so `elapsed_s` and its inverse have closed forms."""
 

@@ -1,4 +1,4 @@
-"""What happens to instances between one look at `/cluster` and the next, in the words of a Kubernetes event. Pure."""
+"""What happens to instances between one look at `/cluster` and the next, in the words of a Kubernetes event."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

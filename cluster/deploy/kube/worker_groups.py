@@ -1,4 +1,4 @@
-"""How many pods each worker group needs for what Serve wants to run, and the patch that says so. Pure.
+"""How many pods each worker group needs for what Serve wants to run, and the patch that says so.
 
 Serve places replicas by Ray resources, and a group's pods offer them; so the two say all that is needed. Follows KubeRay's
 RayCluster v1 and the way Ray's own autoscaler changes it: only `replicas` and `scaleStrategy.workersToDelete`."""

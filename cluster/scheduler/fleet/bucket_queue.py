@@ -1,4 +1,4 @@
-"""Instances in rough order of a quantity, so that the least and the most loaded are found without looking at all. Pure.
+"""Instances in rough order of a quantity, so that the least and the most loaded are found without looking at all.
 
 Each stands on the shelf of its quantity; to move one, and to find the lowest shelf that is not empty, take constant time. Those
 on one shelf count as equal, and which of them is taken is drawn: schedulers that do not see each other do not all take the first.

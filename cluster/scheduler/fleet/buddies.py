@@ -1,4 +1,4 @@
-"""Which decode instance keeps the copies of which. Pure.
+"""Which decode instance keeps the copies of which.
 
 The instances form a ring in the order of their addresses, so that all schedulers see the same one; each one's buddy is the next
 on another host, or else the next."""

@@ -1,4 +1,4 @@
-"""How fast KV may go from one instance to another, by where their hosts stand. Pure.
+"""How fast KV may go from one instance to another, by where their hosts stand.
 
 A rate is measured by the transports once two instances have met; this is what the scheduler assumes before. What is not known
 of a host is not held against it: two hosts of which nothing is known are as near as those of one rack."""

@@ -1,4 +1,4 @@
-"""What the scheduler knows of one instance (a member of the fleet): its last report, and what was promised since. Pure.
+"""What the scheduler knows of one instance (a member of the fleet): its last report, and what was promised since.
 
 Invariant: every promise is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
 with no promises all sums are zero."""

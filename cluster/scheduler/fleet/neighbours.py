@@ -1,4 +1,4 @@
-"""Instances by where they stand: on a host, in an NVLink domain, in a rack. Pure.
+"""Instances by where they stand: on a host, in an NVLink domain, in a rack.
 
 Invariant: a group is known while an instance of it is."""
 

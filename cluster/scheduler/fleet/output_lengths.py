@@ -1,4 +1,4 @@
-"""How long outputs are, learned from those that have ended: a distribution for each class and tenant. Pure.
+"""How long outputs are, learned from those that have ended: a distribution for each class and tenant.
 
 Invariant: a tenant's own class is asked once enough is known of it; else the class, then everybody; else nothing is known."""
 

@@ -1,4 +1,4 @@
-"""Which instance caches which prefix, as far as the instances have told. Pure.
+"""Which instance caches which prefix, as far as the instances have told.
 
 Invariant: an instance is among the holders of a block hash if and only if its latest report about that hash said so, and the
 hash is one of those that are kept. All are kept at first; when `max_entries` pairs of a hash and a holder are exceeded, every

@@ -1,4 +1,4 @@
-"""Choices that look random and can be repeated: the same request draws the same numbers in every replay. Pure."""
+"""Choices that look random and can be repeated: the same request draws the same numbers in every replay."""
 
 from typing import Final
 from zlib import crc32

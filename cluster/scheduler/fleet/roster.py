@@ -1,4 +1,4 @@
-"""The living instances, what they cache, and which of them could take a request at all. Owned by the GlobalScheduler. Pure."""
+"""The living instances, what they cache, and which of them could take a request at all. Owned by the GlobalScheduler."""
 
 from collections.abc import Iterable, Sequence
 from itertools import islice

@@ -1,4 +1,4 @@
-"""The few instances of a large fleet that are worth predicting for one request. Pure.
+"""The few instances of a large fleet that are worth predicting for one request.
 
 A scan of the whole fleet finds the best place and takes a microsecond or more for each instance. What the scan would choose is
 nearly always among these: those that have most of the prefix cached, the emptiest decode batches and the fullest that still keep

@@ -1,4 +1,4 @@
-"""What it would cost to run a request here or there. Pure. Every term is in seconds, so that terms add up.
+"""What it would cost to run a request here or there. Every term is in seconds, so that terms add up.
 
 cost(prefill p -> decode d) = queue(p) + max(compute(p), link(p, d)) + handover + link_share + pressure(d) + preemption(d)
 cost(holder h  -> decode d) = the same, + harm(h): a decode instance that has the prefix cached computes the rest and sends it all

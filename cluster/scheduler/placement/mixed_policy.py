@@ -1,4 +1,4 @@
-"""Which policy decides. Pure.
+"""Which policy decides.
 
 Where every instance registers for both roles, who does what is the scheduler's to say, and `slo_policy` says it by the
 targets, once the instances have learned how long their steps take. Where pools have roles, their sizes say it, and a request goes

@@ -1,4 +1,4 @@
-"""What would happen on an instance, in seconds, from the step times that it has learned. Pure.
+"""What would happen on an instance, in seconds, from the step times that it has learned.
 
 Where an instance has not learned anything yet its prompt rate is used, and decoding is taken to be in time."""
 

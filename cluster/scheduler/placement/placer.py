@@ -1,4 +1,4 @@
-"""From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that promises. Pure.
+"""From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that promises.
 
 Invariants: a request is placed only on a decode instance with headroom for its prompt and expected growth, by the last report and
 everything promised since; and a prompt only where less than about a second of prompt work is queued. What was promised to an

@@ -1,4 +1,4 @@
-"""Where a request keeps its targets, and everybody else's, at the least cost. Pure.
+"""Where a request keeps its targets, and everybody else's, at the least cost.
 
 A place is a decode instance and who computes the prompt: it itself, a prefill instance, or a peer that has the prefix cached. For
 each the time to the first token and the time per token are predicted (`outlook`). A place is

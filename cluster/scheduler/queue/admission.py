@@ -1,4 +1,4 @@
-"""Who waits, and who is refused: at once, because the wait can be foreseen, or after having waited too long. Pure.
+"""Who waits, and who is refused: at once, because the wait can be foreseen, or after having waited too long.
 
 Invariant: a request is in the queue, or it has been answered, or it was withdrawn."""
 

@@ -1,4 +1,4 @@
-"""How fast requests leave the queue, and so how long one would wait. Pure."""
+"""How fast requests leave the queue, and so how long one would wait."""
 
 from collections import deque
 from math import ceil

@@ -1,4 +1,4 @@
-"""How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588). Pure.
+"""How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588).
 
 A token of output counts as OUTPUT_WEIGHT tokens of a prompt; what a request is expected to generate is charged when it is placed
 and corrected when it ends. Counters grow by charge / weight, so that equal counters mean service in proportion to the weights.

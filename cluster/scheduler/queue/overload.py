@@ -1,4 +1,4 @@
-"""Which requests to give up so that as many others as possible are in time. Pure.
+"""Which requests to give up so that as many others as possible are in time.
 
 Moore's and Hodgson's rule (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management
 Science 15, 1968): take jobs by deadline; whenever one would be late, give up the dearest of those taken so far. It is optimal on

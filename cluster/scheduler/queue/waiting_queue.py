@@ -1,4 +1,4 @@
-"""Requests that wait for a place, and the order in which they are tried. Pure.
+"""Requests that wait for a place, and the order in which they are tried.
 
 - Among tenants of one level, the one that has had the least service by its weight goes first (`fairness`).
 - A level is a class's priority; a tenant that has not been served for AGING_S ranks one level higher for each time that long, so

@@ -1,4 +1,4 @@
-"""How much of each pool is used, from what the scheduler knows of its instances. Pure. What `scaler` decides by.
+"""How much of each pool is used, from what the scheduler knows of its instances. What `scaler` decides by.
 
 Prompts: the share of the last interval that they took (tokens computed / tokens per second), and what waits for them, in
 seconds over WAIT_S. Decoding: the fullest of blocks, sequence slots, and the step's share of the tightest target in the batch.

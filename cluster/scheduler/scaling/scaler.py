@@ -1,4 +1,4 @@
-"""How many prefill and decode instances there should be, every few seconds. Pure: loads in, sizes out.
+"""How many prefill and decode instances there should be, every few seconds.
 
 Each pool is sized by its own use: prefill by the share of time that prompts take, decode by the fuller of its blocks and its
 sequence slots. It grows at once, by what is missing for TARGET and by what the load will add while an instance starts. It shrinks
