@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-# Baton for NVIDIA GPUs: docker build --tag baton:0.1.0 .
+# Baton for NVIDIA GPUs: docker build --tag baton:0.2.0 .
 ARG PYTHON=python:3.11.14-slim-bookworm
 
 # NVIDIA's collective tests, for `baton doctor`. They keep the NCCL and CUDA libraries that they were built with beside them.

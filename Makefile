@@ -10,14 +10,14 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SOURCES := baton benchmarks charts cluster core decode engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
+SOURCES := baton benchmarks charts cluster core decode docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
-.PHONY: help serve local chat test lint format compiled chart-schema setup clean
+.PHONY: help serve local chat test lint docs format compiled chart-schema setup clean
 help:
 	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
 	@echo "make local                                             the same in one process, without Ray"
 	@echo "make chat                                              talk to it"
-	@echo "make test | lint | format | compiled | clean"
+	@echo "make test | lint | docs | format | compiled | clean"
 
 setup: $(READY)
 
@@ -50,6 +50,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: $(READY)
+	@$(BIN)/python docs/check.py
 
 # The scheduler and the coarse simulation as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
 compiled: $(READY)

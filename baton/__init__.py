@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from baton.llm import LLM, Completion
 
 __all__ = ["LLM", "ClusterConfig", "Completion", "SamplingParams"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
