@@ -123,7 +123,11 @@ class LLM:
         self._check(ids, params)
         frontend = self._cluster.frontend
         request = Request(
-            frontend.new_request_id(), ids, params, frontend.address, Slo("batch", 3600.0, 10.0, -1)
+            id=frontend.new_request_id(),
+            prompt=ids,
+            sampling=params,
+            reply_to=frontend.address,
+            slo=Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
         )
         stream = TextStream(self.tokenizer, ids, stop, min_tokens=params.min_tokens)
         text, tokens, finish = "", [], FinishReason.STOP

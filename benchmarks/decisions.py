@@ -41,12 +41,12 @@ from sim.coarse.world import Log, simulate
 
 WARM_S = 2.0
 REPORT_INTERVAL_S = 0.1
-SLO = Slo("chat", 2.0, 0.1)
+SLO = Slo(name="chat", ttft_s=2.0, tpot_s=0.1)
 START_S = 300.0
 """Of the trace."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     size: int
     any_role: bool
@@ -61,12 +61,15 @@ def run(rows: list[TraceRow], case: Case) -> dict[str, Any]:
     half = case.size // 2
     roles = (0, 0, case.size) if case.any_role else (half, case.size - half, 0)
     block_tokens = natural_block_tokens(rows)
-    config = coarse_config(Fleet("H100", "llama-3.1-8b", *roles), block_tokens)
+    config = coarse_config(
+        Fleet(gpu="H100", model="llama-3.1-8b", num_prefill=roles[0], num_decode=roles[1], num_both=roles[2]),
+        block_tokens,
+    )
     config = replace(config, schedule=ScheduleConfig(report_interval_s=REPORT_INTERVAL_S))
     total_s = WARM_S + case.measured_s
     in_trace = sum(START_S <= row.arrival_s < START_S + total_s for row in rows)
     copies = case.rate * case.size * total_s / in_trace
-    work = jobs(Load(rows, total_s, copies, START_S), SLO, block_tokens)
+    work = jobs(Load(rows=rows, duration_s=total_s, copies=copies, start_s=START_S), SLO, block_tokens)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recording"
 
@@ -160,7 +163,12 @@ def main() -> None:
         for any_role in (False, True):
             measured_s = min(60.0, max(1.0, args.events / args.rate / size))
             case = Case(
-                size, any_role, args.rate, measured_s, size if args.scan else SCAN_UP_TO, args.replays
+                size=size,
+                any_role=any_role,
+                rate=args.rate,
+                measured_s=measured_s,
+                scan_up_to=size if args.scan else SCAN_UP_TO,
+                num_replays=args.replays,
             )
             results.append(run(rows, case))
             print(json.dumps(results[-1]), flush=True)

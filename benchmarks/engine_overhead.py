@@ -32,7 +32,7 @@ class Bench:
         for i in range(batch):
             prompt = tuple((i * 31 + j * 7) % 4000 for j in range(prompt_tokens))
             params = SamplingParams(temperature=0.0, max_tokens=steps + 16)
-            self.scheduler.add(Request(f"r{i}", prompt, params, "frontend"))
+            self.scheduler.add(Request(id=f"r{i}", prompt=prompt, sampling=params, reply_to="frontend"))
         self.parts: dict[str, list[float]] = {"plan": [], "pack": [], "prepare sampler": [], "commit": []}
 
     def timed(self, part: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -52,7 +52,7 @@ class Bench:
         for work in plan.work:
             if work.samples:
                 self.seqs[work.key].append(5)
-        self.timed("commit", self.scheduler.commit, plan, StepResult(plan.step, sampled))
+        self.timed("commit", self.scheduler.commit, plan, StepResult(step=plan.step, sampled=sampled))
 
     @staticmethod
     def prepare_sampler(seqs: list[RankSeq]) -> None:

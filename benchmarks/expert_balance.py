@@ -81,7 +81,8 @@ def forward(part: ModelPart, tokens: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def measure(folder: Path, rank: int, path: str) -> dict[str, Any]:
-    part = load_part(folder, "float32", CPU, Mesh(ep=RANKS), rank, dist.FileStore(path), num_spare=SPARE)  # pyright: ignore[reportPrivateImportUsage]
+    store = dist.FileStore(path)  # pyright: ignore[reportPrivateImportUsage]
+    part = load_part(folder, "float32", CPU, Mesh(ep=RANKS), rank=rank, store=store, num_spare=SPARE)
     spread = part.spread
     assert spread is not None
     watched = spread._all = Watched(spread._all)  # pyright: ignore[reportPrivateUsage]

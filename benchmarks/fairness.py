@@ -27,7 +27,7 @@ from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
 from sim.report import Served, served_coarsely
 
-SLO = Slo("chat", 4.0, 0.1)
+SLO = Slo(name="chat", ttft_s=4.0, tpot_s=0.1)
 SHARES = {"flood": 0.55, "second": 0.25, "third": 0.2}
 """Of the offered load. The least asks for about its fair share; together they ask for far more than there is."""
 RATE, BLOCK = 90.0, 64
@@ -43,15 +43,30 @@ def offered(seed: int, seconds: float, named: bool) -> list[Job]:
         num_prompt, output = rng.randint(500, 1500), rng.randint(50, 150)
         sampling = SamplingParams(max_tokens=output)
         name = tenant if named else ""
-        request = Request(f"r{len(jobs)}", (), sampling, "", SLO, arrival_s=at_s, tenant=name)
+        request = Request(
+            id=f"r{len(jobs)}",
+            prompt=(),
+            sampling=sampling,
+            reply_to="",
+            slo=SLO,
+            arrival_s=at_s,
+            tenant=name,
+        )
         ids = tuple(10_000 * len(jobs) + i for i in range(-(-num_prompt // BLOCK)))
-        jobs.append(Job(request, ids, ids[: num_prompt // BLOCK], num_prompt))
+        jobs.append(Job(request=request, ids=ids, hashes=ids[: num_prompt // BLOCK], num_prompt=num_prompt))
     return jobs
 
 
 def run(jobs: list[Job], seconds: float, slack: float) -> CoarseOutcome:
     schedule = ScheduleConfig(fairness_slack=slack)
-    config = CoarseConfig(0, 0, 2, BLOCK, step=StepCost(0.004, 20_000.0), schedule=schedule)
+    config = CoarseConfig(
+        num_prefill=0,
+        num_decode=0,
+        num_both=2,
+        block_tokens=BLOCK,
+        step=StepCost(overhead_s=0.004, tokens_per_s=20_000.0),
+        schedule=schedule,
+    )
     return simulate(config, jobs, until_s=seconds)
 
 

@@ -98,13 +98,16 @@ def real_trip(record: Record) -> Trip:
 
 def lone_work(run: int) -> list[Job]:
     """Short and long prompts by turns, far apart."""
-    each = [synthetic(LONE, tokens, OUTPUT_TOKENS, 0.0, 4000, tokens, run) for tokens in LONE_INPUTS]
+    each = [
+        synthetic(LONE, tokens, OUTPUT_TOKENS, 0.0, vocab_size=4000, seed=tokens, run=run)
+        for tokens in LONE_INPUTS
+    ]
     return [replace(job, arrival_s=10.0 * i) for i, job in enumerate(chain(*zip(*each, strict=True)))]
 
 
 def together_work(run: int) -> list[Job]:
     short = LONE_INPUTS[0]
-    each = synthetic(2 * TOGETHER, short, OUTPUT_TOKENS, 0.0, 4000, short, run)
+    each = synthetic(2 * TOGETHER, short, OUTPUT_TOKENS, 0.0, vocab_size=4000, seed=short, run=run)
     return [replace(job, arrival_s=10.0 * (i // TOGETHER)) for i, job in enumerate(each)]
 
 
@@ -175,7 +178,9 @@ def one_run(url: str, fleet: Fleet, rate: float, count: int, number: int) -> dic
     together = calibrated(url, together_work(2000 + number), TOGETHER)
     config, pace, front_s = fitted(fleet, lone, together)
     work = timed(
-        synthetic(count, INPUT_TOKENS, OUTPUT_TOKENS, SPREAD, 4000, seed=1, run=number), rate, seed=2
+        synthetic(count, INPUT_TOKENS, OUTPUT_TOKENS, SPREAD, vocab_size=4000, seed=1, run=number),
+        rate,
+        seed=2,
     )
     records = asyncio.run(ask(url, lambda client: open_loop(client, work, lambda _: None)))
     real = figures([real_trip(record) for record in records])
@@ -231,7 +236,9 @@ def study(
     fleet_name: str, profile: Profile, rates: Sequence[float], rounds: int, count: int
 ) -> dict[str, Any]:
     arguments, num_prefill, num_decode = FLEETS[fleet_name]
-    fleet = Fleet("H100", "llama-3.1-8b", num_prefill, num_decode, profile=profile)
+    fleet = Fleet(
+        gpu="H100", model="llama-3.1-8b", num_prefill=num_prefill, num_decode=num_decode, profile=profile
+    )
     runs: list[dict[str, Any]] = []
     with server(*arguments) as url, Progress() as bar:
         task = bar.add_task(fleet_name, total=rounds * len(rates))

@@ -38,9 +38,9 @@ TRACES = {
     "sharegpt": "sharegpt_llama31_300req_blk16.jsonl.gz",
 }
 SLOS = {
-    "interactive": Slo("interactive", 0.45, 0.04),
-    "standard": Slo("standard", 2.0, 0.1),
-    "long-context": Slo("long-context", 10.0, 0.1),
+    "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04),
+    "standard": Slo(name="standard", ttft_s=2.0, tpot_s=0.1),
+    "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1),
 }
 GRID = [
     (trace, slo)
@@ -75,8 +75,9 @@ def window(folder: Path, trace: str, seed: int) -> Window:
 
 def fleet_of(num_prefill: int) -> Fleet:
     """With so many prefill instances; of 0 any instance does either role."""
-    roles = (num_prefill, NUM_GPUS - num_prefill, 0) if num_prefill else (0, 0, NUM_GPUS)
-    return Fleet(GPU, MODEL, *roles)
+    if not num_prefill:
+        return Fleet(gpu=GPU, model=MODEL, num_prefill=0, num_decode=0, num_both=NUM_GPUS)
+    return Fleet(gpu=GPU, model=MODEL, num_prefill=num_prefill, num_decode=NUM_GPUS - num_prefill)
 
 
 class Limits:
@@ -115,7 +116,9 @@ def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
     part, slo = window(folder, trace, seed), SLOS[slo_name]
     fleet = fleet_of(num_prefill)
     entry = SCHEDULERS["baton" if name == SPLIT else name]
-    curve = Curve(lambda copies: attained(part, copies, seed, slo, fleet, entry, TARGETS[0]))
+    curve = Curve(
+        lambda copies: attained(part, copies, seed, slo, fleet=fleet, entry=entry, least=TARGETS[0])
+    )
     guess = Limits(part, slo, seed).guess / 2
     began = time.perf_counter()
     per_copy = part.rate / NUM_GPUS

@@ -62,7 +62,7 @@ def main() -> None:
     curves: dict[str, dict[str, float]] = {name: {} for name in args.schedulers}
     for rate in track(rates):
         for name, curve in curves.items():
-            share = attained(part, rate / per_copy, int(seed), SLOS[slo], fleet, SCHEDULERS[name])
+            share = attained(part, rate / per_copy, int(seed), SLOS[slo], fleet=fleet, entry=SCHEDULERS[name])
             curve[f"{rate:.3f}"] = round(share, 4)
     summary: dict[str, Any] = {
         name: {f"{target:g}": holding(curve, target) for target in TARGETS} for name, curve in curves.items()

@@ -38,7 +38,12 @@ def highest_sure(task: Task) -> tuple[str, str, str, float]:
     fleet, per_copy = fleet_of(num_prefill), part.rate / NUM_GPUS
     sure, rate = 0.0, FIRST_SHARE * bound
     while rate <= LAST_SHARE * bound:
-        if attained(part, rate / per_copy, int(seed), SLOS[slo], fleet, SCHEDULERS[name], target) < target:
+        if (
+            attained(
+                part, rate / per_copy, int(seed), SLOS[slo], fleet=fleet, entry=SCHEDULERS[name], least=target
+            )
+            < target
+        ):
             break
         sure, rate = rate, rate * STEP
     return f"{target:g}", where, name, sure

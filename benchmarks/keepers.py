@@ -28,7 +28,11 @@ from net.channel import Identity
 
 KEY = b"benchmark"
 TCP = TransferConfig(transport="tcp")
-POOL = RankPool(KVShard.whole(KVLayout(8, 4, 64, 16, "float32")), 32, memory=1)
+POOL = RankPool(
+    shard=KVShard.whole(KVLayout(num_layers=8, num_kv_heads=4, head_dim=64, block_size=16, dtype="float32")),
+    num_blocks=32,
+    memory=1,
+)
 SIZES = {"64 KiB": (64 << 10, 200), "1 MiB": (1 << 20, 100), "4 MiB": (4 << 20, 50)}
 
 
@@ -54,7 +58,9 @@ class Process:
 
 
 def started(name: str, receives: bool) -> FarHost:
-    setup = KeeperSetup(1, name, "1", receives, "127.0.0.1", (POOL,))
+    setup = KeeperSetup(
+        memory=1, address=name, incarnation="1", receives=receives, host="127.0.0.1", pools=(POOL,)
+    )
     (far,) = start_keepers(lambda *_: [Process(name)], [setup], MailConfig(peer_timeout_s=60.0))
     far.run(lambda *_: None, lambda *_: None)
     return far

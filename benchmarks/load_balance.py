@@ -31,7 +31,7 @@ NUM_INSTANCES, START_S, SECONDS, MINUTE_S = 16, 300.0, 600.0, 60.0
 FLEETS = {"any role": (0, 0, NUM_INSTANCES), "pools": (10, 6, 0)}
 RATES = (0.7, 1.2)
 """Requests per second and instance."""
-SLO = Slo("long-context", 10.0, 0.1)
+SLO = Slo(name="long-context", ttft_s=10.0, tpot_s=0.1)
 
 
 class Counting:
@@ -60,9 +60,19 @@ class Counting:
 def run(rows: list[TraceRow], name: str, rate: float) -> dict[str, Any]:
     roles, block_tokens = FLEETS[name], natural_block_tokens(rows)
     per_s = sum(START_S <= row.arrival_s < START_S + SECONDS for row in rows) / SECONDS
-    work = jobs(Load(rows, SECONDS, rate * NUM_INSTANCES / per_s, START_S), SLO, block_tokens)
+    work = jobs(
+        Load(rows=rows, duration_s=SECONDS, copies=rate * NUM_INSTANCES / per_s, start_s=START_S),
+        SLO,
+        block_tokens,
+    )
     config = replace(
-        coarse_config(Fleet("H100", "llama-3.1-8b", *roles), block_tokens), schedule=ScheduleConfig()
+        coarse_config(
+            Fleet(
+                gpu="H100", model="llama-3.1-8b", num_prefill=roles[0], num_decode=roles[1], num_both=roles[2]
+            ),
+            block_tokens,
+        ),
+        schedule=ScheduleConfig(),
     )
     made: list[Counting] = []
 

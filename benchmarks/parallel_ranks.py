@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 
 def collectives(rank: int, path: str) -> dict[str, float]:
     """p50 of a call in ms, by kind and rows; kinds interleaved."""
-    comm = connect(dist.FileStore(path), "bench", (0, 1), rank, "gloo", CPU)  # pyright: ignore[reportPrivateImportUsage]
+    comm = connect(dist.FileStore(path), "bench", (0, 1), rank, backend="gloo", device=CPU)  # pyright: ignore[reportPrivateImportUsage]
     found: dict[str, list[float]] = {}
     for _ in range(60):
         for rows in ROWS:
@@ -61,7 +61,7 @@ def collectives(rank: int, path: str) -> dict[str, float]:
 
 def pipeline(rank: int, path: str) -> dict[str, float]:
     """The share of its time that this stage of two waits for the other, by micro-batches in a step."""
-    comm = connect(dist.FileStore(path), "stages", (0, 1), rank, "gloo", CPU)  # pyright: ignore[reportPrivateImportUsage]
+    comm = connect(dist.FileStore(path), "stages", (0, 1), rank, backend="gloo", device=CPU)  # pyright: ignore[reportPrivateImportUsage]
     found: dict[str, float] = {}
     for linked in (True, False):
         for num_parts in (1, 2, 4, 8):
@@ -99,7 +99,7 @@ def loading(folder: Path, meshes: Sequence[Mesh]) -> dict[str, dict[str, float]]
         memory, path = take_memory(size.num_bytes)
         with tempfile.TemporaryDirectory() as store:
             devices = ["cpu"] * mesh.size
-            setups = setups_of(folder, engine, size, mesh, [(path, size.num_bytes)], devices)
+            setups = setups_of(folder, engine, size, mesh, memories=[(path, size.num_bytes)], devices=devices)
             met = [replace(setup, meeting=Meeting(f"{store}/store")) for setup in setups]
             ranks, ready = start_all(start_children, met, 300)
             for rank in ranks:

@@ -34,7 +34,7 @@ STREAMS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 16, 48, 64, 64
 
 
 def jobs(round_number: int) -> list[Job]:
-    return synthetic(REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, 0.25, 4000, seed=round_number)
+    return synthetic(REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, 0.25, vocab_size=4000, seed=round_number)
 
 
 async def direct(work: Sequence[Job]) -> list[Record]:
@@ -48,9 +48,12 @@ async def direct(work: Sequence[Job]) -> list[Record]:
             for job in todo:
                 params = SamplingParams(temperature=0.0, max_tokens=job.max_tokens)
                 request = Request(
-                    cluster.frontend.new_request_id(), tuple(job.prompt), params, cluster.frontend.address
+                    id=cluster.frontend.new_request_id(),
+                    prompt=tuple(job.prompt),
+                    sampling=params,
+                    reply_to=cluster.frontend.address,
                 )
-                record = Record(time.perf_counter())
+                record = Record(sent_s=time.perf_counter())
                 async for _ in cluster.frontend.generate(request):
                     record.tokens_s.append(time.perf_counter())
                 records.append(record)

@@ -42,10 +42,10 @@ class Case:
 
 CASES = {
     "conversation, any role": Case(
-        "mooncake_fast25_conversation.jsonl.gz", Slo("standard", 2.0, 0.1), True, 1.9
+        "mooncake_fast25_conversation.jsonl.gz", Slo(name="standard", ttft_s=2.0, tpot_s=0.1), True, 1.9
     ),
     "conversation, pools": Case(
-        "mooncake_fast25_conversation.jsonl.gz", Slo("standard", 2.0, 0.1), False, 1.35
+        "mooncake_fast25_conversation.jsonl.gz", Slo(name="standard", ttft_s=2.0, tpot_s=0.1), False, 1.35
     ),
 }
 
@@ -55,8 +55,21 @@ def attained(rows: list[TraceRow], case: Case, seed: int, variant: str) -> float
     roles = (0, 0, NUM_INSTANCES) if case.any_role else (half, half, 0)
     block_tokens, start_s = natural_block_tokens(rows), FIRST_S + seed * BETWEEN_S
     base = sum(start_s <= row.arrival_s < start_s + WINDOW_S for row in rows) / WINDOW_S
-    work = jobs(Load(rows, WINDOW_S, case.rate * NUM_INSTANCES / base, start_s, seed), case.slo, block_tokens)
-    config = coarse_config(Fleet("H100", "llama-3.1-8b", *roles), block_tokens)
+    work = jobs(
+        Load(
+            rows=rows,
+            duration_s=WINDOW_S,
+            copies=case.rate * NUM_INSTANCES / base,
+            start_s=start_s,
+            seed=seed,
+        ),
+        case.slo,
+        block_tokens,
+    )
+    config = coarse_config(
+        Fleet(gpu="H100", model="llama-3.1-8b", num_prefill=roles[0], num_decode=roles[1], num_both=roles[2]),
+        block_tokens,
+    )
     config = replace(config, schedule=ScheduleConfig(report_interval_s=REPORT_INTERVAL_S))
     outcome = simulate(config, work, several(*VARIANTS[variant]), until_s=WINDOW_S + PATIENCE_S)
     return attainment(served_coarsely(outcome), case.slo)

@@ -43,7 +43,7 @@ from sim.coarse.world import CoarseOutcome, Log, Scheduler, production, simulate
 from sim.report import served_job
 from sim.workload import Row
 
-SLO = Slo("speed", 2.0, 0.1)
+SLO = Slo(name="speed", ttft_s=2.0, tpot_s=0.1)
 _ROOT = Path(__file__).parents[1]
 PARTS = ("cluster", "sim", "engine", "core")
 
@@ -63,7 +63,7 @@ class Offered:
 
     def load(self, num_instances: int, until_s: float) -> Load:
         rate = sum(row.arrival_s < until_s for row in self.rows) / until_s
-        return Load(self.rows, until_s, num_instances * self.per_minute / 60 / rate)
+        return Load(rows=self.rows, duration_s=until_s, copies=num_instances * self.per_minute / 60 / rate)
 
 
 @dataclass(slots=True)
@@ -142,7 +142,10 @@ def run(
 ) -> tuple[CoarseOutcome, Arrivals]:
     """A fleet's first `until_s` seconds; with `timed` its scheduler is put there."""
     arrivals = Arrivals(offered, num_instances, until_s)
-    config = coarse_config(Fleet("H100", "llama-3.1-8b", 0, 0, num_instances), offered.block_tokens)
+    config = coarse_config(
+        Fleet(gpu="H100", model="llama-3.1-8b", num_prefill=0, num_decode=0, num_both=num_instances),
+        offered.block_tokens,
+    )
 
     def make(schedule: ScheduleConfig, _: Log) -> Scheduler:
         scheduler = production(schedule, lambda _: None)
@@ -193,7 +196,10 @@ def measure(offered: Offered, num_instances: int, warm_s: float, seconds: float)
         "scheduler_share": round(share, 3),
         **profile,
     }
-    return _result(offered, num_instances, warm_s, seconds, outcome, arrivals, each_s) | measured
+    return (
+        _result(offered, num_instances, warm_s, seconds, outcome=outcome, arrivals=arrivals, each_s=each_s)
+        | measured
+    )
 
 
 def measure_whole(offered: Offered, num_instances: int, seconds: float) -> dict[str, Any]:
@@ -210,7 +216,16 @@ def measure_whole(offered: Offered, num_instances: int, seconds: float) -> dict[
         "in_time_share": round(arrivals.num_in_time / arrivals.num_ended, 4),
     }
     return (
-        _result(offered, num_instances, 0.0, seconds, outcome, arrivals, clocked.took_s / seconds) | measured
+        _result(
+            offered,
+            num_instances,
+            0.0,
+            seconds,
+            outcome=outcome,
+            arrivals=arrivals,
+            each_s=clocked.took_s / seconds,
+        )
+        | measured
     )
 
 
@@ -219,6 +234,7 @@ def _result(
     num_instances: int,
     warm_s: float,
     seconds: float,
+    *,
     outcome: CoarseOutcome,
     arrivals: Arrivals,
     each_s: float,

@@ -35,7 +35,14 @@ def started(context: int) -> StepScheduler:
     rng = random.Random(context)
     for number in range(BATCH):
         prompt = tuple(rng.randrange(1 << 17) for _ in range(context))
-        scheduler.add(Request(f"r{number}", prompt, SamplingParams(max_tokens=num_output), "client"))
+        scheduler.add(
+            Request(
+                id=f"r{number}",
+                prompt=prompt,
+                sampling=SamplingParams(max_tokens=num_output),
+                reply_to="client",
+            )
+        )
     while scheduler.num_decoding < BATCH:
         step(scheduler)
     return scheduler
@@ -45,7 +52,7 @@ def step(scheduler: StepScheduler) -> StepPlan:
     plan = scheduler.plan(0.0)
     assert plan is not None
     sampled = tuple(Sampled(w.key, 5) for w in plan.work if w.samples)
-    scheduler.commit(plan, StepResult(plan.step, sampled), 0.0)
+    scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), 0.0)
     return plan
 
 

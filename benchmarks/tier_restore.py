@@ -33,7 +33,7 @@ PREDICTION = (
     "TTFT falls from copy + step to the longer of the two and the first layer's copy: 90 % of the copy is hidden at ratio 2, "
     "80 % at ratio 1"
 )
-LAYOUT = KVLayout(32, 8, 128, 16, "bfloat16")
+LAYOUT = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")
 SHARD = KVShard.whole(LAYOUT)
 NUM_NEW = 512
 RATIOS = [1.0, 2.0]
@@ -65,7 +65,9 @@ async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_
             if layer_done is not None:
                 layer_done(0, layer)
             time.sleep(layer_s * (1 - KV_READY))
-        return StepResult(plan.step, tuple(Sampled(work.key, 1) for work in plan.work if work.samples))
+        return StepResult(
+            step=plan.step, sampled=tuple(Sampled(work.key, 1) for work in plan.work if work.samples)
+        )
 
     drawn: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -76,11 +78,17 @@ async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_
     scheduler = StepScheduler(CONFIG, NUM_BLOCKS, 1 << 16, FifoPolicy())
     tiers = Restoring(scheduler, store, LAYOUT.block_size, gate)
     engine = Engine(
-        scheduler, InlineGroup(step), WallClock(), emit, drawn.set_exception, lambda _: None, tiers=tiers
+        scheduler,
+        InlineGroup(step),
+        WallClock(),
+        emit,
+        on_error=drawn.set_exception,
+        on_stuck=lambda _: None,
+        tiers=tiers,
     )
     running = asyncio.create_task(engine.run())
     started = time.perf_counter()
-    engine.add(Request("r", prompt, SamplingParams(max_tokens=1), "f"))
+    engine.add(Request(id="r", prompt=prompt, sampling=SamplingParams(max_tokens=1), reply_to="f"))
     took = await drawn - started
     await tiers.settled()
     running.cancel()
@@ -91,7 +99,7 @@ async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_
 def filled_store(tokens: tuple[int, ...]) -> TierStore:
     pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
     pool[:] = bytes(len(pool))  # its pages are there
-    store = build_tiers(CONFIG, pool, [RankPool(SHARD, NUM_BLOCKS)], "benchmark")
+    store = build_tiers(CONFIG, pool, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)], "benchmark")
     assert store is not None
     for number, digest in enumerate(prefix_digests(root_digest(store.root, ""), tokens, LAYOUT.block_size)):
         store.accept(digest, bytes([number % 256]) * SHARD.pool_bytes(1))

@@ -59,7 +59,7 @@ PREDICTIONS = {
 POOL_BYTES = 256 << 20
 BURST_BYTES = 32 << 20
 SIZES = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
-SHARD = KVShard.whole(KVLayout(1, 1, 1024, 16, "float32"))
+SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=1024, block_size=16, dtype="float32"))
 KEY = b"benchmark"
 Transfer = Callable[[int, int], Awaitable[None]]
 """(bytes, how many times)"""

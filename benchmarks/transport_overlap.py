@@ -49,7 +49,7 @@ RATIOS = [1.0, 2.0, 4.0]
 H100_TOKENS_PER_S = 20_000
 KV_READY = 0.12
 """Of a layer's time: 4096 x 6144 of its 218 million multiplications."""
-LAYOUT = KVLayout(32, 8, 128, 16, "bfloat16")
+LAYOUT = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")
 SHARD = KVShard.whole(LAYOUT)
 NUM_BLOCKS = PROMPTS[-1] // LAYOUT.block_size
 LAYER_CHUNK_BYTES = CHUNK_TOKENS // LAYOUT.block_size * SHARD.block_bytes
@@ -66,15 +66,17 @@ def holder(pipe: Any) -> None:
             NUM_BLOCKS,
             mail.address,
             "d1",
-            lambda commit: pipe.send((commit.grant_id, committed_s.pop(commit.grant_id), time.monotonic())),
-            lambda _: None,
+            on_complete=lambda commit: pipe.send(
+                (commit.grant_id, committed_s.pop(commit.grant_id), time.monotonic())
+            ),
+            on_corrupted=lambda _: None,
         )
 
         def on_message(sender: str, message: Message) -> None:
             match message:
-                case ChunkDone(grant_id, _, _, _, num_bytes):
+                case ChunkDone(grant_id=grant_id, seq=_, first_token=_, num_tokens=_, num_bytes=num_bytes):
                     inbox.arrived(grant_id, num_bytes)
-                case Commit(grant_id):
+                case Commit(grant_id=grant_id):
                     committed_s[grant_id] = time.monotonic()
                     inbox.committed(message)
                 case _:
@@ -91,7 +93,11 @@ def holder(pipe: Any) -> None:
         while (num_tokens := await asyncio.to_thread(pipe.recv)) is not None:
             number += 1
             blocks = range(num_blocks_for(num_tokens, LAYOUT.block_size))
-            pipe.send(inbox.open(f"r{number}#0", 0, "writer", list(blocks), 0, num_tokens, 60))
+            pipe.send(
+                inbox.open(
+                    f"r{number}#0", 0, "writer", list(blocks), first_token=0, num_tokens=num_tokens, ttl_s=60
+                )
+            )
         await inbox.shut()
         await mail.close()
 
@@ -155,7 +161,7 @@ class Prefill:
 
         self._pusher.open(grant, lambda _: delivered.set(), lambda _: None, failed)
         started, ended = await asyncio.to_thread(self._compute, grant, num_tokens, layer_s)
-        self._pusher.finish(grant.id, [TokenOut("r", 0, 0, 1)])
+        self._pusher.finish(grant.id, [TokenOut(request_id="r", attempt=0, index=0, token=1)])
         await delivered.wait()
         grant_id, committed, complete = await asyncio.to_thread(self._pipe.recv)
         assert grant_id == grant.id
@@ -166,8 +172,15 @@ class Prefill:
         blocks = tuple(range(NUM_BLOCKS))
         for start in range(0, num_tokens, CHUNK_TOKENS):
             count = min(CHUNK_TOKENS, num_tokens - start)
-            work = SeqWork("r#0", start, count, blocks, False, Push(grant.id, start, count))
-            layer_done = self._pusher.step_started(StepPlan(0, (), (), (work,), ()))
+            work = SeqWork(
+                key="r#0",
+                start=start,
+                count=count,
+                block_ids=blocks,
+                samples=False,
+                push=Push(grant.id, start, count),
+            )
+            layer_done = self._pusher.step_started(StepPlan(step=0, new=(), copies=(), work=(work,), drop=()))
             for layer in range(LAYOUT.num_layers):
                 time.sleep(layer_s * KV_READY)
                 assert layer_done is not None

@@ -91,9 +91,9 @@ class LocalCluster:
                 clock,
                 config.schedule,
                 config.engine.block_size,
-                resolve,
-                config.serve.request_timeout_s,
-                observe,
+                resolve_schedulers=resolve,
+                request_timeout_s=config.serve.request_timeout_s,
+                observe=observe,
             )
             stack.push_async_callback(frontend.close)
             stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))

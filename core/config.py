@@ -228,11 +228,11 @@ class ClusterConfig(_Frozen):
     cluster_key: SecretStr | None = None
     """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
     slo_classes: SloClasses = {
-        "interactive": Slo("interactive", 0.45, 0.04, 2),
-        "chat": Slo("chat", 1.0, 0.05, 1),
+        "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, priority=2),
+        "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1),
         "standard": Slo(),
-        "long-context": Slo("long-context", 10.0, 0.1, 0),
-        "batch": Slo("batch", 3600.0, 10.0, -1),
+        "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, priority=0),
+        "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
     }
     tenants: Mapping[TenantName, TenantConfig] = {}
 

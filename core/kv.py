@@ -14,7 +14,7 @@ SCALE_BYTES = 4
 PAGE_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:
     """The model's KV state for one token, and how many tokens a block holds."""
 
@@ -108,7 +108,7 @@ class KVShard:
         ) * self.layout.vector_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankPool:
     """The pool of one rank, in its instance's memory on the rank's host: `base_bytes` into it."""
 
@@ -149,7 +149,15 @@ def lay_out(
     for rank, shard in enumerate(shards):
         first_block = groups[rank] * num_blocks if groups else 0
         memory = memories[rank] if memories else 0
-        pools.append(RankPool(shard, num_blocks, memory_bytes(pools, memory), first_block, memory))
+        pools.append(
+            RankPool(
+                shard=shard,
+                num_blocks=num_blocks,
+                base_bytes=memory_bytes(pools, memory),
+                first_block=first_block,
+                memory=memory,
+            )
+        )
     return tuple(pools)
 
 

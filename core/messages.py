@@ -22,7 +22,7 @@ from core.types import Request, Route, Slo, TokenOut
 
 
 # --- placing -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Ask for a route. `exclude` names instances that this request has just lost."""
 
@@ -105,7 +105,7 @@ class Leaving:
     address: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NeedPrefill:
     """A decode instance holds a reservation whose prefill instance was lost or failed; `num_tokens` are still missing."""
 
@@ -140,7 +140,7 @@ class Colleagues:
     others: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """`scheduler` has placed a request: what that takes of its instances, and of its tenant's share."""
 
@@ -156,7 +156,7 @@ class Taken:
     """Output, on average."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GivenBack:
     """What `scheduler` has Taken is free again. The rest is as in Finished; an attempt that was lost has generated nothing."""
 
@@ -241,7 +241,7 @@ class Failed:
 
 
 # --- handing over --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegionKey:
     """How a writer reaches one decode rank's KV pool: by which transport, where, and what lies there."""
 
@@ -259,7 +259,7 @@ class RegionKey:
     """Where this rank's pool begins in the memory that the endpoint names."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """The right to write the KV of tokens [first_token, first_token + num_tokens) into `block_ids` of the holder's pool.
 
@@ -293,7 +293,7 @@ class Revoke:
     grant_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
     """Every write of the chunk's tokens is done; `num_bytes` of them the holder could not count itself (shared memory)."""
 
@@ -304,7 +304,7 @@ class ChunkDone:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     """`num_bytes` in all are written or on their way, nothing more will be; `first` is the token that prefill drew (and sent to
     the frontend). The grant ends when all of them have arrived."""

@@ -47,7 +47,14 @@ def tokens_in_time(
     start = prompts[0].num_computed if prompts else 0
     easy_share = SHARE if prompts and _is_pressing(prompts[0], steps) else EASY_SHARE
     return prompt_tokens(
-        steps, len(decoding), context_tokens, tpot_s, budget_tokens, start, easy_share, slack_s
+        steps,
+        len(decoding),
+        context_tokens,
+        tpot_s,
+        budget_tokens=budget_tokens,
+        start_tokens=start,
+        easy_share=easy_share,
+        slack_s=slack_s,
     )
 
 
@@ -69,6 +76,7 @@ def prompt_tokens(
     num_decoding: int,
     context_tokens: float,
     tpot_s: float,
+    *,
     budget_tokens: int,
     start_tokens: float = 0.0,
     easy_share: float = EASY_SHARE,

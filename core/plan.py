@@ -25,7 +25,7 @@ class Push:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SeqWork:
     """Compute the KV of tokens [start, start + count) of one sequence.
 
@@ -50,7 +50,7 @@ class BlockCopy:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     step: int
     new: tuple[NewSeq, ...]
@@ -84,7 +84,7 @@ class ExpertLoad:
     """Experts that have been put into other slots so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """One `Sampled` for each work with `samples`, in the order of the plan."""
 

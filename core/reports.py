@@ -17,7 +17,7 @@ class Site:
     """0: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
     """An instance introduces itself; it repeats this whenever it has (re)connected to a scheduler."""
 
@@ -58,7 +58,7 @@ class TierCounts:
     """Thought to be there and not any more, or damaged."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCounts:
     """What an instance has done since it began."""
 
@@ -91,7 +91,7 @@ class LayerExperts:
     """Experts that were put into other slots, so far."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     address: str
     seq: int
@@ -122,7 +122,7 @@ class LoadReport:
     """Since the instance began. Empty: nothing new."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceStatus:
     address: str
     prefills: bool
@@ -147,7 +147,7 @@ class InstanceStatus:
     """Experts that were put into other slots, in all layers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
     """What the autoscaler makes of one pool."""
 
@@ -163,7 +163,7 @@ class PoolStatus:
     """Of the last change."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """What the scheduler knows. `why_not`: why a request would not be answered now; empty: it would be."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel:
     """duration = fixed_s + token_s x new tokens + context_s x sum of contexts + seq_s x sequences + pair_s x pairs; none is < 0.
 

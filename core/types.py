@@ -11,7 +11,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
     """A service class: the latency targets of one request, from its class name in the configuration."""
 
@@ -27,7 +27,7 @@ class Slo:
 STANDARD = Slo()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are drawn. The draw for output position i depends on (seed, i) and the logits alone."""
 
@@ -54,7 +54,7 @@ class SamplingParams:
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to generate. `attempt` counts re-executions; `emitted` are tokens that earlier attempts delivered."""
 
@@ -99,7 +99,7 @@ class Route:
     prefill: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOut:
     """One generated token. `index` counts output tokens from 0 over all attempts: the frontend's deduplication key."""
 

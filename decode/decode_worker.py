@@ -42,7 +42,7 @@ _MAX_GRANTS = 3
 """Writers that a prompt is given to before we compute it ourselves: it must not wander between instances without room."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Job:
     """One attempt on this instance, from Submit to its last token or its cancellation."""
 
@@ -97,7 +97,7 @@ class DecodeWorker:
                 self._submit(request, route)
             case Cancel(request_id, attempt):
                 self._cancel(f"{request_id}#{attempt}")
-            case ChunkDone(grant_id, _, _, _, num_bytes):
+            case ChunkDone(grant_id=grant_id, seq=_, first_token=_, num_tokens=_, num_bytes=num_bytes):
                 if num_bytes:
                     self._inbox.arrived(grant_id, num_bytes)
             case Commit():
@@ -166,7 +166,7 @@ class DecodeWorker:
     def _submit(self, request: Request, route: Route) -> None:
         if request.key in self._jobs:
             return
-        job = self._jobs[request.key] = _Job(request, route.prefill)
+        job = self._jobs[request.key] = _Job(request=request, prefill=route.prefill)
         try:
             if route.prefill:
                 self._reserve(job)
@@ -287,7 +287,13 @@ class DecodeWorker:
         assert job.handoff is not None
         r, ttl_s = job.reservation, self._config.grant_ttl_s
         grant = self._inbox.open(
-            r.key, job.handoff.epoch, job.prefill, r.block_ids, r.matched_tokens, r.num_tokens, ttl_s
+            r.key,
+            job.handoff.epoch,
+            job.prefill,
+            r.block_ids,
+            first_token=r.matched_tokens,
+            num_tokens=r.num_tokens,
+            ttl_s=ttl_s,
         )
         self._grants.pop(job.grant_id, None)
         job.grant_id = grant.id
@@ -310,7 +316,13 @@ class DecodeWorker:
         if not self._schedulers.scheduler or job.handoff.epoch + 1 >= _MAX_GRANTS:
             self._on_fact(job, Fact.NOBODY)
             return
-        ask = NeedPrefill(request.id, request.attempt, job.handoff.epoch, missing, job.prefill)
+        ask = NeedPrefill(
+            request_id=request.id,
+            attempt=request.attempt,
+            epoch=job.handoff.epoch,
+            num_tokens=missing,
+            lost=job.prefill,
+        )
         job.asked = self._schedulers.scheduler
         self._mail.send(job.asked, ask)
         self._set_timer(job, _ASK_TIMEOUT_S)

@@ -22,7 +22,7 @@ from engine.tiers.restoring import Restoring
 _SMOOTHING = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     free_blocks: int
     waiting_tokens: int
@@ -54,6 +54,7 @@ class Engine:
         group: WorkerGroup,
         clock: Clock,
         emit: Callable[[list[TokenOut]], None],
+        *,
         on_error: Callable[[BaseException], None],
         on_stuck: Callable[[list[str]], None],
         lookahead: bool = True,
@@ -142,15 +143,17 @@ class Engine:
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
         return EngineLoad(
-            scheduler.num_available_blocks,
-            scheduler.num_waiting_tokens,
-            scheduler.num_waiting + len(self._reserving) + (self._tiers.num_waiting if self._tiers else 0),
-            scheduler.num_running,
-            self._pace.tokens_per_s(self._clock.now()),
-            self._step_s,
-            scheduler.num_decoding,
-            scheduler.num_context_tokens,
-            self._fits.models,
+            free_blocks=scheduler.num_available_blocks,
+            waiting_tokens=scheduler.num_waiting_tokens,
+            num_waiting=scheduler.num_waiting
+            + len(self._reserving)
+            + (self._tiers.num_waiting if self._tiers else 0),
+            num_running=scheduler.num_running,
+            tokens_per_s=self._pace.tokens_per_s(self._clock.now()),
+            step_s=self._step_s,
+            num_decoding=scheduler.num_decoding,
+            context_tokens=scheduler.num_context_tokens,
+            steps=self._fits.models,
         )
 
     def tier_counts(self) -> TierCounts:
@@ -160,7 +163,12 @@ class Engine:
         queried, hit = self._scheduler.prefix_tokens
         preempted = self._scheduler.num_preempted
         return WorkCounts(
-            self._num_steps, self._num_computed, queried, hit, preempted, replayed_steps=self._num_replayed
+            steps=self._num_steps,
+            computed_tokens=self._num_computed,
+            prefix_queried_tokens=queried,
+            prefix_hit_tokens=hit,
+            preempted=preempted,
+            replayed_steps=self._num_replayed,
         )
 
     def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:

@@ -18,7 +18,7 @@ from kernels.routing import Routing
 from kernels.sampling import Draw, Penalties
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMeta:
     """Which rows of a packed step belong to which sequence, and where each sequence's KV lies."""
 
@@ -51,11 +51,11 @@ class AttentionMeta:
         for length in query_lens:
             starts.append(starts[-1] + length)
         return cls(
-            tuple(starts),
-            tuple(query_lens),
-            tuple(context_lens),
-            tuple(torch.from_numpy(table) for table in block_tables),
-            torch.from_numpy(slots).to(device),
+            query_starts=tuple(starts),
+            query_lens=tuple(query_lens),
+            context_lens=tuple(context_lens),
+            block_tables=tuple(torch.from_numpy(table) for table in block_tables),
+            slots=torch.from_numpy(slots).to(device),
         )
 
 
@@ -115,7 +115,7 @@ HeadNorms = tuple[Tensor, Tensor, float]
 """Weights (D,) float32 of the RMSNorm of queries' and of keys' heads; eps."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """One implementation of everything, for one kind of device. Outputs have the dtype of the inputs."""
 

@@ -45,7 +45,7 @@ class EightBit:
         return self.values.view(torch.uint8), self.scales
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FourBit:
     """(nibble - zero) * scale; or, without zeros, E2M1 numbers times powers of two.
 
@@ -175,11 +175,11 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
             own = [part for part in parts if isinstance(part, FourBit)]
             zeros = [p.zeros for p in own if p.zeros is not None]
             return FourBit(
-                combine([p.words for p in own], -1),
-                combine([p.scales for p in own], -1),
-                combine(zeros, -1) if zeros else None,
-                first.group,
-                first.inputs,
+                words=combine([p.words for p in own], -1),
+                scales=combine([p.scales for p in own], -1),
+                zeros=combine(zeros, -1) if zeros else None,
+                group=first.group,
+                inputs=first.inputs,
             )
         case _:
             return combine([part for part in parts if isinstance(part, Tensor)], -2)

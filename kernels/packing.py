@@ -38,12 +38,20 @@ def from_compressed(packed: Tensor, zero_point: Tensor | None, scales: Tensor, g
 def from_mxfp4(blocks: Tensor, exponents: Tensor) -> FourBit:
     """blocks (..., N, K / 2) uint8, the even element in the low bits; exponents (..., N, K / 32) uint8."""
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).mT
-    return FourBit(_pack(nibbles), exponents.mT.contiguous(), None, 32, nibbles.shape[-2])
+    return FourBit(
+        words=_pack(nibbles), scales=exponents.mT.contiguous(), zeros=None, group=32, inputs=nibbles.shape[-2]
+    )
 
 
 def _four_bit(nibbles: Tensor, zeros: Tensor, scales: Tensor, group: int) -> FourBit:
     assert zeros.shape == scales.shape
-    return FourBit(_pack(nibbles), scales.contiguous(), zeros.contiguous(), group, nibbles.shape[0])
+    return FourBit(
+        words=_pack(nibbles),
+        scales=scales.contiguous(),
+        zeros=zeros.contiguous(),
+        group=group,
+        inputs=nibbles.shape[0],
+    )
 
 
 def _columns(words: Tensor, order: tuple[int, ...]) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """Mixtral, Qwen and gpt-oss renormalise a softmax; DeepSeek-V2 and V3 first choose groups of experts
     (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 2.1.2)."""

@@ -19,7 +19,7 @@ class CopyRun:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One pool and a sequence's blocks in it. `block_ids` covers tokens from `first_token`, a multiple of the block size."""
 

@@ -10,7 +10,7 @@ from core.errors import Bug
 from core.messages import Grant
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class LiveGrant:
     grant: Grant
     writer: str
@@ -38,7 +38,7 @@ class GrantLedger:
             if block in self._owner:
                 raise Bug(f"block {block} is granted to {self._owner[block]} and would be to {grant.id}")
         self._owner |= dict.fromkeys(blocks, grant.id)
-        self._live[grant.id] = LiveGrant(grant, writer, blocks)
+        self._live[grant.id] = LiveGrant(grant=grant, writer=writer, blocks=blocks)
 
     def get(self, grant_id: str) -> LiveGrant | None:
         return self._live.get(grant_id)

@@ -28,6 +28,7 @@ class Inbox:
         num_blocks: int,
         holder: str,
         incarnation: str,
+        *,
         on_complete: Callable[[Commit], None],
         on_corrupted: Callable[[str], None],
         model: str = "",
@@ -37,7 +38,7 @@ class Inbox:
         """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`. `far`: the
         memories of other hosts that some of them lie in."""
         self._shard = shard
-        self._pools = tuple(pools) or (RankPool(shard, num_blocks),)
+        self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._contents = [pack(content_of(pool.shard, model, pool.base_bytes)) for pool in self._pools]
         self._holder, self._incarnation = holder, incarnation
         self._on_complete, self.corrupted = on_complete, on_corrupted
@@ -66,6 +67,7 @@ class Inbox:
         epoch: int,
         writer: str,
         block_ids: Sequence[int],
+        *,
         first_token: int,
         num_tokens: int,
         ttl_s: float,

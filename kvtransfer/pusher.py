@@ -59,6 +59,7 @@ class Pusher:
         num_blocks: int,
         mail: Mail,
         senders: Sequence[Sender],
+        *,
         staging: Staging | None = None,
         model: str = "",
         pools: Sequence[RankPool] = (),
@@ -71,7 +72,7 @@ class Pusher:
         `pools`: those of the instance's ranks; none: one rank with all of `shard`. `senders` read this process's memory, number
         0, and each of `far_senders` one of another host, from 1 on. Ranks that hold the same share the work.
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
-        self._pools = tuple(pools) or (RankPool(shard, num_blocks),)
+        self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._shard, self._model = shard, model
         self._mail, self._staging = mail, None if far_senders else staging
         self._senders = [sender for memory in (senders, *far_senders) for sender in memory]
@@ -110,7 +111,14 @@ class Pusher:
         ways = [routes.choose(grant.holder, grant.regions) for routes in self._routes]
         duty = self._duties([region.shard for _, region in ways[0]])
         self._pushes[grant.id] = Push(
-            grant, ways, urgency, on_delivered, on_quiet, on_failed, self._now(), duty
+            grant=grant,
+            ways=ways,
+            urgency=urgency,
+            on_delivered=on_delivered,
+            on_quiet=on_quiet,
+            on_failed=on_failed,
+            opened_s=self._now(),
+            duties=duty,
         )
 
     def remaining_s(self, grant_id: str) -> float:
@@ -128,7 +136,12 @@ class Pusher:
         push = self._pushes.get(grant_id)
         if push is not None and not push.closing:
             commit = Commit(
-                grant_id, push.num_chunks, push.num_bytes, drawn[0], push.times(), tuple(drawn[1:])
+                grant_id=grant_id,
+                num_chunks=push.num_chunks,
+                num_bytes=push.num_bytes,
+                first=drawn[0],
+                times=push.times(),
+                more=tuple(drawn[1:]),
             )
             self._mail.send(push.grant.holder, commit)
             self._close(push)
@@ -203,7 +216,16 @@ class Pusher:
                 if pool.holds(work.block_ids[0])
             }
             num_layers = sum(self._pools[rank].shard.num_layers for rank in plans)
-            chunks.append(Chunk(push, push.num_chunks, start, count, plans, num_layers))
+            chunks.append(
+                Chunk(
+                    push=push,
+                    seq=push.num_chunks,
+                    first_token=start,
+                    num_tokens=count,
+                    plans=plans,
+                    num_left=num_layers,
+                )
+            )
             push.num_chunks += 1
         if not chunks:
             return None
@@ -221,9 +243,23 @@ class Pusher:
         sender, region = push.ways[pool.memory][target]
         grant = push.grant
         blocks = pool.local(work.block_ids)
-        source = Side(pool.shard, pool.num_blocks, blocks, base_bytes=pool.base_bytes)
-        side = Side(region.shard, region.num_blocks, grant.block_ids, grant.first_token, region.base_bytes)
-        return TargetPlan(sender, region, source, side, plan_vectors(source, side, start, count))
+        source = Side(
+            shard=pool.shard, num_blocks=pool.num_blocks, block_ids=blocks, base_bytes=pool.base_bytes
+        )
+        side = Side(
+            shard=region.shard,
+            num_blocks=region.num_blocks,
+            block_ids=grant.block_ids,
+            first_token=grant.first_token,
+            base_bytes=region.base_bytes,
+        )
+        return TargetPlan(
+            sender=sender,
+            region=region,
+            source=source,
+            side=side,
+            runs=plan_vectors(source, side, start, count),
+        )
 
     def _layer_done(self, chunks: list[Chunk], rank: int, layer: int) -> None:
         if (
@@ -350,7 +386,13 @@ class Pusher:
 
     def _chunk_done(self, chunk: Chunk) -> None:
         grant = chunk.push.grant
-        done = ChunkDone(grant.id, chunk.seq, chunk.first_token, chunk.num_tokens, chunk.vouched_bytes)
+        done = ChunkDone(
+            grant_id=grant.id,
+            seq=chunk.seq,
+            first_token=chunk.first_token,
+            num_tokens=chunk.num_tokens,
+            num_bytes=chunk.vouched_bytes,
+        )
         self._mail.send(grant.holder, done)
 
     def _close(self, push: Push) -> None:

@@ -27,7 +27,7 @@ class Pace:
         self.s_per_byte += _SMOOTHING * (took - self.s_per_byte) if self.s_per_byte else took
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Push:
     """One grant that is being filled."""
 
@@ -68,7 +68,7 @@ class Push:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
     """What of a chunk goes from one of our ranks to one of the holder's, for the first layer."""
 
@@ -91,7 +91,7 @@ class TargetPlan:
         return sum(run.count for run in self.runs) * (layout.vector_bytes + layout.scale_bytes)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Chunk:
     """One work of a step."""
 

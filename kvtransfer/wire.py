@@ -24,7 +24,7 @@ KNOWN_REQUIREMENTS = frozenset({"base"})
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVContent:
     model: str
     """The revision of the weights; empty: not known, and taken to fit."""
@@ -61,15 +61,15 @@ def content_of(shard: KVShard, model: str = "", base_bytes: int = 0) -> KVConten
     """What a rank's pool holds, in this release's words."""
     layout = shard.layout
     return KVContent(
-        model,
-        layout.state,
-        layout.num_layers,
-        layout.num_kv_heads,
-        layout.head_dim,
-        shard.layers,
-        shard.heads,
-        layout.dtype,
-        layout.scales,
+        model=model,
+        state=layout.state,
+        num_layers=layout.num_layers,
+        num_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        layers=shard.layers,
+        heads=shard.heads,
+        dtype=layout.dtype,
+        scales=layout.scales,
         software=_SOFTWARE,
         requires=("base",) if base_bytes else (),
     )

@@ -21,7 +21,17 @@ def attention_cases(
     windows = sorted({spec.windows[index] for index in layers})
     cap, scale, sinks = spec.attention_soft_cap, spec.attention_scale, spec.sinks
     return tuple(
-        Case(heads[0], heads[1], spec.head_dim, block_size, dtype, scale, window, cap, sinks)
+        Case(
+            num_heads=heads[0],
+            num_kv_heads=heads[1],
+            head_dim=spec.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+            scale=scale,
+            window=window,
+            soft_cap=cap,
+            sinks=sinks,
+        )
         for window in windows
     )
 

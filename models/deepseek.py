@@ -55,7 +55,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
             f"topk_method {method!r} is not supported (greedy and group_limited_greedy are)"
         )
     routing = Routing(
-        count(config, "num_experts_per_tok"),
+        top_k=count(config, "num_experts_per_tok"),
         renormalise=False,
         scale=float(config["routed_scaling_factor"]),
     )
@@ -73,7 +73,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "scoring_func", "sigmoid")
     _refuse_unless(config, "topk_method", "noaux_tc")
     routing = Routing(
-        count(config, "num_experts_per_tok"),
+        top_k=count(config, "num_experts_per_tok"),
         scoring="sigmoid",
         renormalise=bool(config["norm_topk_prob"]),
         scale=float(config["routed_scaling_factor"]),

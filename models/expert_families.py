@@ -62,7 +62,7 @@ def mixtral(config: Config) -> ModelSpec:
     moe = MoeSpec(
         num_experts=count(config, "num_local_experts"),
         intermediate_size=spec.intermediate_size,
-        routing=Routing(count(config, "num_experts_per_tok")),
+        routing=Routing(top_k=count(config, "num_experts_per_tok")),
         sparse=(True,) * spec.num_layers,
         projections=("w1", "w3", "w2"),
     )
@@ -97,7 +97,7 @@ def gpt_oss(config: Config) -> ModelSpec:
     moe = MoeSpec(
         num_experts=count(config, "num_local_experts"),
         intermediate_size=spec.intermediate_size,
-        routing=Routing(count(config, "num_experts_per_tok")),
+        routing=Routing(top_k=count(config, "num_experts_per_tok")),
         sparse=(True,) * spec.num_layers,
         by_turns=True,
         mxfp4=(config.get("quantization_config") or {}).get("quant_method") == "mxfp4",
@@ -125,6 +125,8 @@ def _qwen_experts(config: Config) -> MoeSpec:
     return MoeSpec(
         num_experts=count({"num_experts": num_experts}, "num_experts"),
         intermediate_size=count(config, "moe_intermediate_size"),
-        routing=Routing(count(config, "num_experts_per_tok"), renormalise=bool(config["norm_topk_prob"])),
+        routing=Routing(
+            top_k=count(config, "num_experts_per_tok"), renormalise=bool(config["norm_topk_prob"])
+        ),
         sparse=tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers)),
     )

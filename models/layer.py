@@ -42,7 +42,7 @@ class Layer:
         if spec.moe is not None and spec.moe.sparse[index]:
             old = f"{prefix}block_sparse_moe."
             block = old if f"{old}gate.weight" in checkpoint else f"{prefix}mlp."
-            moe = self._mlp = Moe(spec, index, checkpoint, block, load, ops, joins)
+            moe = self._mlp = Moe(spec, index, checkpoint, block, load=load, ops=ops, joins=joins)
             self.experts = moe.held
         else:
             self._mlp = Mlp(spec, checkpoint, f"{prefix}mlp.", spec.intermediate_size, ops, joins)

@@ -24,6 +24,7 @@ class Moe:
         index: int,
         checkpoint: Checkpoint,
         prefix: str,
+        *,
         load: Tensor,
         ops: Ops,
         joins: Joins,

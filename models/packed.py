@@ -32,7 +32,7 @@ def eight_bit_kind(how: Quantisation, stored: str, shape: tuple[int, ...]) -> Ki
 
 
 def eight_bits(
-    name: str, read: Callable[[], Tensor], scales: Tensor, block: tuple[int, int], shape: tuple[int, ...], cut: Sequence[Runs],
+    name: str, read: Callable[[], Tensor], scales: Tensor, block: tuple[int, int], *, shape: tuple[int, ...], cut: Sequence[Runs],
     input_scale: Tensor | None = None,
 ) -> EightBit | None:  # fmt: skip
     """`scales` (rows / block[0], columns / block[1]) are all of the matrix's, `input_scale` is its inputs'. None where what is

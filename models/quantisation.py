@@ -9,7 +9,7 @@ from core.errors import UnsupportedModel
 _USE = "use float32, bfloat16, FP8, symmetric INT8, or four bits of AWQ, GPTQ or compressed-tensors"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
     """Any matrix may be stored so, and none has to be: a checkpoint's tensors say which are."""
 
@@ -34,7 +34,9 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
         case "mxfp4" if config["architectures"][0] == "GptOssForCausalLM":
             return None
         case "fp8":
-            return Quantisation("scaled", _block(asked.get("weight_block_size")), rounds_activations=True)
+            return Quantisation(
+                kind="scaled", block=_block(asked.get("weight_block_size")), rounds_activations=True
+            )
         case "awq":
             return _awq(asked)
         case "gptq":
@@ -49,14 +51,16 @@ def _awq(asked: Mapping[str, Any]) -> Quantisation:
     bits, version = asked.get("bits", asked.get("w_bit")), str(asked.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm" or not asked.get("zero_point", True):
         raise _refused(f"awq, {bits} bits, version {version}, zero_point {asked.get('zero_point', True)}")
-    return Quantisation("awq", group=_group(asked.get("group_size", asked.get("q_group_size", 128))))
+    return Quantisation(kind="awq", group=_group(asked.get("group_size", asked.get("q_group_size", 128))))
 
 
 def _gptq(asked: Mapping[str, Any]) -> Quantisation:
     bits, form = asked.get("bits"), str(asked.get("checkpoint_format", "gptq"))
     if bits != 4 or form not in ("gptq", "gptq_v2"):
         raise _refused(f"gptq, {bits} bits, checkpoint_format {form}")
-    return Quantisation("gptq", group=_group(asked.get("group_size", 128)), zero_offset=int(form == "gptq"))
+    return Quantisation(
+        kind="gptq", group=_group(asked.get("group_size", 128)), zero_offset=int(form == "gptq")
+    )
 
 
 def _compressed(asked: Mapping[str, Any]) -> Quantisation:
@@ -79,12 +83,12 @@ def _compressed_weights(weights: Mapping[str, Any], activations: Mapping[str, An
             block = _block(weights["block_structure"]) if strategy == "block" else None
             alike = (activations.get("num_bits"), activations.get("type")) == (bits, kind)
             return Quantisation(
-                "scaled", block, rounds_activations=alike and activations.get("symmetric", True)
+                kind="scaled", block=block, rounds_activations=alike and activations.get("symmetric", True)
             )
         case 4, "int", "channel":
-            return Quantisation("packed")
+            return Quantisation(kind="packed")
         case 4, "int", "group":
-            return Quantisation("packed", group=_group(weights["group_size"]))
+            return Quantisation(kind="packed", group=_group(weights["group_size"]))
         case _:
             symmetric = "" if weights.get("symmetric", True) else ", asymmetric"
             raise _refused(f"compressed-tensors, {bits} bits, {kind}, {strategy}{symmetric}")

@@ -30,6 +30,7 @@ def load_model(
     dtype: str,
     device: torch.device,
     shard: Shard = whole,
+    *,
     layers: range | None = None,
     joins: Joins = ONE_RANK,
     kernels: Kernels = "auto",

@@ -31,7 +31,7 @@ class RopeSpec:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
     num_experts: int
     intermediate_size: int
@@ -56,7 +56,7 @@ class MoeSpec:
     """Each token decides how much of the shared part it takes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
     q_rank: int
     """0: queries are made from the hidden state at once."""
@@ -69,7 +69,7 @@ class MlaSpec:
     """Rotated pairs are neighbours in the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
     vocab_size: int
@@ -129,9 +129,22 @@ class ModelSpec:
 
     def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
         if self.mla is None:
-            return KVLayout(self.num_layers, self.num_kv_heads, self.head_dim, block_size, dtype)
+            return KVLayout(
+                num_layers=self.num_layers,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                block_size=block_size,
+                dtype=dtype,
+            )
         latent_size = self.mla.kv_rank + self.mla.rope_dim
-        return KVLayout(self.num_layers, 1, latent_size, block_size, dtype, state="mla")
+        return KVLayout(
+            num_layers=self.num_layers,
+            num_kv_heads=1,
+            head_dim=latent_size,
+            block_size=block_size,
+            dtype=dtype,
+            state="mla",
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

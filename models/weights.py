@@ -106,7 +106,7 @@ class Checkpoint:
             cut = self._shard(name, shape)
             scales, block = self._scales(name, shape, how.block)
             read, given = partial(self._read, name, cut), self._input_scale(name)
-            return eight_bits(name, read, scales, block, shape, cut, given)
+            return eight_bits(name, read, scales, block, shape=shape, cut=cut, input_scale=given)
         if "four_bit" not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
             return None
         return four_bits(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))

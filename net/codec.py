@@ -63,13 +63,13 @@ def _encoder(kind: type[Any]) -> Convert:
 @cache
 def _decoder(kind: type[Any]) -> Convert:
     hints = get_type_hints(kind)
-    parts = [_from_plain(hints[f.name]) for f in fields(kind)]
+    parts = [(f.name, _from_plain(hints[f.name])) for f in fields(kind)]
     required = sum(f.default is MISSING and f.default_factory is MISSING for f in fields(kind))
 
     def build(plain: Any) -> Any:
         if not isinstance(plain, list | tuple) or len(plain) < required:
             raise TypeError(f"{kind.__name__} needs {required} fields")
-        return kind(*[convert(value) for convert, value in zip(parts, plain, strict=False)])
+        return kind(**{name: convert(value) for (name, convert), value in zip(parts, plain, strict=False)})
 
     return build
 

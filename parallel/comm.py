@@ -133,6 +133,7 @@ def connect(
     name: str,
     ranks: Sequence[int],
     rank: int,
+    *,
     backend: Backend,
     device: torch.device,
     hostname: str = "127.0.0.1",

@@ -13,7 +13,7 @@ from parallel.mesh import Mesh
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
     """Sizes of a model that may be cut."""
 

@@ -19,7 +19,7 @@ _WORTH_S = 0.02
 """Writes that take less than this are waited for."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Job:
     request: Request
     grant: Grant
@@ -114,7 +114,7 @@ class PrefillWorker:
             self._remember(grant.id)
             self._mail.send(sender, PrefillFailed(grant.id, str(error)))
             return
-        job = self._jobs[grant.id] = _Job(request, grant)
+        job = self._jobs[grant.id] = _Job(request=request, grant=grant)
         try:
             self.engine.add(request, push=grant)
         except RequestError as error:

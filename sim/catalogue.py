@@ -19,7 +19,7 @@ _OVERHEAD_S = 0.002
 _REDUCE_LATENCY_S = 5e-6
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     flop_per_s: float
     memory_bytes: float
@@ -29,7 +29,7 @@ class Gpu:
     dollars_per_h: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     num_weights: float
     num_layers: int
@@ -49,15 +49,54 @@ class Model:
 
 
 GPUS = {
-    "H100": Gpu(989e12, 80e9, 3350e9, 50e9, 450e9, 2.95),
-    "H200": Gpu(989e12, 141e9, 4800e9, 50e9, 450e9, 4.75),
-    "A100": Gpu(312e12, 80e9, 2039e9, 25e9, 300e9, 1.90),
-    "L40S": Gpu(362e12, 48e9, 864e9, 50e9, 32e9, 0.76),
-    "B200": Gpu(2250e12, 180e9, 7700e9, 100e9, 900e9, 6.78),
+    "H100": Gpu(
+        flop_per_s=989e12,
+        memory_bytes=80e9,
+        memory_bytes_per_s=3350e9,
+        nic_bytes_per_s=50e9,
+        scale_up_bytes_per_s=450e9,
+        dollars_per_h=2.95,
+    ),
+    "H200": Gpu(
+        flop_per_s=989e12,
+        memory_bytes=141e9,
+        memory_bytes_per_s=4800e9,
+        nic_bytes_per_s=50e9,
+        scale_up_bytes_per_s=450e9,
+        dollars_per_h=4.75,
+    ),
+    "A100": Gpu(
+        flop_per_s=312e12,
+        memory_bytes=80e9,
+        memory_bytes_per_s=2039e9,
+        nic_bytes_per_s=25e9,
+        scale_up_bytes_per_s=300e9,
+        dollars_per_h=1.90,
+    ),
+    "L40S": Gpu(
+        flop_per_s=362e12,
+        memory_bytes=48e9,
+        memory_bytes_per_s=864e9,
+        nic_bytes_per_s=50e9,
+        scale_up_bytes_per_s=32e9,
+        dollars_per_h=0.76,
+    ),
+    "B200": Gpu(
+        flop_per_s=2250e12,
+        memory_bytes=180e9,
+        memory_bytes_per_s=7700e9,
+        nic_bytes_per_s=100e9,
+        scale_up_bytes_per_s=900e9,
+        dollars_per_h=6.78,
+    ),
 }
 MODELS = {
-    "llama-3.1-8b": Model(8.03e9, 32, 32, 8, 128, 4096),
-    "llama-3.1-70b": Model(70.6e9, 80, 64, 8, 128, 8192),
+    "llama-3.1-8b": Model(
+        num_weights=8.03e9, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, hidden_size=4096
+    ),
+    "llama-3.1-70b": Model(
+        num_weights=70.6e9, num_layers=80, num_heads=64, num_kv_heads=8, head_dim=128, hidden_size=8192
+    ),
 }
 
 
@@ -69,14 +108,14 @@ def step_cost(gpu: Gpu, model: Model, tp: int = 1, pp: int = 1) -> StepCost:
     reduced_bytes = 2 * (tp - 1) / tp * model.hidden_size * _BYTES_PER_VALUE
     token_s = 2 * model.num_weights / flop_per_s + num_reduces * reduced_bytes / gpu.scale_up_bytes_per_s
     return StepCost(
-        _OVERHEAD_S + num_reduces * _REDUCE_LATENCY_S,
-        1 / token_s,
-        model.num_weights * _BYTES_PER_VALUE / bandwidth,
-        model.kv_token_bytes / bandwidth,
-        model.pair_flop / flop_per_s,
-        pp,
-        link_cost(gpu, tp),
-        model.hidden_size * _BYTES_PER_VALUE,
+        overhead_s=_OVERHEAD_S + num_reduces * _REDUCE_LATENCY_S,
+        tokens_per_s=1 / token_s,
+        weights_read_s=model.num_weights * _BYTES_PER_VALUE / bandwidth,
+        kv_token_read_s=model.kv_token_bytes / bandwidth,
+        pair_s=model.pair_flop / flop_per_s,
+        stages=pp,
+        hop=link_cost(gpu, tp),
+        hop_token_bytes=model.hidden_size * _BYTES_PER_VALUE,
     )
 
 

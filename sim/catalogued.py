@@ -23,7 +23,7 @@ FULL_BLOCK_TOKENS = 64
 MAX_BATCH_TOKENS, MAX_NUM_SEQS = 8192, 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """Instances of one kind."""
 
@@ -76,14 +76,14 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
         return _full_profiled(fleet, fleet.profile, slo)
     gpu, model = fleet.parts
     return SimConfig(
-        fleet.num_prefill,
-        fleet.num_decode,
-        num_blocks(gpu, model, FULL_BLOCK_TOKENS, fleet.gpus_per_instance),
-        _LAYER_GROUPS,
-        model.num_kv_heads * model.num_layers // _LAYER_GROUPS,
-        model.head_dim,
-        fleet.step_model,
-        link_cost(gpu, fleet.gpus_per_instance),
+        num_prefill=fleet.num_prefill,
+        num_decode=fleet.num_decode,
+        num_blocks=num_blocks(gpu, model, FULL_BLOCK_TOKENS, fleet.gpus_per_instance),
+        num_layers=_LAYER_GROUPS,
+        num_kv_heads=model.num_kv_heads * model.num_layers // _LAYER_GROUPS,
+        head_dim=model.head_dim,
+        step=fleet.step_model,
+        link=link_cost(gpu, fleet.gpus_per_instance),
         slo=slo,
         overrides={
             "engine.block_size": FULL_BLOCK_TOKENS,
@@ -99,17 +99,17 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         return _coarse_profiled(fleet, fleet.profile, block_tokens)
     gpu, model = fleet.parts
     return CoarseConfig(
-        fleet.num_prefill,
-        fleet.num_decode,
-        fleet.num_both,
-        block_tokens,
-        num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance),
-        model.kv_token_bytes,
-        model.num_layers,
-        MAX_BATCH_TOKENS,
-        MAX_NUM_SEQS,
-        fleet.step_model,
-        link_cost(gpu, fleet.gpus_per_instance),
+        num_prefill=fleet.num_prefill,
+        num_decode=fleet.num_decode,
+        num_both=fleet.num_both,
+        block_tokens=block_tokens,
+        num_blocks=num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance),
+        kv_token_bytes=model.kv_token_bytes,
+        num_layers=model.num_layers,
+        max_batch_tokens=MAX_BATCH_TOKENS,
+        max_num_seqs=MAX_NUM_SEQS,
+        step=fleet.step_model,
+        link=link_cost(gpu, fleet.gpus_per_instance),
         schedule=load(None, {}, {}).schedule,
     )
 
@@ -117,14 +117,14 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
 def _full_profiled(fleet: Fleet, profile: Profile, slo: Slo) -> SimConfig:
     """An instance as it was measured: the server's own defaults, all KV heads of a layer as one."""
     return SimConfig(
-        fleet.num_prefill,
-        fleet.num_decode,
-        profile.num_blocks,
-        profile.num_layers,
-        1,
-        profile.kv_token_bytes // (4 * profile.num_layers),
-        cost_of(profile),
-        _MEMORY_LINK,
+        num_prefill=fleet.num_prefill,
+        num_decode=fleet.num_decode,
+        num_blocks=profile.num_blocks,
+        num_layers=profile.num_layers,
+        num_kv_heads=1,
+        head_dim=profile.kv_token_bytes // (4 * profile.num_layers),
+        step=cost_of(profile),
+        link=_MEMORY_LINK,
         slo=slo,
         num_both=fleet.num_both,
     )
@@ -133,16 +133,16 @@ def _full_profiled(fleet: Fleet, profile: Profile, slo: Slo) -> SimConfig:
 def _coarse_profiled(fleet: Fleet, profile: Profile, block_tokens: int) -> CoarseConfig:
     config = load(None, {}, {})
     return CoarseConfig(
-        fleet.num_prefill,
-        fleet.num_decode,
-        fleet.num_both,
-        block_tokens,
-        profile.num_blocks * config.engine.block_size // block_tokens,
-        profile.kv_token_bytes,
-        profile.num_layers,
-        config.engine.max_batch_tokens,
-        config.engine.max_num_seqs,
-        cost_of(profile),
-        _MEMORY_LINK,
+        num_prefill=fleet.num_prefill,
+        num_decode=fleet.num_decode,
+        num_both=fleet.num_both,
+        block_tokens=block_tokens,
+        num_blocks=profile.num_blocks * config.engine.block_size // block_tokens,
+        kv_token_bytes=profile.kv_token_bytes,
+        num_layers=profile.num_layers,
+        max_batch_tokens=config.engine.max_batch_tokens,
+        max_num_seqs=config.engine.max_num_seqs,
+        step=cost_of(profile),
+        link=_MEMORY_LINK,
         schedule=config.schedule,
     )

@@ -48,7 +48,7 @@ class LinkCost:
         return self.latency_s + num_bytes / self.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
     """A roofline: overhead + max(compute, memory), compute = tokens and attention pairs, memory = weights and KV read."""
 
@@ -82,15 +82,15 @@ class StepCost:
     def of_full_stages(self) -> "StepCost":
         """Per step where no stage ever waits: no pipeline of them does better."""
         return StepCost(
-            self.overhead_s,
-            self.tokens_per_s * self.stages,
-            self.weights_read_s / self.stages,
-            self.kv_token_read_s / self.stages,
-            self.pair_s / self.stages,
+            overhead_s=self.overhead_s,
+            tokens_per_s=self.tokens_per_s * self.stages,
+            weights_read_s=self.weights_read_s / self.stages,
+            kv_token_read_s=self.kv_token_read_s / self.stages,
+            pair_s=self.pair_s / self.stages,
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
     """Every term adds up, as on a device that does one thing at a time (a CPU)."""
 

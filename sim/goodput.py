@@ -36,11 +36,13 @@ class Window:
         return sum(self.start_s <= row.arrival_s < end_s for row in self.rows) / self.duration_s
 
     def load(self, copies: float, seed: int) -> Load:
-        return Load(self.rows, self.duration_s, copies, self.start_s, seed)
+        return Load(
+            rows=self.rows, duration_s=self.duration_s, copies=copies, start_s=self.start_s, seed=seed
+        )
 
 
 def attained(
-    window: Window, copies: float, seed: int, slo: Slo, fleet: Fleet, entry: Entry, least: float = 0.0
+    window: Window, copies: float, seed: int, slo: Slo, *, fleet: Fleet, entry: Entry, least: float = 0.0
 ) -> float:
     """Share of the requests that held both targets. A run is cut short once it is less than `least`: then how many could still
     have held them."""

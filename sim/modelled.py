@@ -36,7 +36,7 @@ class ModelledGroup:
             sampled = tuple(
                 self._sample(work.key, work.start + work.count) for work in plan.work if work.samples
             )
-            return StepResult(plan.step, sampled, step_s)
+            return StepResult(step=plan.step, sampled=sampled, duration_s=step_s)
 
     async def lost(self) -> Exception:
         return await asyncio.get_running_loop().create_future()

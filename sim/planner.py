@@ -28,7 +28,7 @@ _MAX_IN_VAIN = 4
 _PREFILL_SHARES = (0.25, 0.5, 0.75)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """What is to be served, how well."""
 
@@ -42,7 +42,7 @@ class Demand:
     max_instances: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One fleet. `attainments`: one for each seed."""
 
@@ -110,7 +110,7 @@ def _kinds(demand: Demand) -> Iterator[Fleet]:
                 num_blocks(GPUS[gpu], MODELS[demand.model], demand.window.block_tokens, tp * pp)
             except ConfigError:
                 continue
-            yield Fleet(gpu, demand.model, 0, 0, 1, tp, pp)
+            yield Fleet(gpu=gpu, model=demand.model, num_prefill=0, num_decode=0, num_both=1, tp=tp, pp=pp)
 
 
 def _counts(demand: Demand, kind: Fleet) -> Iterator[int]:
@@ -149,4 +149,6 @@ def _try(demand: Demand, fleet: Fleet) -> Trial:
         everything += served
     late = sum(one.ttft_s > slo.ttft_s for one in everything) / len(everything)
     slow = sum(one.ttft_s <= slo.ttft_s and one.tpot_s > slo.tpot_s for one in everything) / len(everything)
-    return Trial(fleet, tuple(shares), late, slow, fmean(busy))
+    return Trial(
+        fleet=fleet, attainments=tuple(shares), late_first=late, slow_tokens=slow, busy_share=fmean(busy)
+    )

@@ -16,7 +16,7 @@ from core.step_profile import Part, Profile
 from core.steps import StepModel, StepModels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One measured step."""
 
@@ -60,7 +60,12 @@ def fit(samples: Sequence[Sample]) -> ProfiledCost:
         trained = _fit_one(chosen[::2], decodes)
         error = fmean(abs(_predict(trained, s) / s.duration_s - 1) for s in chosen[1::2])
         fixed, token, context, seq, pair = _fit_one(chosen, decodes)
-        parts[decodes] = StepModel(fixed, token, context, seq, error, len(chosen)), pair
+        parts[decodes] = (
+            StepModel(
+                fixed_s=fixed, token_s=token, context_s=context, seq_s=seq, error=error, num_steps=len(chosen)
+            ),
+            pair,
+        )
     return ProfiledCost(StepModels(parts[True][0], parts[False][0]), parts[False][1])
 
 

@@ -35,7 +35,7 @@ STAGGER_S = 0.03
 """Between two instances' starts, so that they register in the same order under any clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     num_prefill: int = 1
     num_decode: int = 1
@@ -62,7 +62,7 @@ class Arrival:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What happened. `tokens[i]` and `first_token_s[i]` belong to the i-th arrival; times count from it.
 
@@ -98,7 +98,13 @@ async def simulate(
         for instance in cluster.instances:
             instance.check_integrity()
         tokens, first, last, times = zip(*results, strict=True)
-        return Outcome(tokens, first, last, tuple(cluster.decisions), times)
+        return Outcome(
+            tokens=tokens,
+            first_token_s=first,
+            last_token_s=last,
+            decisions=tuple(cluster.decisions),
+            token_times_s=times,
+        )
 
 
 class _Cluster:
@@ -113,11 +119,11 @@ class _Cluster:
         self._network = LoopbackNetwork(config.message_latency_s)
         self._fabric = LoopbackFabric()
         layout = KVLayout(
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            self._settings.engine.block_size,
-            "bfloat16",
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=self._settings.engine.block_size,
+            dtype="bfloat16",
         )
         self._shard = KVShard.whole(layout)
 
@@ -136,7 +142,12 @@ class _Cluster:
             await self.clock.sleep(STAGGER_S)
         schedule, size = self._settings.schedule, self._settings.engine.block_size
         self._frontend = Frontend(
-            self._network.join("frontend"), self.clock, schedule, size, self._resolve, 3600.0
+            self._network.join("frontend"),
+            self.clock,
+            schedule,
+            size,
+            resolve_schedulers=self._resolve,
+            request_timeout_s=3600.0,
         )
         self._stack.push_async_callback(self._frontend.close)
         self._spawn(self._frontend.run())
@@ -149,11 +160,11 @@ class _Cluster:
         await self.clock.sleep(start_s + arrival.at_s - self.clock.now())
         sampling = SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens)
         request = Request(
-            f"r{number}",
-            arrival.prompt,
-            sampling,
-            self._frontend.address,
-            self._config.slo,
+            id=f"r{number}",
+            prompt=arrival.prompt,
+            sampling=sampling,
+            reply_to=self._frontend.address,
+            slo=self._config.slo,
             arrival_s=self.clock.now(),
         )
         tokens: list[int] = []
@@ -193,7 +204,15 @@ class _Cluster:
         def group(sink: LayerSink | None) -> ModelledGroup:
             return ModelledGroup(self.clock, config.step, config.num_layers, VOCAB_SIZE, sink)
 
-        return Parts(self._shard, config.num_blocks, 1 << 20, receivers, senders, group, HOST)
+        return Parts(
+            shard=self._shard,
+            num_blocks=config.num_blocks,
+            max_context_tokens=1 << 20,
+            make_receivers=receivers,
+            make_senders=senders,
+            make_group=group,
+            host=HOST,
+        )
 
     async def _resolve(self) -> list[str]:
         return [self._scheduler]

@@ -13,7 +13,7 @@ from baton.bench.sse import DONE, SseReader, error_message
 from baton.bench.workload import Job
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Record:
     """What happened to one offered request. Times are seconds since the run's start."""
 
@@ -48,7 +48,7 @@ class Client:
     async def send(self, job: Job, origin_s: float) -> Record:
         """Stream `job`; an error is part of the record."""
         body = json.dumps(self._body(job)).encode()
-        record = Record(time.perf_counter() - origin_s)
+        record = Record(sent_s=time.perf_counter() - origin_s)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._stream(body, record, origin_s)

@@ -14,7 +14,7 @@ from baton.bench.client import Record
 Percentiles = dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     num_offered: int
     num_ok: int

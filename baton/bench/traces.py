@@ -24,7 +24,7 @@ from core.errors import ConfigError
 _RATE_COLUMN = "aggregate_rps"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
     arrival_s: float
     input_tokens: int
@@ -103,11 +103,11 @@ def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
     block = _block_tokens(raw)
     rows = [
         TraceRow(
-            item["timestamp"] / 1000,
-            item["input_length"],
-            item["output_length"],
-            tuple(item.get("hash_ids", ())),
-            block,
+            arrival_s=item["timestamp"] / 1000,
+            input_tokens=item["input_length"],
+            output_tokens=item["output_length"],
+            prefix_ids=tuple(item.get("hash_ids", ())),
+            prefix_block_tokens=block,
         )
         for item in raw
     ]
@@ -134,11 +134,19 @@ def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
     reader = csv.DictReader(lines)
     if "TIMESTAMP" in (reader.fieldnames or ()):
         return [
-            TraceRow(_timestamp_s(row["TIMESTAMP"]), int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+            TraceRow(
+                arrival_s=_timestamp_s(row["TIMESTAMP"]),
+                input_tokens=int(row["ContextTokens"]),
+                output_tokens=int(row["GeneratedTokens"]),
+            )
             for row in reader
         ]
     return [
-        TraceRow(float(row["arrival_s"]), int(row["input_tokens"]), int(row["output_tokens"]))
+        TraceRow(
+            arrival_s=float(row["arrival_s"]),
+            input_tokens=int(row["input_tokens"]),
+            output_tokens=int(row["output_tokens"]),
+        )
         for row in reader
     ]
 

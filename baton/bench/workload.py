@@ -33,7 +33,14 @@ class Job:
 
 
 def synthetic(
-    count: int, input_tokens: int, output_tokens: int, spread: float, vocab_size: int, seed: int, run: int = 0
+    count: int,
+    input_tokens: int,
+    output_tokens: int,
+    spread: float,
+    *,
+    vocab_size: int,
+    seed: int,
+    run: int = 0,
 ) -> list[Job]:
     """Random prompts, lengths uniform within +-`spread` (a fraction). Token ids when the vocabulary is known, else words."""
     lengths, contents = random.Random(seed), random.Random(f"contents {seed} {run}")
@@ -68,6 +75,7 @@ def from_trace(
     count: int,
     time_scale: float,
     max_input: int,
+    *,
     max_output: int,
     vocab_size: int,
     seed: int,

@@ -94,11 +94,20 @@ def bench(
         """Another run number gives other contents."""
         if rows is not None:
             return workload.from_trace(
-                rows, count, time_scale, max_input_tokens, max_output_tokens, vocab_size, seed, run
+                rows,
+                count,
+                time_scale,
+                max_input_tokens,
+                max_output=max_output_tokens,
+                vocab_size=vocab_size,
+                seed=seed,
+                run=run,
             )
         if prompts is not None:
             return workload.from_file(prompts, count, output_tokens, run)
-        return workload.synthetic(count, input_tokens, output_tokens, spread, vocab_size, seed, run)
+        return workload.synthetic(
+            count, input_tokens, output_tokens, spread, vocab_size=vocab_size, seed=seed, run=run
+        )
 
     def timed(jobs: list[Job], rate: float | None) -> list[Job]:
         if rate is not None:

@@ -63,7 +63,11 @@ def doctor(
         expected = expect_gb_per_s * 1e9
         if world > 1:
             findings = check_host(f"rank {rank}", _all_kv_bytes(settings), settings.model.path)
-            findings += asyncio.run(check_as_rank(rank, world, rendezvous, chosen, mib, wait_s, expected))
+            findings += asyncio.run(
+                check_as_rank(
+                    rank, world, rendezvous, chosen, mib=mib, wait_s=wait_s, expected_bytes_per_s=expected
+                )
+            )
         else:
             findings = asyncio.run(_examine(settings, ray_address, chosen, mib, expected))
     if as_json:

@@ -49,8 +49,17 @@ def plan(
         )
     rows = read_trace(trace)
     window = Window(rows, start, seconds, natural_block_tokens(rows))
-    slo = Slo("planned", ttft_ms / 1e3, tpot_ms / 1e3)
-    demand = Demand(model, window, slo, attainment, range(seeds), copies, chosen, max_instances)
+    slo = Slo(name="planned", ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3)
+    demand = Demand(
+        model=model,
+        window=window,
+        slo=slo,
+        attainment=attainment,
+        seeds=range(seeds),
+        copies=copies,
+        gpus=chosen,
+        max_instances=max_instances,
+    )
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("fleets", total=None)
         trials = find_plan(demand, lambda trial: bar.update(task, advance=1, description=_name(trial)))

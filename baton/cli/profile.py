@@ -74,9 +74,9 @@ def _grid() -> list[list[Piece]]:
 
 def _sample(step: list[Piece], duration_s: float) -> Sample:
     return Sample(
-        sum(piece.count for piece in step),
-        sum(piece.start + piece.count for piece in step),
-        sum(chunk_pairs(piece.start, piece.count) for piece in step),
-        len(step),
-        duration_s,
+        num_tokens=sum(piece.count for piece in step),
+        context_tokens=sum(piece.start + piece.count for piece in step),
+        num_pairs=sum(chunk_pairs(piece.start, piece.count) for piece in step),
+        num_seqs=len(step),
+        duration_s=duration_s,
     )

@@ -26,7 +26,7 @@ from sim.run import simulate as run_full
 from sim.workload import arrivals
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Study:
     """What all runs of one call have in common."""
 
@@ -54,7 +54,11 @@ class _Study:
 
     def _coarsely(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
         block_tokens = natural_block_tokens(self.rows)
-        work = jobs(Load(self.rows, self.seconds, copies, seed=self.seed), self.slo, block_tokens)
+        work = jobs(
+            Load(rows=self.rows, duration_s=self.seconds, copies=copies, seed=self.seed),
+            self.slo,
+            block_tokens,
+        )
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("arrivals", total=len(work))
             config = coarse_config(self.fleet, block_tokens)
@@ -103,9 +107,18 @@ def simulate(
         raise ConfigError("no instance decodes: give --decode or --both at least one")
     if numbers and report is None:
         raise ConfigError("--sweep draws goodput over rate: give --report a folder")
-    fleet = Fleet(gpu, model, prefill, decode, both, profile=read_profile(profile) if profile else None)
-    slo = Slo("simulated", ttft_ms / 1e3, tpot_ms / 1e3)
-    study = _Study(read_trace(trace, seed), fleet, slo, seconds, seed, coarse)
+    fleet = Fleet(
+        gpu=gpu,
+        model=model,
+        num_prefill=prefill,
+        num_decode=decode,
+        num_both=both,
+        profile=read_profile(profile) if profile else None,
+    )
+    slo = Slo(name="simulated", ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3)
+    study = _Study(
+        rows=read_trace(trace, seed), fleet=fleet, slo=slo, seconds=seconds, seed=seed, coarse=coarse
+    )
     served, more = study.run(copies)
     result = figures(served, slo) | more
     _print(result)

@@ -26,7 +26,7 @@ from kernels.triton.weights import experts, linear
 Run = Callable[[], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     name: str
     run: Run
@@ -39,7 +39,7 @@ class Case:
     peers: dict[str, Run] = field(default_factory=dict[str, Run])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     tokens: int
     hidden: int
@@ -53,8 +53,19 @@ class Sizes:
     block_size: int = 16
 
 
-REAL = Sizes(16384, 8192, 128, 8192, 8192, 128256)
-SMOKE = Sizes(4, 128, 2, 40, 8, 64, 4, 2, 16, 4)
+REAL = Sizes(tokens=16384, hidden=8192, batch=128, context=8192, prompt=8192, vocab=128256)
+SMOKE = Sizes(
+    tokens=4,
+    hidden=128,
+    batch=2,
+    context=40,
+    prompt=8,
+    vocab=64,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    block_size=4,
+)
 
 
 class Cases:
@@ -90,11 +101,24 @@ class Cases:
         x, residual, weight = self._randn(rows, size), self._randn(rows, size), self._randn(size).float()
         plain = weight.bfloat16()
         peers: dict[str, Run] = {"torch": lambda: F.rms_norm(x, (size,), plain, 1e-5)}
-        yield Case("rms_norm", lambda: norm.rms_norm(x, weight, 1e-5), 2 * x.nbytes, target=0.85, peers=peers)
+        yield Case(
+            name="rms_norm",
+            run=lambda: norm.rms_norm(x, weight, 1e-5),
+            num_bytes=2 * x.nbytes,
+            target=0.85,
+            peers=peers,
+        )
         added = 4 * x.nbytes
-        yield Case("add_rms_norm", lambda: norm.add_rms_norm(x, residual, weight, 1e-5), added, target=0.85)
+        yield Case(
+            name="add_rms_norm",
+            run=lambda: norm.add_rms_norm(x, residual, weight, 1e-5),
+            num_bytes=added,
+            target=0.85,
+        )
         wide = self._randn(rows, 2 * size)
-        yield Case("silu_mul", lambda: activation.silu_mul(wide), 1.5 * wide.nbytes, target=0.85)
+        yield Case(
+            name="silu_mul", run=lambda: activation.silu_mul(wide), num_bytes=1.5 * wide.nbytes, target=0.85
+        )
         for how in (Rounding(torch.int8), Rounding(torch.float8_e4m3fn, 128)):
             yield from self._rounded(how, x, weight, wide)
 
@@ -102,11 +126,13 @@ class Cases:
         """What norms and activations make for W8A8 layers; rounding behind the plain ones is what it saves."""
         name = "int8" if how.dtype == torch.int8 else "float8, groups of 128"
         yield Case(
-            f"rms_norm, {name}", lambda: norm.norm_rounded(x, None, weight, 1e-5, how), 1.5 * x.nbytes, target=0.85,
+            name=f"rms_norm, {name}", run=lambda: norm.norm_rounded(x, None, weight, 1e-5, how),
+            num_bytes=1.5 * x.nbytes, target=0.85,
             peers={"in two steps": lambda: round_to(norm.rms_norm(x, weight, 1e-5), how)},
         )  # fmt: skip
         yield Case(
-            f"silu_mul, {name}", lambda: activation.gated_rounded(wide, "silu", how), 1.25 * wide.nbytes, target=0.85,
+            name=f"silu_mul, {name}", run=lambda: activation.gated_rounded(wide, "silu", how),
+            num_bytes=1.25 * wide.nbytes, target=0.85,
             peers={"in two steps": lambda: round_to(activation.silu_mul(wide), how)},
         )  # fmt: skip
 
@@ -119,9 +145,9 @@ class Cases:
         slots = torch.randperm(blocks * s.block_size, device=self._device)[: s.tokens]
         moved = 2 * qkv.nbytes + 2 * angles.nbytes
         yield Case(
-            "rope_and_write_kv",
-            lambda: rope.rope_and_write_kv(qkv, angles, angles, slots, pool, s.heads),
-            moved,
+            name="rope_and_write_kv",
+            run=lambda: rope.rope_and_write_kv(qkv, angles, angles, slots, pool, s.heads),
+            num_bytes=moved,
             target=0.85,
         )
 
@@ -144,16 +170,32 @@ class Cases:
             scales = torch.rand(shape[:-1], device=self._device)
             moved = stored.nbytes + scales.nbytes
             return Case(
-                name, lambda: attend(q, ScaledKV(stored, scales), meta, scale, 0, 0.0), moved, target=0.85
+                name=name,
+                run=lambda: attend(q, ScaledKV(stored, scales), meta, scale, 0, 0.0),
+                num_bytes=moved,
+                target=0.85,
             )
         peers = {"SDPA, contiguous": sdpa(q[:, :, None], *_contiguous(pool, s.batch), scale, causal=False)}
         peers |= self._paged_peers([(1, s.context)] * s.batch)
-        return Case(name, lambda: attend(q, pool, meta, scale, 0, 0.0), pool.nbytes, target=0.85, peers=peers)
+        return Case(
+            name=name,
+            run=lambda: attend(q, pool, meta, scale, 0, 0.0),
+            num_bytes=pool.nbytes,
+            target=0.85,
+            peers=peers,
+        )
 
     def _paged_peers(self, lens: list[tuple[int, int]]) -> dict[str, Run]:
         s = self._s
         scale = s.head_dim**-0.5
-        case = Attention(s.heads, s.kv_heads, s.head_dim, s.block_size, torch.bfloat16, scale)
+        case = Attention(
+            num_heads=s.heads,
+            num_kv_heads=s.kv_heads,
+            head_dim=s.head_dim,
+            block_size=s.block_size,
+            dtype=torch.bfloat16,
+            scale=scale,
+        )
         return paged(case, lens, self._device)
 
     def _latents(self) -> Case:
@@ -166,7 +208,12 @@ class Cases:
         )
         flops = 2.0 * s.batch * s.context * heads * (2 * rank + rotated)
         name = f"latent attention, batch {s.batch} x {s.context}"
-        return Case(name, lambda: absorbed_attention(q, pool, meta, 0.1, rank), pool.nbytes, flops)
+        return Case(
+            name=name,
+            run=lambda: absorbed_attention(q, pool, meta, 0.1, rank),
+            num_bytes=pool.nbytes,
+            num_flops=flops,
+        )
 
     def _prefill(self, query: int, context: int) -> Case:
         s = self._s
@@ -180,7 +227,7 @@ class Cases:
                 q.transpose(0, 1)[None], *_contiguous(pool, 1), scale, causal=True
             )
         return Case(
-            f"prefill attention, {query} of {context}", lambda: attend(q, pool, meta, scale, 0, 0.0),
+            name=f"prefill attention, {query} of {context}", run=lambda: attend(q, pool, meta, scale, 0, 0.0),
             num_flops=4.0 * pairs * s.heads * s.head_dim, target=0.8 if peers else 0.0, against=True, peers=peers,
         )  # fmt: skip
 
@@ -193,14 +240,15 @@ class Cases:
             if self._device.type == "cuda":
                 peers["cuBLAS"] = _cublas(x, each)
             yield Case(
-                f"{kind} product, {size} cubed", _scaled(x, each), num_flops=2.0 * size**3, kind=kind, target=0.85,
+                name=f"{kind} product, {size} cubed", run=_scaled(x, each), num_flops=2.0 * size**3,
+                kind=kind, target=0.85,
                 against=True, peers=peers,
             )  # fmt: skip
         x, blocks = values.to(torch.float8_e4m3fn), torch.rand(size // 128, size // 128, device=self._device)
         rows = blocks.repeat_interleave(128, 0)
         yield Case(
-            f"float8 product by blocks, {size} cubed",
-            lambda: linear_scaled(x, x, rows, blocks, torch.bfloat16), num_flops=2.0 * size**3, kind="float8",
+            name=f"float8 product by blocks, {size} cubed",
+            run=lambda: linear_scaled(x, x, rows, blocks, torch.bfloat16), num_flops=2.0 * size**3, kind="float8",
         )  # fmt: skip
 
     def _rounded_products(self) -> Iterator[Case]:
@@ -216,24 +264,37 @@ class Cases:
             shape = (size // 128, size // 128) if blockwise else (size,)
             weight = EightBit(values, torch.rand(shape, device=self._device))
             kind = f"{'int8' if dtype == torch.int8 else 'float8'}{', blocks' if blockwise else ''}"
-            yield Case(f"rounding and {kind} product, {len(x)} rows", _linear(x, weight), values.nbytes)
+            yield Case(
+                name=f"rounding and {kind} product, {len(x)} rows",
+                run=_linear(x, weight),
+                num_bytes=values.nbytes,
+            )
 
     def _four_bit(self, rows: int) -> Case:
         inner, size = self._s.hidden, self._s.hidden * 4
         words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
         scales = self._randn(inner // 128, size)
         zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=self._device)
-        weight, x = FourBit(words, scales, zeros, 128, inner), self._randn(rows, inner)
+        weight, x = (
+            FourBit(words=words, scales=scales, zeros=zeros, group=128, inputs=inner),
+            self._randn(rows, inner),
+        )
         moved = words.nbytes + scales.nbytes + zeros.nbytes
-        return Case(f"4-bit weights, {rows} rows", lambda: linear_four_bit(x, weight), moved, target=0.75)
+        return Case(
+            name=f"4-bit weights, {rows} rows",
+            run=lambda: linear_four_bit(x, weight),
+            num_bytes=moved,
+            target=0.75,
+        )
 
     def _invariant_product(self, rows: int) -> Case:
         """What engine.deterministic costs: cuBLAS beside it."""
         inner, size = self._s.hidden, self._s.hidden
         x, weight = self._randn(rows, inner), self._randn(size, inner)
         return Case(
-            f"batch-invariant product, {rows} rows", lambda: gemm.linear(x, weight, None),
-            weight.nbytes + 2 * x.nbytes, 2.0 * rows * size * inner, peers={"cuBLAS": lambda: F.linear(x, weight)},
+            name=f"batch-invariant product, {rows} rows", run=lambda: gemm.linear(x, weight, None),
+            num_bytes=weight.nbytes + 2 * x.nbytes, num_flops=2.0 * rows * size * inner,
+            peers={"cuBLAS": lambda: F.linear(x, weight)},
         )  # fmt: skip
 
     def _invariant_decode(self) -> Case:
@@ -247,7 +308,9 @@ class Cases:
             TritonAttention(1024),
             f"batch-invariant decode attention, batch {s.batch} x {s.context}",
         )
-        return Case(name, lambda: attend(q, pool, meta, s.head_dim**-0.5, 0, 0.0), pool.nbytes)
+        return Case(
+            name=name, run=lambda: attend(q, pool, meta, s.head_dim**-0.5, 0, 0.0), num_bytes=pool.nbytes
+        )
 
     def _experts(self) -> Case:
         tokens, width, count = self._s.tokens, 2 if self._s is SMOKE else 6, 4 if self._s is SMOKE else 64
@@ -257,7 +320,9 @@ class Cases:
         slots = torch.rand(tokens, count, device=self._device).topk(width).indices
         flops = 6.0 * tokens * width * hidden * inner
         name = f"experts, {tokens} x {width} of {count}"
-        return Case(name, lambda: experts(x, slots, weights, held, activation.silu_mul), num_flops=flops)
+        return Case(
+            name=name, run=lambda: experts(x, slots, weights, held, activation.silu_mul), num_flops=flops
+        )
 
     def _packed_experts(self, kind: str) -> Case:
         """Few rows: each expert's bytes that has a row are the floor."""
@@ -269,7 +334,9 @@ class Cases:
                 exponents = torch.full(
                     (count, inputs // 32, outputs), 120, dtype=torch.uint8, device=self._device
                 )
-                return FourBit(words.to(torch.int32), exponents, None, 32, inputs)
+                return FourBit(
+                    words=words.to(torch.int32), scales=exponents, zeros=None, group=32, inputs=inputs
+                )
             values = torch.randn(count, outputs, inputs, device=self._device).to(torch.float8_e4m3fn)
             return EightBit(values, torch.rand(count, outputs // 128, inputs // 128, device=self._device))
 
@@ -278,14 +345,21 @@ class Cases:
         slots = torch.rand(rows, count, device=self._device).topk(width).indices
         moved = sum(tensor.nbytes for tensor in held.tensors) * len(slots.unique()) / count
         name = f"experts, {kind}, {rows} x {width} of {count}"
-        return Case(name, lambda: experts(x, slots, weights, held, activation.silu_mul), moved)
+        return Case(
+            name=name, run=lambda: experts(x, slots, weights, held, activation.silu_mul), num_bytes=moved
+        )
 
     def _moves(self) -> Case:
         s, layers = self._s, 2 if self._s is SMOKE else 32
         pool = self._randn(layers, s.batch * 8, 2, s.kv_heads, s.block_size, s.head_dim)
         ids = torch.randperm(s.batch * 8, device=self._device)[: s.batch * 4]
         packed = torch.empty_like(pool[:, : len(ids)])
-        return Case("KV gather", lambda: copy_blocks(pool, packed, ids, None), 2 * packed.nbytes, target=0.85)
+        return Case(
+            name="KV gather",
+            run=lambda: copy_blocks(pool, packed, ids, None),
+            num_bytes=2 * packed.nbytes,
+            target=0.85,
+        )
 
     def _sampling(self) -> Case:
         rows = 1 if self._s is SMOKE else 64
@@ -293,7 +367,9 @@ class Cases:
         each = torch.full((rows,), 0.9, device=self._device)
         top_k = torch.full((rows,), 50, dtype=torch.int32, device=self._device)
         return Case(
-            "sampling, top-k and top-p", lambda: sample(logits, each, top_k, each, 0 * each, each.double()), logits.nbytes
+            name="sampling, top-k and top-p",
+            run=lambda: sample(logits, each, top_k, each, 0 * each, each.double()),
+            num_bytes=logits.nbytes
         )  # fmt: skip
 
 

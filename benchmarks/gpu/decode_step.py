@@ -36,7 +36,7 @@ BLOCK_SIZE = 16
 _ROUNDS = 2 if INTERPRETED else 30
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     name: str
     layers: int
@@ -50,10 +50,34 @@ class Size:
 
 
 SIZES = (
-    Size("0.5B", 24, 896, 4864, 14, 2, 151936, 1024, (1, 8, 32, 128)),
-    Size("8B", 32, 4096, 14336, 32, 8, 128256, 1024, (1, 8, 32, 128)),
+    Size(
+        name="0.5B",
+        layers=24,
+        hidden=896,
+        inner=4864,
+        heads=14,
+        kv_heads=2,
+        vocab=151936,
+        context=1024,
+        batches=(1, 8, 32, 128),
+    ),
+    Size(
+        name="8B",
+        layers=32,
+        hidden=4096,
+        inner=14336,
+        heads=32,
+        kv_heads=8,
+        vocab=128256,
+        context=1024,
+        batches=(1, 8, 32, 128),
+    ),
 )
-SMOKE = (Size("tiny", 2, 32, 48, 2, 1, 61, 40, (1, 3)),)
+SMOKE = (
+    Size(
+        name="tiny", layers=2, hidden=32, inner=48, heads=2, kv_heads=1, vocab=61, context=40, batches=(1, 3)
+    ),
+)
 
 
 class RandomCheckpoint:
@@ -101,10 +125,16 @@ def plan_of(step: int, batch: int, context: int, known: bool) -> StepPlan:
     sampling = SamplingParams(temperature=0.0, max_tokens=4096)
     new = () if known else tuple(NewSeq(str(i), (2,) * context, context, sampling) for i in range(batch))
     work = tuple(
-        SeqWork(str(i), context - 1, 1, tuple(range(i * blocks, (i + 1) * blocks)), True)
+        SeqWork(
+            key=str(i),
+            start=context - 1,
+            count=1,
+            block_ids=tuple(range(i * blocks, (i + 1) * blocks)),
+            samples=True,
+        )
         for i in range(batch)
     )
-    return StepPlan(step, new, (), work, ())
+    return StepPlan(step=step, new=new, copies=(), work=work, drop=())
 
 
 @torch.inference_mode()

@@ -67,7 +67,8 @@ class StepCases:
         q, attend, scale = self._randn(len(lens), s.heads, s.head_dim), TritonAttention(), s.head_dim**-0.5
         moved = 2.0 * sum(lens) * s.kv_heads * s.head_dim * pool.itemsize
         return Case(
-            f"decode attention for graphs, {name}", lambda: attend(q, pool, fixed.meta, scale, 0, 0.0), moved, target=0.85
+            name=f"decode attention for graphs, {name}",
+            run=lambda: attend(q, pool, fixed.meta, scale, 0, 0.0), num_bytes=moved, target=0.85
         )  # fmt: skip
 
     def _fixed_latents(self) -> Case:
@@ -78,19 +79,23 @@ class StepCases:
         q = self._randn(s.batch, heads, rank + rotated)
         flops = 2.0 * s.batch * s.context * heads * (2 * rank + rotated)
         return Case(
-            "latent attention for graphs", lambda: absorbed_attention(q, pool, fixed.meta, 0.1, rank), pool.nbytes, flops
+            name="latent attention for graphs",
+            run=lambda: absorbed_attention(q, pool, fixed.meta, 0.1, rank), num_bytes=pool.nbytes,
+            num_flops=flops
         )  # fmt: skip
 
     def _rounding(self) -> Case:
         x = self._randn(self._s.tokens, self._s.hidden)
         how = Rounding(torch.int8)
-        return Case("rounding to int8", lambda: round_to(x, how), 1.5 * x.nbytes, target=0.85)
+        return Case(
+            name="rounding to int8", run=lambda: round_to(x, how), num_bytes=1.5 * x.nbytes, target=0.85
+        )
 
     def _rotation(self) -> Case:
         s = self._s
         x, angles = self._randn(s.tokens, s.heads, s.head_dim), self._randn(s.tokens, s.head_dim)
         moved = 2.0 * x.nbytes + 2 * angles.nbytes
-        return Case("rope", lambda: rope.rope(x, angles, angles), moved, target=0.85)
+        return Case(name="rope", run=lambda: rope.rope(x, angles, angles), num_bytes=moved, target=0.85)
 
     def _rounded_writes(self) -> Case:
         s = self._s
@@ -105,7 +110,9 @@ class StepCases:
         queries = s.tokens * s.heads * s.head_dim * qkv.itemsize
         moved = qkv.nbytes + 2 * angles.nbytes + queries + pool.data.nbytes + pool.scales.nbytes
         return Case(
-            "rope_and_write_kv, int8", lambda: rope.rope_and_write_kv(qkv, angles, angles, slots, pool, s.heads), moved,
+            name="rope_and_write_kv, int8",
+            run=lambda: rope.rope_and_write_kv(qkv, angles, angles, slots, pool, s.heads),
+            num_bytes=moved,
             target=0.85,
         )  # fmt: skip
 
@@ -113,27 +120,44 @@ class StepCases:
         inner, size = self._s.hidden, self._s.hidden * 4
         words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
         exponents = torch.full((inner // 32, size), 120, dtype=torch.uint8, device=self._device)
-        weight, x = FourBit(words, exponents, None, 32, inner), self._randn(min(16, self._s.tokens), inner)
+        weight, x = (
+            FourBit(words=words, scales=exponents, zeros=None, group=32, inputs=inner),
+            self._randn(min(16, self._s.tokens), inner),
+        )
         moved = words.nbytes + exponents.nbytes
-        return Case(f"MXFP4 weights, {len(x)} rows", lambda: linear_four_bit(x, weight), moved, target=0.75)
+        return Case(
+            name=f"MXFP4 weights, {len(x)} rows",
+            run=lambda: linear_four_bit(x, weight),
+            num_bytes=moved,
+            target=0.75,
+        )
 
     def _heads(self) -> Case:
         """Latents' up-projection with engine.deterministic; an einsum beside it."""
         heads, inner, size = (2, 16, 16) if self._small else (128, 512, 128)
         x, weight = self._randn(self._s.batch, heads, inner), self._randn(heads, size, inner)
         return Case(
-            "batch-invariant products of heads", lambda: batched_linear(x, weight), weight.nbytes + 1.25 * x.nbytes,
-            2.0 * x.numel() * size, peers={"cuBLAS": lambda: torch.einsum("thk,hnk->thn", x, weight)},
+            name="batch-invariant products of heads", run=lambda: batched_linear(x, weight),
+            num_bytes=weight.nbytes + 1.25 * x.nbytes,
+            num_flops=2.0 * x.numel() * size, peers={"cuBLAS": lambda: torch.einsum("thk,hnk->thn", x, weight)},
         )  # fmt: skip
 
     def _routing(self) -> Case:
         """DeepSeek-V3's; PyTorch's operations beside it."""
-        routing = Routing(2 if self._small else 8, "sigmoid", True, 2.5, 4, 2, 2)
+        routing = Routing(
+            top_k=2 if self._small else 8,
+            scoring="sigmoid",
+            renormalise=True,
+            scale=2.5,
+            num_groups=4,
+            top_groups=2,
+            group_best=2,
+        )
         logits = torch.randn(self._s.tokens, 8 if self._small else 256, device=self._device)
         bias = torch.randn(logits.shape[1], device=self._device)
         peers = {"torch": lambda: torch_route(logits, bias, routing)}
         moved = logits.nbytes + 12.0 * routing.top_k * len(logits)
-        return Case("routing", lambda: route(logits, bias, routing), moved, peers=peers)
+        return Case(name="routing", run=lambda: route(logits, bias, routing), num_bytes=moved, peers=peers)
 
     def _adapters(self) -> Case:
         rows, count, rank, size = (4, 2, 16, 32) if self._small else (256, 8, 16, 4096)
@@ -142,7 +166,9 @@ class StepCases:
         adapters = torch.arange(rows, device=self._device) % count
         moved = shrink.nbytes + expand.nbytes + x.nbytes + 2 * out.nbytes
         return Case(
-            f"LoRA, {count} of rank {rank}", lambda: add_lora(out, x, shrink, expand, adapters), moved
+            name=f"LoRA, {count} of rank {rank}",
+            run=lambda: add_lora(out, x, shrink, expand, adapters),
+            num_bytes=moved,
         )
 
     def _logits(self) -> Tensor:
@@ -152,7 +178,12 @@ class StepCases:
         logits = self._logits()
         tokens = torch.zeros(len(logits), dtype=torch.int64, device=self._device)
         peers = {"torch": lambda: logits.log_softmax(-1).topk(5)}
-        return Case("log-probabilities", lambda: logprobs(logits, tokens, 5), logits.nbytes, peers=peers)
+        return Case(
+            name="log-probabilities",
+            run=lambda: logprobs(logits, tokens, 5),
+            num_bytes=logits.nbytes,
+            peers=peers,
+        )
 
     def _penalties(self) -> Case:
         logits = self._logits()
@@ -162,5 +193,7 @@ class StepCases:
         rows = torch.arange(len(logits), device=self._device).repeat_interleave(per_row)
         moved = 3.0 * tokens.nbytes + 2 * 4 * tokens.numel()
         return Case(
-            "penalties", lambda: penalise_entries(logits, rows, tokens, rows, each, each, each), moved
+            name="penalties",
+            run=lambda: penalise_entries(logits, rows, tokens, rows, each, each, each),
+            num_bytes=moved,
         )

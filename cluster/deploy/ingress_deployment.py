@@ -41,10 +41,10 @@ class Ingress:
             WallClock(),
             config.schedule,
             config.engine.block_size,
-            scheduler_resolver(scheduler),
-            config.serve.request_timeout_s,
-            observers.observe,
-            config.serve.schedulers,
+            resolve_schedulers=scheduler_resolver(scheduler),
+            request_timeout_s=config.serve.request_timeout_s,
+            observe=observers.observe,
+            num_schedulers=config.serve.schedulers,
         )
         self._running = asyncio.create_task(self._frontend.run())
         live = LiveRules(config)

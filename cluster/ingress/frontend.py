@@ -60,7 +60,7 @@ class _Flight:
         self.scheduler = ""
         """The one that was asked last."""
         self.route: Route | None = None
-        self.story = Attempt(request.attempt, clock.now())
+        self.story = Attempt(number=request.attempt, started_s=clock.now())
         self.known = list(request.emitted)
         """All output tokens, from every attempt."""
         self.ready: deque[TokenOut] = deque()
@@ -106,6 +106,7 @@ class Frontend:
         clock: Clock,
         config: ScheduleConfig,
         block_size: int,
+        *,
         resolve_schedulers: Resolve,
         request_timeout_s: float,
         observe: Observe = nobody,
@@ -179,7 +180,7 @@ class Frontend:
         """The request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
-        timeline = Timeline(request, self._clock.now())
+        timeline = Timeline(request=request, started_s=self._clock.now())
         try:
             async for token in self._generate(request, timeline):
                 timeline.num_output += 1
@@ -336,7 +337,7 @@ class Frontend:
                     flight.story.handed_over = message
             case Leaving(address):
                 self._leave(address)
-            case Status(nonce):
+            case Status(nonce=nonce):
                 if (asked := self._asked.get(nonce)) is not None and not asked.done():
                     asked.set_result(message)
             case _:

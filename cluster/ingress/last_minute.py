@@ -13,7 +13,7 @@ WINDOW_S = 60.0
 MAX_REQUESTS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClassStatus:
     """Times are None where no request came so far."""
 
@@ -32,7 +32,7 @@ class ClassStatus:
     tpot_p99_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatus:
     source: str
     target: str
@@ -49,7 +49,7 @@ class _Moved:
     exposed_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
     """What is kept of a request: not its tokens, of which there may be a million."""
 
@@ -74,13 +74,13 @@ class Recent:
         if first_s is not None and timeline.num_output > 1:
             tpot_s = (timeline.ended_s - first_s) / (timeline.num_output - 1)
         ended = _Ended(
-            timeline.ended_s,
-            timeline.request.slo,
-            attained(timeline),
-            timeline.num_output,
-            None if first_s is None else first_s - timeline.started_s,
-            tpot_s,
-            tuple(_moves(timeline)),
+            ended_s=timeline.ended_s,
+            slo=timeline.request.slo,
+            attained=attained(timeline),
+            num_output=timeline.num_output,
+            ttft_s=None if first_s is None else first_s - timeline.started_s,
+            tpot_s=tpot_s,
+            moved=tuple(_moves(timeline)),
         )
         self._ended.append(ended)
 
@@ -99,12 +99,14 @@ class Recent:
         span_s = self._span_s(now)
         return [
             LinkStatus(
-                *link,
+                source=source,
+                target=target,
+                transport=transport,
                 transfers_per_s=len(moves) / span_s,
                 bytes_per_s=sum(moved.num_bytes for moved in moves) / span_s,
                 exposed_p50_s=quantile([moved.exposed_s for moved in moves], 0.5) or 0.0,
             )
-            for link, moves in sorted(found.items())
+            for (source, target, transport), moves in sorted(found.items())
         ]
 
     def _lately(self, now: float) -> Iterable[_Ended]:

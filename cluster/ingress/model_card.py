@@ -11,7 +11,7 @@ from models.hub import resolve
 from parallel.plans import check
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     name: str
     folder: str

@@ -12,7 +12,7 @@ from cluster.ingress.timeline import Observe, all_of
 from cluster.ingress.tracing import Tracing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
     """`observe` hears of every request's timeline; `close` is to be called at the end."""
 
@@ -30,6 +30,20 @@ def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
     ingress, instances = IngressMetrics(registry, model), InstanceMetrics(registry, model)
     observe = all_of(RequestMetrics(registry, model).observe, recent.observe)
     if not otlp_endpoint:
-        return Observers(registry, ingress, instances, recent, observe, lambda: None)
+        return Observers(
+            registry=registry,
+            ingress=ingress,
+            instances=instances,
+            recent=recent,
+            observe=observe,
+            close=lambda: None,
+        )
     tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model)
-    return Observers(registry, ingress, instances, recent, all_of(observe, tracing.observe), tracing.close)
+    return Observers(
+        registry=registry,
+        ingress=ingress,
+        instances=instances,
+        recent=recent,
+        observe=all_of(observe, tracing.observe),
+        close=tracing.close,
+    )

@@ -7,7 +7,7 @@ from core.messages import HandedOver
 from core.types import Request, Route
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Attempt:
     """One placing. Times are the ingress's clock; what did not happen is None."""
 
@@ -23,7 +23,7 @@ class Attempt:
     """The instance that was lost, or left."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Timeline:
     request: Request
     started_s: float

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 Role = Literal["prefill", "decode", "both"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What differs between a real instance and a modelled one."""
 
@@ -89,9 +89,9 @@ class Instance:
             parts.num_blocks,
             mail,
             parts.make_senders(),
-            parts.staging,
-            parts.model,
-            parts.pools,
+            staging=parts.staging,
+            model=parts.model,
+            pools=parts.pools,
             now=clock.now,
             far_senders=[host.senders for host in parts.far],
         )
@@ -103,23 +103,23 @@ class Instance:
             group,
             clock,
             self._on_tokens,
-            self._on_error,
-            lambda keys: self._prefill.on_stuck(keys),
-            config.engine.lookahead,
-            Restoring(self._scheduler, tiers, size, gate) if tiers else None,
-            StepFits(parts.steps),
+            on_error=self._on_error,
+            on_stuck=lambda keys: self._prefill.on_stuck(keys),
+            lookahead=config.engine.lookahead,
+            tiers=Restoring(self._scheduler, tiers, size, gate) if tiers else None,
+            fits=StepFits(parts.steps),
         )
         info = Register(
-            mail.address,
-            mail.address,
-            role != "decode",
-            role != "prefill",
-            parts.host,
-            config.engine.block_size,
-            parts.num_blocks,
-            config.engine.max_batch_tokens * parts.num_groups,
-            config.engine.max_num_seqs * parts.num_groups,
-            parts.shard.layout.token_bytes,
+            address=mail.address,
+            incarnation=mail.address,
+            prefills=role != "decode",
+            decodes=role != "prefill",
+            host=parts.host,
+            block_size=config.engine.block_size,
+            num_blocks=parts.num_blocks,
+            max_batch_tokens=config.engine.max_batch_tokens * parts.num_groups,
+            max_num_seqs=config.engine.max_num_seqs * parts.num_groups,
+            kv_token_bytes=parts.shard.layout.token_bytes,
             sends=True,
             replicates=bool(config.transfer.kv_replicas) and parts.tiers is not None,
             site=parts.site,
@@ -130,11 +130,11 @@ class Instance:
             self._engine,
             mail,
             clock,
-            resolve,
-            config.serve.schedulers,
-            config.schedule.report_interval_s,
-            self.check_integrity,
-            self._counts,
+            resolve=resolve,
+            num_schedulers=config.serve.schedulers,
+            interval_s=config.schedule.report_interval_s,
+            check=self.check_integrity,
+            count=self._counts,
         )
         self._prefill = PrefillWorker(mail, self._pusher)
         """Also of a decode instance: it sends what it has when its requests move away."""
@@ -157,11 +157,11 @@ class Instance:
             parts.num_blocks,
             self._mail.address,
             self._mail.address,
-            lambda commit: worker.on_complete(commit),
-            lambda grant_id: worker.on_corrupted(grant_id),
-            parts.model,
-            parts.pools,
-            parts.far,
+            on_complete=lambda commit: worker.on_complete(commit),
+            on_corrupted=lambda grant_id: worker.on_corrupted(grant_id),
+            model=parts.model,
+            pools=parts.pools,
+            far=parts.far,
         )
         inbox.attach(parts.make_receivers(inbox))
         for host in parts.far:

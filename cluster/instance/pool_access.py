@@ -20,7 +20,7 @@ from net.channel import Identity
 _RDMA = Path("/sys/class/infiniband")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolAccess:
     """`buffer` is the pool's memory; it lives as long as its receivers, or the buffer itself, do."""
 
@@ -38,6 +38,7 @@ def remote_access(
     receives: bool,
     me: Identity,
     host: str,
+    *,
     key: bytes,
     num_bytes: int,
     media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
@@ -73,7 +74,9 @@ def remote_access(
         return made
 
     staging = None if segment else Staging(memory, num_bytes)
-    return PoolAccess(memory[:num_bytes], receivers, senders, path, staging)
+    return PoolAccess(
+        buffer=memory[:num_bytes], make_receivers=receivers, make_senders=senders, path=path, staging=staging
+    )
 
 
 def _ways(config: TransferConfig) -> tuple[str, ...]:

@@ -60,9 +60,15 @@ def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fab
         folder,
         size,
         parallel,
-        PoolAccess(buffer, receivers, senders, path, Staging(memory, size.num_bytes)),
-        "process",
-        spawner,
+        access=PoolAccess(
+            buffer=buffer,
+            make_receivers=receivers,
+            make_senders=senders,
+            path=path,
+            staging=Staging(memory, size.num_bytes),
+        ),
+        host="process",
+        spawner=spawner,
     )
 
 
@@ -82,10 +88,12 @@ def remote_parts(
     spawner = placement.ranks if placement else None
     size = _size(config, folder, role, parallel, spawner)
     host = mail.address.rpartition(":")[0]
-    access = remote_access(config.transfer, role != "prefill", mail.me, host, key, size.num_bytes, MEDIA)
+    access = remote_access(
+        config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
+    )
     far = _keepers(config, role, mail, size, placement) if placement and placement.keep else ()
     try:
-        return _parts(config, folder, size, parallel, access, host_id(), spawner, far)
+        return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=spawner, far=far)
     except BaseException:
         _end(far)
         raise
@@ -97,12 +105,12 @@ def _keepers(
     addresses = placement.ranks.addresses
     setups = [
         KeeperSetup(
-            memory,
-            mail.address,
-            mail.me.incarnation,
-            role != "prefill",
-            addresses[memory],
-            tuple(pool for pool in size.pools if pool.memory == memory),
+            memory=memory,
+            address=mail.address,
+            incarnation=mail.me.incarnation,
+            receives=role != "prefill",
+            host=addresses[memory],
+            pools=tuple(pool for pool in size.pools if pool.memory == memory),
         )
         for memory in range(1, len(addresses))
     ]
@@ -121,7 +129,16 @@ def _size(
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     device = torch.device(spawner.devices[0]) if spawner else None
     memories = spawner.memories if spawner else ()
-    return size_pool(folder, config.model, config.engine, mesh, role, num_spare, device, memories)
+    return size_pool(
+        folder,
+        config.model,
+        config.engine,
+        mesh,
+        role=role,
+        num_spare=num_spare,
+        device=device,
+        memories=memories,
+    )
 
 
 def _parts(
@@ -129,6 +146,7 @@ def _parts(
     folder: Path,
     size: PoolSize,
     parallel: ParallelConfig,
+    *,
     access: PoolAccess,
     host: str,
     spawner: Spawner | None,
@@ -138,7 +156,16 @@ def _parts(
         if spawner is not None:
             memories = [(access.path, size.num_bytes), *(host.memory for host in far)]
             try:
-                return start_ranks(folder, config.engine, size, parallel, memories, sink, spawner, far)
+                return start_ranks(
+                    folder,
+                    config.engine,
+                    size,
+                    parallel,
+                    memories=memories,
+                    sink=sink,
+                    spawner=spawner,
+                    companions=far,
+                )
             except BaseException:
                 _end(far)
                 raise
@@ -147,20 +174,20 @@ def _parts(
     revision = weights_revision(folder)
     tiers = build_tiers(config.engine, access.buffer, size.pools, revision)
     return Parts(
-        size.shard,
-        size.num_blocks,
-        size.max_context_tokens,
-        access.make_receivers,
-        access.make_senders,
-        group,
-        host,
-        access.staging,
-        tiers,
+        shard=size.shard,
+        num_blocks=size.num_blocks,
+        max_context_tokens=size.max_context_tokens,
+        make_receivers=access.make_receivers,
+        make_senders=access.make_senders,
+        make_group=group,
+        host=host,
+        staging=access.staging,
+        tiers=tiers,
         # A GPU's pool is filled from its copy in host memory as a step begins, ranks of their own have no gate to wait at.
-        LayerGate()
+        gate=LayerGate()
         if parallel.num_ranks == 1 and choose_device(config.engine.device).type == "cpu"
         else None,
-        revision,
+        model=revision,
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
         num_groups=parallel.dp,

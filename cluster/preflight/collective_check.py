@@ -51,7 +51,7 @@ async def run_rank_here(rank: int, world: int, address: str, backend: str, mib: 
 
 
 async def check_as_rank(
-    rank: int, world: int, address: str, backend: str, mib: int, wait_s: float, expected_bytes_per_s: float
+    rank: int, world: int, address: str, backend: str, *, mib: int, wait_s: float, expected_bytes_per_s: float
 ) -> list[Finding]:
     """The same for nodes that nobody steers, such as the pods of a job: each runs its own rank, and judges all of them.
 
@@ -62,12 +62,12 @@ async def check_as_rank(
     except ConfigError as error:
         return [
             Finding(
-                names[rank],
-                f"{backend} all-reduce",
-                Verdict.FAIL,
-                str(error),
-                "every rank answers",
-                _NO_ANSWER,
+                where=names[rank],
+                check=f"{backend} all-reduce",
+                verdict=Verdict.FAIL,
+                measured=str(error),
+                expected="every rank answers",
+                fix=_NO_ANSWER,
             )
         ]
     return _judge(names, results, backend, expected_bytes_per_s)
@@ -126,7 +126,14 @@ async def check_fabric(
         return_exceptions=True,
     )
     failed = [
-        Finding(name, f"{backend} all-reduce", Verdict.FAIL, str(result), "every rank answers", _NO_ANSWER)
+        Finding(
+            where=name,
+            check=f"{backend} all-reduce",
+            verdict=Verdict.FAIL,
+            measured=str(result),
+            expected="every rank answers",
+            fix=_NO_ANSWER,
+        )
         for name, result in zip(names, results, strict=True)
         if isinstance(result, BaseException)
     ]
@@ -146,12 +153,14 @@ def _judge(
     wrong = [str(names[int(r["rank"])]) for r in results if not r["correct"]]
     slowest = min(r["bus_bytes_per_s"] for r in results)
     whole = Finding(
-        "all nodes",
-        f"{backend} all-reduce",
-        Verdict.FAIL if wrong else Verdict.OK,
-        f"wrong sums on {', '.join(wrong)}" if wrong else f"{slowest / 1e9:.2f} GB/s bus bandwidth",
-        "right sums",
-        "numbers change on the way: take these nodes out and test their memory, GPU and NIC" if wrong else "",
+        where="all nodes",
+        check=f"{backend} all-reduce",
+        verdict=Verdict.FAIL if wrong else Verdict.OK,
+        measured=f"wrong sums on {', '.join(wrong)}" if wrong else f"{slowest / 1e9:.2f} GB/s bus bandwidth",
+        expected="right sums",
+        fix="numbers change on the way: take these nodes out and test their memory, GPU and NIC"
+        if wrong
+        else "",
     )
     links = {
         f"{names[r['rank']]} -> {names[int(target)]}": speed

@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """`where`: a node, or `a -> b`. `fix`: what to do about it; empty where nothing is to be done."""
 
@@ -49,12 +49,12 @@ def judge_links(
         verdict = Verdict.FAIL if share < slow else Verdict.WARN if share < weak else Verdict.OK
         found.append(
             Finding(
-                link,
-                check,
-                verdict,
-                f"{measured / 1e9:.2f} GB/s",
-                f"{expected / 1e9:.2f} GB/s ({source})",
-                "" if verdict is Verdict.OK else fix,
+                where=link,
+                check=check,
+                verdict=verdict,
+                measured=f"{measured / 1e9:.2f} GB/s",
+                expected=f"{expected / 1e9:.2f} GB/s ({source})",
+                fix="" if verdict is Verdict.OK else fix,
             )
         )
     return found
@@ -64,10 +64,10 @@ def judge_clock(where: str, skew_s: float, uncertainty_s: float, limit_s: float 
     """`skew_s`: that node's clock less this one's, known to within `uncertainty_s`."""
     bad = abs(skew_s) - uncertainty_s > limit_s
     return Finding(
-        where,
-        "clock",
-        Verdict.WARN if bad else Verdict.OK,
-        f"{skew_s * 1000:+.1f} ms (within {uncertainty_s * 1000:.1f} ms)",
-        f"within {limit_s * 1000:.0f} ms",
-        "traces and logs will not line up: run chrony or ntpd on that node" if bad else "",
+        where=where,
+        check="clock",
+        verdict=Verdict.WARN if bad else Verdict.OK,
+        measured=f"{skew_s * 1000:+.1f} ms (within {uncertainty_s * 1000:.1f} ms)",
+        expected=f"within {limit_s * 1000:.0f} ms",
+        fix="traces and logs will not line up: run chrony or ntpd on that node" if bad else "",
     )

@@ -17,10 +17,13 @@ def check_nccl_tests(where: str, num_gpus: int) -> Finding:
     binary = shutil.which(_BINARY)
     if binary is None:
         return Finding(
-            where, "nccl-tests", Verdict.SKIP, "not installed: torch.distributed measures between nodes only"
+            where=where,
+            check="nccl-tests",
+            verdict=Verdict.SKIP,
+            measured="not installed: torch.distributed measures between nodes only",
         )
     if num_gpus < 2:
-        return Finding(where, "nccl-tests", Verdict.SKIP, f"{num_gpus} GPUs")
+        return Finding(where=where, check="nccl-tests", verdict=Verdict.SKIP, measured=f"{num_gpus} GPUs")
     command = [binary, "-b", "64M", "-e", "256M", "-f", "2", "-c", "1", "-g", str(num_gpus)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
@@ -33,9 +36,18 @@ def check_nccl_tests(where: str, num_gpus: int) -> Finding:
     if int(wrong[1]):
         return _unfit(where, f"{wrong[1]} wrong values")
     measured = f"{float(bandwidth[1]):.1f} GB/s bus bandwidth over {num_gpus} GPUs"
-    return Finding(where, "nccl-tests", Verdict.OK, measured, "right sums")
+    return Finding(
+        where=where, check="nccl-tests", verdict=Verdict.OK, measured=measured, expected="right sums"
+    )
 
 
 def _unfit(where: str, measured: str) -> Finding:
     fix = "take this node out, and look at its GPUs and NVLinks (nvidia-smi topo -m, nvidia-smi nvlink -s, dmesg for Xid)"
-    return Finding(where, "nccl-tests", Verdict.FAIL, measured, "right sums", fix)
+    return Finding(
+        where=where,
+        check="nccl-tests",
+        verdict=Verdict.FAIL,
+        measured=measured,
+        expected="right sums",
+        fix=fix,
+    )

@@ -40,22 +40,34 @@ def _model(where: str, path: str) -> Finding:
         folder = folder_of(path)
     except ConfigError as error:
         fix = "put the model's folder at this path on every node (a copy, or a shared file system)"
-        return Finding(where, "model", Verdict.FAIL, str(error), f"a folder {path}", fix)
+        return Finding(
+            where=where,
+            check="model",
+            verdict=Verdict.FAIL,
+            measured=str(error),
+            expected=f"a folder {path}",
+            fix=fix,
+        )
     if folder is None:
-        return Finding(where, "model", Verdict.SKIP, f"{path}, from the hub as an instance starts")
-    return Finding(where, "model", Verdict.OK, str(folder))
+        return Finding(
+            where=where,
+            check="model",
+            verdict=Verdict.SKIP,
+            measured=f"{path}, from the hub as an instance starts",
+        )
+    return Finding(where=where, check="model", verdict=Verdict.OK, measured=str(folder))
 
 
 def _shared_memory(where: str, kv_bytes: int, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     enough = free >= kv_bytes
     return Finding(
-        where,
-        "shared memory",
-        Verdict.OK if enough else Verdict.FAIL,
-        f"{free / 2**30:.2f} GiB free",
-        f"{kv_bytes / 2**30:.2f} GiB for the KV pools",
-        ""
+        where=where,
+        check="shared memory",
+        verdict=Verdict.OK if enough else Verdict.FAIL,
+        measured=f"{free / 2**30:.2f} GiB free",
+        expected=f"{kv_bytes / 2**30:.2f} GiB for the KV pools",
+        fix=""
         if enough
         else "make /dev/shm larger (docker run --shm-size, an emptyDir with medium: Memory) or lower engine.kv_bytes",
     )
@@ -63,7 +75,13 @@ def _shared_memory(where: str, kv_bytes: int, folder: Path) -> Finding:
 
 def _scheduler(where: str) -> Finding:
     measured = "compiled" if scheduler_is_compiled() else "interpreted"
-    return Finding(where, "scheduler", Verdict.OK, measured, "compiled, for thousands of instances")
+    return Finding(
+        where=where,
+        check="scheduler",
+        verdict=Verdict.OK,
+        measured=measured,
+        expected="compiled, for thousands of instances",
+    )
 
 
 def _memlock(where: str, needed: bool) -> Finding:
@@ -71,10 +89,17 @@ def _memlock(where: str, needed: bool) -> Finding:
     low = soft != resource.RLIM_INFINITY and soft < _MIN_MEMLOCK_BYTES
     measured = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
     if not low:
-        return Finding(where, "memlock", Verdict.OK, measured)
+        return Finding(where=where, check="memlock", verdict=Verdict.OK, measured=measured)
     verdict = Verdict.FAIL if needed else Verdict.OK
     fix = "RDMA pins its memory: ulimit -l unlimited, or IPC_LOCK for the container" if needed else ""
-    return Finding(where, "memlock", verdict, measured, "unlimited, for RDMA", fix)
+    return Finding(
+        where=where,
+        check="memlock",
+        verdict=verdict,
+        measured=measured,
+        expected="unlimited, for RDMA",
+        fix=fix,
+    )
 
 
 def _open_files(where: str) -> Finding:
@@ -82,7 +107,14 @@ def _open_files(where: str) -> Finding:
     low = soft < _MIN_FILES
     fix = f"ulimit -n {_MIN_FILES}: a large cluster has a connection between any two processes" if low else ""
     verdict = Verdict.WARN if low else Verdict.OK
-    return Finding(where, "open files", verdict, str(soft), f"at least {_MIN_FILES}", fix)
+    return Finding(
+        where=where,
+        check="open files",
+        verdict=verdict,
+        measured=str(soft),
+        expected=f"at least {_MIN_FILES}",
+        fix=fix,
+    )
 
 
 def _rdma(where: str, root: Path) -> Iterator[Finding]:
@@ -93,25 +125,46 @@ def _rdma(where: str, root: Path) -> Iterator[Finding]:
         name = f"RDMA {port.parts[-3]} port {port.name}"
         up = "ACTIVE" in state
         fix = "" if up else "bring the port up (cable, switch, driver), or leave the device out of NIXL's"
-        yield Finding(where, name, Verdict.OK if up else Verdict.FAIL, f"{state}, {rate}", "4: ACTIVE", fix)
+        yield Finding(
+            where=where,
+            check=name,
+            verdict=Verdict.OK if up else Verdict.FAIL,
+            measured=f"{state}, {rate}",
+            expected="4: ACTIVE",
+            fix=fix,
+        )
 
 
 def _nixl(where: str, has_rdma: bool) -> Finding:
     if importlib.util.find_spec("nixl_cu12") or importlib.util.find_spec("nixl_cu13"):
-        return Finding(where, "NIXL", Verdict.OK, "installed")
+        return Finding(where=where, check="NIXL", verdict=Verdict.OK, measured="installed")
     if not has_rdma:
-        return Finding(where, "NIXL", Verdict.SKIP, "not installed, and no RDMA device that it could use")
+        return Finding(
+            where=where,
+            check="NIXL",
+            verdict=Verdict.SKIP,
+            measured="not installed, and no RDMA device that it could use",
+        )
     fix = "pip install --no-deps nixl-cu12==1.5.1: KV would go over TCP without it"
-    return Finding(where, "NIXL", Verdict.WARN, "not installed", "installed, for RDMA", fix)
+    return Finding(
+        where=where,
+        check="NIXL",
+        verdict=Verdict.WARN,
+        measured="not installed",
+        expected="installed, for RDMA",
+        fix=fix,
+    )
 
 
 def _gpus(where: str) -> Iterator[Finding]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        yield Finding(where, "GPUs", Verdict.SKIP, "none: this node computes on its CPU")
+        yield Finding(
+            where=where, check="GPUs", verdict=Verdict.SKIP, measured="none: this node computes on its CPU"
+        )
         return
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(count))
-    yield Finding(where, "GPUs", Verdict.OK, f"{count}: {names}")
+    yield Finding(where=where, check="GPUs", verdict=Verdict.OK, measured=f"{count}: {names}")
     apart = [
         f"{i}-{j}"
         for i in range(count)
@@ -122,12 +175,12 @@ def _gpus(where: str) -> Iterator[Finding]:
         "tensor parallelism will copy through host memory: check the IOMMU and ACS settings" if apart else ""
     )
     yield Finding(
-        where,
-        "GPU peer access",
-        Verdict.WARN if apart else Verdict.OK,
-        f"none between {', '.join(apart)}" if apart else "between all",
-        "between all",
-        fix,
+        where=where,
+        check="GPU peer access",
+        verdict=Verdict.WARN if apart else Verdict.OK,
+        measured=f"none between {', '.join(apart)}" if apart else "between all",
+        expected="between all",
+        fix=fix,
     )
 
 

@@ -91,6 +91,18 @@ def living_nodes() -> list[RayNode]:
 def check_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> Finding:
     """Could an instance of each pool be placed on nodes with these resources in all?"""
     if not (why := no_room(config, nodes)):
-        return Finding("all nodes", "placement", Verdict.OK, "an instance of each pool has room")
+        return Finding(
+            where="all nodes",
+            check="placement",
+            verdict=Verdict.OK,
+            measured="an instance of each pool has room",
+        )
     fix = "add nodes of that size, or let an instance be on more of them (prefill.hosts, decode.hosts)"
-    return Finding("all nodes", "placement", Verdict.FAIL, why, "room for an instance of each pool", fix)
+    return Finding(
+        where="all nodes",
+        check="placement",
+        verdict=Verdict.FAIL,
+        measured=why,
+        expected="room for an instance of each pool",
+        fix=fix,
+    )

@@ -108,7 +108,13 @@ class GlobalScheduler:
     def status(self, nonce: int = 0) -> Status:
         instances = tuple(member.status() for member in self._roster.members)
         experts = total(member.experts for member in self._roster.members)
-        return Status(nonce, self.why_not(), self.num_queued, instances, experts)
+        return Status(
+            nonce=nonce,
+            why_not=self.why_not(),
+            num_queued=self.num_queued,
+            instances=instances,
+            experts=experts,
+        )
 
     def on(self, event: Event, now: float) -> list[Send]:
         """Take one fact in; what follows from it, in the order to be sent."""
@@ -151,7 +157,7 @@ class GlobalScheduler:
         match word:
             case Colleagues():
                 return self._meet(word)
-            case Taken(_, _, place):
+            case Taken(scheduler=_, frontend=_, place=place):
                 key = _key(place.request_id, place.attempt)
                 if self._admission.queue.get(key) is None:
                     self._placer.take(key, word, now)
@@ -184,13 +190,13 @@ class GlobalScheduler:
 
     def _taken(self, placed: Placement) -> Taken:
         return Taken(
-            self._circle.me,
-            placed.frontend,
-            replace(placed.place, block_hashes=()),
-            placed.route,
-            placed.num_blocks,
-            placed.compute_tokens,
-            placed.charged_tokens,
+            scheduler=self._circle.me,
+            frontend=placed.frontend,
+            place=replace(placed.place, block_hashes=()),
+            route=placed.route,
+            num_blocks=placed.num_blocks,
+            compute_tokens=placed.compute_tokens,
+            expected_tokens=placed.charged_tokens,
         )
 
     def _pair(self) -> list[Send]:
@@ -258,7 +264,15 @@ class GlobalScheduler:
             return []
         num_output, complete = (0, False) if ended is None else (ended.num_output_tokens, ended.complete)
         place = placed.place
-        return self._tell(GivenBack(self._circle.me, place.request_id, place.attempt, num_output, complete))
+        return self._tell(
+            GivenBack(
+                scheduler=self._circle.me,
+                request_id=place.request_id,
+                attempt=place.attempt,
+                num_output_tokens=num_output,
+                complete=complete,
+            )
+        )
 
     # Instances ------------------------------------------------------------------------------------------------------
     def _on_register(self, info: Register) -> list[Send]:

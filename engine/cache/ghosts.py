@@ -21,7 +21,7 @@ class Ghost(NamedTuple):
     uses: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Chunk:
     hashes: "array[int]"
     """As the blocks went: each follows, in the prompt, the next one here."""
@@ -65,7 +65,7 @@ class Ghosts:
             newest.hashes.extend(hashes)
             newest.before = before
         else:
-            newest = _Chunk(array("Q", hashes), before, *ghost)
+            newest = _Chunk(hashes=array("Q", hashes), before=before, **ghost._asdict())
             self._order.append(newest)
         self._chunks[hashes[-1]] = newest
         self._num_remembered += len(hashes)

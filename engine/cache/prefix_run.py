@@ -10,7 +10,7 @@ Children = dict[tuple[int, ...], "Run"]
 """By the tokens of their first block."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Run:
     tokens: list[int]
     blocks: list[int]
@@ -44,12 +44,12 @@ class Run:
         left = len(self.blocks) - count
         size = count * block_size
         upper = Run(
-            self.tokens[:size],
-            self.blocks[:count],
-            self.hashes[:count],
-            self.parent,
-            self.depth - left,
-            self.uses,
+            tokens=self.tokens[:size],
+            blocks=self.blocks[:count],
+            hashes=self.hashes[:count],
+            parent=self.parent,
+            depth=self.depth - left,
+            uses=self.uses,
             idle_since=self.idle_since + left,
             group=self.group,
         )

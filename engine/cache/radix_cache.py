@@ -25,7 +25,7 @@ Kept = Callable[[str, int, tuple[int, ...], int], None]
 """Hears of a block that is newly kept: its tenant, the kept block that it follows (-1: it is the first), its tokens, itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """Cached KV of a prefix: full blocks, and perhaps the first `partial_tokens` tokens of one more."""
 
@@ -77,7 +77,7 @@ class RadixCache:
         """The longest cached prefix that leaves at least one token to compute. Takes no reference."""
         run = self._roots.get(salt)
         if run is None:
-            return Match(())
+            return Match(blocks=())
         size, limit = self._block_size, len(tokens) - 1
         blocks: list[int] = []
         start = count = 0
@@ -92,7 +92,13 @@ class RadixCache:
         if partial:
             wanted = tokens[start : min(start + size, limit)]
             best, best_length = _longest_common(_next_blocks(run, count, size), wanted)
-        return Match(tuple(blocks), best, best_length, run, run.num_changes)
+        return Match(
+            blocks=tuple(blocks),
+            partial_block=best,
+            partial_tokens=best_length,
+            end=run,
+            num_changes=run.num_changes,
+        )
 
     def still_finds(self, match: Match) -> bool:
         """Would the same be found for the same tokens? Where it ends tells: while that is kept, so is what it follows."""
@@ -206,7 +212,9 @@ class RadixCache:
     def _root(self, salt: str) -> Run:
         root = self._roots.get(salt)
         if root is None:
-            root = self._roots[salt] = Run([], [], [root_hash(salt)], None, 0)
+            root = self._roots[salt] = Run(
+                tokens=[], blocks=[], hashes=[root_hash(salt)], parent=None, depth=0
+            )
         return root
 
     def _run_with(self, block: int) -> Run:
@@ -243,11 +251,11 @@ class RadixCache:
         first = 0
         for uses, alike in itertools.groupby(self._retention.wanted_again(hashes)):
             after = first + len(list(alike))
-            run = self._add(run, tokens, blocks, hashes, range(first, after), uses, salt)
+            run = self._add(run, tokens, blocks, hashes, which=range(first, after), uses=uses, salt=salt)
             first = after
         if first < len(blocks):
             uses = max(1, run.uses // (1 + len(run.children)))
-            self._add(run, tokens, blocks, hashes, range(first, len(blocks)), uses, salt)
+            self._add(run, tokens, blocks, hashes, which=range(first, len(blocks)), uses=uses, salt=salt)
 
     def _add(
         self,
@@ -255,6 +263,7 @@ class RadixCache:
         all_tokens: list[int],
         all_blocks: list[int],
         all_hashes: list[int],
+        *,
         which: range,
         uses: int,
         salt: str,
@@ -267,7 +276,14 @@ class RadixCache:
         if run.blocks and not run.children and run.uses == uses:
             run.extend(tokens, blocks, hashes)
         else:
-            child = Run(tokens, blocks, hashes, run, run.depth + len(blocks), uses)
+            child = Run(
+                tokens=tokens,
+                blocks=blocks,
+                hashes=hashes,
+                parent=run,
+                depth=run.depth + len(blocks),
+                uses=uses,
+            )
             run.children[child.tokens_of(size, 0)] = child
             run.num_changes += 1
             self._runs[child] = None

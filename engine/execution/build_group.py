@@ -29,7 +29,7 @@ from parallel.plans import check
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
     shard: KVShard
     num_blocks: int
@@ -50,6 +50,7 @@ def size_pool(
     model: ModelConfig,
     engine: EngineConfig,
     mesh: Mesh = ONE_RANK,
+    *,
     role: str = "instance",
     num_spare: int = 0,
     device: torch.device | None = None,
@@ -73,7 +74,13 @@ def size_pool(
         )
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     pools = lay_out(shards, num_blocks, groups, memories)
-    return PoolSize(KVShard.whole(layout), num_blocks * mesh.dp, max_context_tokens, dtype, pools)
+    return PoolSize(
+        shard=KVShard.whole(layout),
+        num_blocks=num_blocks * mesh.dp,
+        max_context_tokens=max_context_tokens,
+        dtype=dtype,
+        pools=pools,
+    )
 
 
 def build_group(

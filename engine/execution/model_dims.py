@@ -15,15 +15,15 @@ def dims_of(spec: ModelSpec) -> Dims:
     if spec.moe is not None:
         widths += [spec.moe.intermediate_size, *filter(None, [spec.moe.shared_size])]
     return Dims(
-        spec.num_layers,
-        spec.num_heads,
-        spec.num_kv_heads,
-        spec.vocab_size,
-        tuple(widths),
-        tuple(_attention_weights(spec) + _mlp_weights(spec, is_sparse) for is_sparse in sparse),
-        head_weights,
-        head_weights,
-        0 if spec.moe is None else spec.moe.num_experts,
+        num_layers=spec.num_layers,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        vocab_size=spec.vocab_size,
+        widths=tuple(widths),
+        layer_weights=tuple(_attention_weights(spec) + _mlp_weights(spec, is_sparse) for is_sparse in sparse),
+        embedding_weights=head_weights,
+        head_weights=head_weights,
+        num_experts=0 if spec.moe is None else spec.moe.num_experts,
     )
 
 

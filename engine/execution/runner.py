@@ -45,7 +45,12 @@ class Runner:
             hidden, replayed = self._forward(plan, seqs, layer_done), False
         sampled = self._sample(plan, seqs, hidden)
         self._pool.synchronise()
-        return StepResult(plan.step, tuple(sampled), time.perf_counter() - started, replayed=replayed)
+        return StepResult(
+            step=plan.step,
+            sampled=tuple(sampled),
+            duration_s=time.perf_counter() - started,
+            replayed=replayed,
+        )
 
     def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
         """(N, hidden_size): rows whose next token is drawn."""

@@ -63,7 +63,9 @@ class StepMeter:
             tokens = tuple(self._rng.randrange(1, 1000) for _ in range(end))
             new.append(NewSeq(f"s{step}-{number}", tokens, end, sampling))
             ids = tuple(range(first, first + blocks))
-            work.append(SeqWork(new[-1].key, piece.start, piece.count, ids, True))
+            work.append(
+                SeqWork(key=new[-1].key, start=piece.start, count=piece.count, block_ids=ids, samples=True)
+            )
             first += blocks
         drop = tuple(f"s{step - 1}-{number}" for number in range(256)) if step else ()
-        return StepPlan(step, tuple(new), (), tuple(work), drop)
+        return StepPlan(step=step, new=tuple(new), copies=(), work=tuple(work), drop=drop)

@@ -176,11 +176,11 @@ class DpScheduler:
         step = next(self._steps)
         self._planned[step] = parts
         return StepPlan(
-            step,
-            tuple(new for part in found for new in part.new),
-            tuple(copy for part in found for copy in part.copies),
-            tuple(work for part in found for work in part.work),
-            tuple(key for part in found for key in part.drop),
+            step=step,
+            new=tuple(new for part in found for new in part.new),
+            copies=tuple(copy for part in found for copy in part.copies),
+            work=tuple(work for part in found for work in part.work),
+            drop=tuple(key for part in found for key in part.drop),
         )
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
@@ -189,7 +189,7 @@ class DpScheduler:
         for group, part in zip(self._groups, self._planned.pop(plan.step), strict=True):
             if part is not None:
                 own = tuple(itertools.islice(sampled, sum(work.samples for work in part.work)))
-                out += group.commit(part, StepResult(part.step, own), now)
+                out += group.commit(part, StepResult(step=part.step, sampled=own), now)
         return out
 
     def check_integrity(self) -> None:

@@ -26,7 +26,7 @@ class State(Enum):
     DONE = auto()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     request: Request
     tokens: list[int]
@@ -110,7 +110,15 @@ class Sequence:
     def last_token(self, drawn: Sampled, finish: FinishReason | None) -> TokenOut:
         """The last known token, as the client's side gets it."""
         request, index = self.request, self.num_output - 1
-        return TokenOut(request.id, request.attempt, index, drawn.token, drawn.logprob, drawn.top, finish)
+        return TokenOut(
+            request_id=request.id,
+            attempt=request.attempt,
+            index=index,
+            token=drawn.token,
+            logprob=drawn.logprob,
+            top=drawn.top,
+            finish=finish,
+        )
 
     def grow(self, blocks: list[int]) -> None:
         if blocks:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
     step: int
     budget: int
@@ -19,4 +19,6 @@ class Draft:
         self.budget -= work.count
 
     def plan(self, drop: tuple[str, ...]) -> StepPlan:
-        return StepPlan(self.step, tuple(self.new), tuple(self.copies), tuple(self.work), drop)
+        return StepPlan(
+            step=self.step, new=tuple(self.new), copies=tuple(self.copies), work=tuple(self.work), drop=drop
+        )

@@ -230,7 +230,7 @@ class StepScheduler:
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
-        draft = Draft(next(self._steps), self._config.max_batch_tokens)
+        draft = Draft(step=next(self._steps), budget=self._config.max_batch_tokens)
         decoding = [seq for seq in self._running if seq.num_missing <= 1]
         for seq in decoding[: self._config.max_num_seqs]:
             self._plan_one(seq, draft)
@@ -317,7 +317,16 @@ class StepScheduler:
         if not seq.announced:
             draft.new.append(seq.as_new())
             seq.announced = True
-        draft.add(SeqWork(seq.key, start, count, seq.table, samples, seq.next_push(start + count)))
+        draft.add(
+            SeqWork(
+                key=seq.key,
+                start=start,
+                count=count,
+                block_ids=seq.table,
+                samples=samples,
+                push=seq.next_push(start + count),
+            )
+        )
         seq.num_computed += count
         seq.num_pending += samples
         seq.num_in_flight += 1
@@ -348,7 +357,7 @@ class StepScheduler:
         match = self._ledger.find(seq.request, seq.tokens, partial=True)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
             # The source of a shared part is one block more; alone, a request may need them all.
-            match = Match(match.blocks)
+            match = Match(blocks=match.blocks)
             if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
                 return False
         if match.partial_tokens:
@@ -359,7 +368,13 @@ class StepScheduler:
         return True
 
     def _new(self, request: Request, push: Grant | None) -> Sequence:
-        seq = Sequence(request, list(request.tokens), len(request.prompt), next(self._arrivals), push)
+        seq = Sequence(
+            request=request,
+            tokens=list(request.tokens),
+            num_prompt=len(request.prompt),
+            arrival=next(self._arrivals),
+            push=push,
+        )
         self._seqs[seq.key] = seq
         return seq
 

@@ -86,7 +86,15 @@ class StepFit:
         parts = [max(0.0, part) for part in raw]
         excess = sum((a - b) * m for a, b, m in zip(parts[1:], raw[1:], self._mean[1:], strict=True))
         parts[0] = max(0.0, raw[0] - excess)
-        return StepModel(parts[0], parts[1], parts[2], parts[3], self._error, self._num_steps, parts[4])
+        return StepModel(
+            fixed_s=parts[0],
+            token_s=parts[1],
+            context_s=parts[2],
+            seq_s=parts[3],
+            error=self._error,
+            num_steps=self._num_steps,
+            pair_s=parts[4],
+        )
 
 
 class StepFits:

@@ -66,6 +66,7 @@ def load_part(
     dtype: str,
     device: torch.device,
     mesh: Mesh,
+    *,
     rank: int,
     store: Any,
     kernels: Kernels = "auto",
@@ -92,7 +93,16 @@ def load_part(
     joins = make_joins(comms.tp, vocab, sum_parts, spread)
     layers = range(*sharding.part.layers)
     model = load_model(
-        folder, dtype, device, sharding, layers, joins, kernels, deterministic, block_size, kv_dtype
+        folder,
+        dtype,
+        device,
+        sharding,
+        layers=layers,
+        joins=joins,
+        kernels=kernels,
+        deterministic=deterministic,
+        block_size=block_size,
+        kv_dtype=kv_dtype,
     )
     return ModelPart(model, sharding.part, comms, spread)
 
@@ -101,7 +111,7 @@ def _connect(device: torch.device, mesh: Mesh, rank: int, store: Any, address: s
     backend: Backend = "nccl" if device.type == "cuda" else "gloo"
 
     def over(name: str, ranks: tuple[int, ...]) -> Comm:
-        return connect(store, name, ranks, rank, backend, device, address)
+        return connect(store, name, ranks, rank, backend=backend, device=device, hostname=address)
 
     tp, pp = over("tp", mesh.group(rank, "tp")), over("pp", mesh.group(rank, "pp"))
     ep = over("ep", mesh.group(rank, "ep"))

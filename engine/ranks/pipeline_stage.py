@@ -58,7 +58,7 @@ class StageRunner:
         for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
             self._run(plan.step, (), None)
         self._pool.synchronise()
-        return StepResult(plan.step, tuple(sampled), time.perf_counter() - started)
+        return StepResult(step=plan.step, sampled=tuple(sampled), duration_s=time.perf_counter() - started)
 
     def _run(self, step: int, work: tuple[SeqWork, ...], layer_done: LayerDone | None) -> list[Sampled]:
         comm, model = self._comm, self._model

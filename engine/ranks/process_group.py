@@ -39,7 +39,7 @@ _SETTLE_S = 0.2
 _END_S = 3.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Step:
     plan: StepPlan
     future: "asyncio.Future[StepResult]"
@@ -59,6 +59,7 @@ class ProcessGroup:
         sink: LayerSink | None,
         start: Start,
         start_s: float = START_S,
+        *,
         balancer: Balancer | None = None,
         companions: Sequence[Companion] = (),
         store_host: str = "",
@@ -95,7 +96,9 @@ class ProcessGroup:
             raise self._lost.result()
         layer_done = self._sink.step_started(plan) if self._sink is not None else None
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
-        self._steps[plan.step] = _Step(plan, future, len(self.ranks), layer_done)
+        self._steps[plan.step] = _Step(
+            plan=plan, future=future, num_left=len(self.ranks), layer_done=layer_done
+        )
         data = frame(plan)
         if self._balancer is not None and (
             moves := self._balancer.next_moves(asyncio.get_running_loop().time())
@@ -161,7 +164,11 @@ class ProcessGroup:
             del self._steps[result.step]
             if not step.future.done():
                 drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
-                step.future.set_result(StepResult(result.step, drawn, step.duration_s, step.loads))
+                step.future.set_result(
+                    StepResult(
+                        step=result.step, sampled=drawn, duration_s=step.duration_s, expert_loads=step.loads
+                    )
+                )
 
     async def _watch(self, companion: Companion) -> None:
         error = await companion.lost()

@@ -31,7 +31,7 @@ class Meeting:
     """Of this start, for a store at an address."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankSetup:
     rank: int
     mesh: Mesh

@@ -93,14 +93,14 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         setup.dtype,
         device,
         setup.mesh,
-        setup.rank,
-        store,
-        cast(Kernels, setup.kernels),
-        setup.deterministic,
-        setup.num_spare,
-        layout.block_size,
-        setup.address,
-        layout.dtype,
+        rank=setup.rank,
+        store=store,
+        kernels=cast(Kernels, setup.kernels),
+        deterministic=setup.deterministic,
+        num_spare=setup.num_spare,
+        block_size=layout.block_size,
+        address=setup.address,
+        kv_dtype=layout.dtype,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
@@ -114,7 +114,9 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
             part.relocate(dict(word.layers))
             continue
         result = step(share_of(word, setup.pools, setup.rank))
-        sock.sendall(frame(result if draws else StepResult(result.step, (), result.duration_s)))
+        sock.sendall(
+            frame(result if draws else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
+        )
 
 
 def _runner(

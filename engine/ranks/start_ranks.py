@@ -22,6 +22,7 @@ def start_ranks(
     engine: EngineConfig,
     size: PoolSize,
     parallel: ParallelConfig,
+    *,
     memories: Sequence[tuple[str, int]],
     sink: LayerSink | None,
     spawner: Spawner,
@@ -41,7 +42,16 @@ def start_ranks(
             asyncio.get_running_loop().time(),
             max(1, parallel.ep_move_bytes // expert_bytes(spec, size.dtype, mesh.tp)),
         )
-    setups = setups_of(folder, engine, size, mesh, memories, spawner.devices, num_spare, spawner.addresses)
+    setups = setups_of(
+        folder,
+        engine,
+        size,
+        mesh,
+        memories=memories,
+        devices=spawner.devices,
+        num_spare=num_spare,
+        addresses=spawner.addresses,
+    )
     store_host = spawner.addresses[0] if spawner.num_far else ""
     return ProcessGroup(
         setups, sink, spawner.start, balancer=balancer, companions=companions, store_host=store_host
@@ -53,6 +63,7 @@ def setups_of(
     engine: EngineConfig,
     size: PoolSize,
     mesh: Mesh,
+    *,
     memories: Sequence[tuple[str, int]],
     devices: Sequence[str],
     num_spare: int = 0,
@@ -61,18 +72,19 @@ def setups_of(
     """For each rank. A group says where they find each other."""
     return [
         RankSetup(
-            rank,
-            mesh,
-            str(folder),
-            size.dtype,
-            devices[rank],
-            engine.kernels,
-            engine.deterministic,
-            engine.num_threads,
-            size.pools,
-            *memories[pool.memory],
-            num_spare,
-            addresses[pool.memory],
+            rank=rank,
+            mesh=mesh,
+            folder=str(folder),
+            dtype=size.dtype,
+            device=devices[rank],
+            kernels=engine.kernels,
+            deterministic=engine.deterministic,
+            num_threads=engine.num_threads,
+            pools=size.pools,
+            memory_path=memories[pool.memory][0],
+            memory_bytes=memories[pool.memory][1],
+            num_spare=num_spare,
+            address=addresses[pool.memory],
         )
         for rank, pool in enumerate(size.pools)
     ]

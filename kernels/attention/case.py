@@ -15,7 +15,7 @@ Attend = Callable[[Tensor, KVLayer, AttentionMeta, float, int, float, Tensor | N
 """`Ops.paged_attention`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A layer's, on one rank."""
 

@@ -45,7 +45,16 @@ class FlashInferAttention:
         assert isinstance(kv_layer, Tensor), "8 bits are read by Triton's kernels"
         assert sinks is None, "a case with sinks is not FlashInfer's"
         kv_heads, block_size = kv_layer.shape[2:4]
-        case = Case(q.shape[1], kv_heads, q.shape[2], block_size, q.dtype, scale, window, soft_cap)
+        case = Case(
+            num_heads=q.shape[1],
+            num_kv_heads=kv_heads,
+            head_dim=q.shape[2],
+            block_size=block_size,
+            dtype=q.dtype,
+            scale=scale,
+            window=window,
+            soft_cap=soft_cap,
+        )
         wrapper = self._wrapper(kind_of(meta), case, q.device)
         wrapper.plan_for(meta, case)
         return wrapper.run(q, kv_layer)

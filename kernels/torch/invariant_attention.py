@@ -17,7 +17,7 @@ from kernels.torch.scaled_kv import as_floats
 _SPAN_TOKENS = 256
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Attend:
     """One sequence's queries against its KV, all in float32."""
 
@@ -80,7 +80,14 @@ class InvariantAttention:
         out = torch.empty_like(q)
         for seq in range(len(meta.query_lens)):
             spans = [(first, kv[0], kv[1]) for first, kv in _spans(kv_layer, meta, seq, window)]
-            attend_to(self._tiles, _Attend(spans, scale, window, soft_cap, sinks), q, meta, seq, out)
+            attend_to(
+                self._tiles,
+                _Attend(spans=spans, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks),
+                q,
+                meta,
+                seq,
+                out,
+            )
         return out
 
 
@@ -102,7 +109,14 @@ class InvariantLatentAttention:
         out = queries.new_empty((*queries.shape[:2], rank))
         for seq in range(len(meta.query_lens)):
             spans = [(first, kv[0], kv[0, ..., :rank]) for first, kv in _spans(kv_layer, meta, seq, 0)]
-            attend_to(self._tiles, _Attend(spans, scale, 0, 0.0, None), queries, meta, seq, out)
+            attend_to(
+                self._tiles,
+                _Attend(spans=spans, scale=scale, window=0, soft_cap=0.0, sinks=None),
+                queries,
+                meta,
+                seq,
+                out,
+            )
         values = self._tiles.one(
             ("from latents", v_up.shape), lambda x: torch.einsum("thr,hvr->thv", x, v_up), out
         )
@@ -126,7 +140,13 @@ def _trial(attend: _Attend) -> _Attend:
     generator = torch.Generator().manual_seed(1)
     _, k, v = attend.spans[0]
     k, v = (torch.randn(x.shape, generator=generator) for x in (k, v))
-    return _Attend([(0, k, v)], attend.scale, attend.window, attend.soft_cap, attend.sinks)
+    return _Attend(
+        spans=[(0, k, v)],
+        scale=attend.scale,
+        window=attend.window,
+        soft_cap=attend.soft_cap,
+        sinks=attend.sinks,
+    )
 
 
 def _spans(kv_layer: Tensor, meta: AttentionMeta, seq: int, window: int) -> list[tuple[int, Tensor]]:

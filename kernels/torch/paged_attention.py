@@ -21,7 +21,7 @@ _GROUP_BYTES = 2 << 20
 _TILE_TOKENS = 128
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Gather:
     """Which blocks of which sequences are copied to scratch, and what of them may be seen."""
 

@@ -39,5 +39,11 @@ def _compact(meta: AttentionMeta, kv_layer: ScaledKV) -> tuple[Tensor, Attention
     ]
     used, places = torch.unique(torch.cat(tables), return_inverse=True)
     own = places.split([len(table) for table in tables])
-    compact = AttentionMeta(meta.query_starts, meta.query_lens, meta.context_lens, own, meta.slots)
+    compact = AttentionMeta(
+        query_starts=meta.query_starts,
+        query_lens=meta.query_lens,
+        context_lens=meta.context_lens,
+        block_tables=own,
+        slots=meta.slots,
+    )
     return used.to(kv_layer.data.device), compact

@@ -23,7 +23,7 @@ MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
     """One kernel's machine code for one architecture."""
 
@@ -72,7 +72,14 @@ def compile_launches(capability: int, launch: Callable[[], object]) -> list[Buil
         metadata = kernel.metadata
         registers, stack_bytes = _resource_usage(kernel.asm["cubin"])
         builds.append(
-            Build(metadata.name, capability, metadata.num_warps, registers, stack_bytes, metadata.shared)
+            Build(
+                name=metadata.name,
+                capability=capability,
+                num_warps=metadata.num_warps,
+                registers=registers,
+                stack_bytes=stack_bytes,
+                shared_bytes=metadata.shared,
+            )
         )
     return builds
 

@@ -157,7 +157,15 @@ class TritonAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         data, scales = parts_of(kv_layer)
         _, _, kv_heads, block_size, size = kv_layer.shape
-        shape = Shape(q.shape[1], kv_heads, size, block_size, q.dtype, scales is not None, self.split_tokens)
+        shape = Shape(
+            num_heads=q.shape[1],
+            num_kv_heads=kv_heads,
+            head_dim=size,
+            block_size=block_size,
+            dtype=q.dtype,
+            quantised=scales is not None,
+            split_tokens=self.split_tokens,
+        )
         for part in plan(meta, shape, window, q.device):
             _attend(part, shape, q, data, scales, out, scale, window, soft_cap, sinks)
         return out

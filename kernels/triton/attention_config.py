@@ -25,7 +25,7 @@ FIXED = "triton fixed decode"
 """Whose plans a fixed step's cache has under this name."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """What the tiles depend on, but for the step's lengths."""
 
@@ -45,7 +45,7 @@ class Shape:
         return self.num_heads // self.num_kv_heads
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     block_m: int
     block_n: int
@@ -58,7 +58,7 @@ class Config:
         return shape.num_kv_heads * triton.cdiv(shape.group, self.heads)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One launch: tiles of like sequences."""
 
@@ -128,7 +128,13 @@ def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
             3 if hopper else 5,
         )
     heads = min(shape.group, 64)
-    return Config(max(block_m, triton.next_power_of_2(heads)), block_n, heads, warps, stages)
+    return Config(
+        block_m=max(block_m, triton.next_power_of_2(heads)),
+        block_n=block_n,
+        heads=heads,
+        num_warps=warps,
+        num_stages=stages,
+    )
 
 
 def smallest_split(config: Config) -> int:
@@ -142,7 +148,13 @@ def _part(
     tiles = cut(meta, seqs, config.block_m // config.heads, window, shape.block_size, device)
     if shape.split_tokens:
         longest = max(meta.context_lens)
-        return Part(tiles, config, triton.cdiv(longest, shape.split_tokens), shape.split_tokens, True)
+        return Part(
+            tiles=tiles,
+            config=config,
+            num_splits=triton.cdiv(longest, shape.split_tokens),
+            split_tokens=shape.split_tokens,
+            in_parts=True,
+        )
     programs = tiles.num_tiles * config.num_head_blocks(shape)
     wanted = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), programs)
     num_splits = max(1, min(wanted, tiles.longest // smallest_split(config)))
@@ -150,4 +162,6 @@ def _part(
     split_tokens = (
         triton.cdiv(triton.cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n
     )
-    return Part(tiles, config, num_splits, split_tokens, num_splits > 1)
+    return Part(
+        tiles=tiles, config=config, num_splits=num_splits, split_tokens=split_tokens, in_parts=num_splits > 1
+    )

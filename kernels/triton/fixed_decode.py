@@ -43,10 +43,27 @@ class TritonFixedDecode:
         each = torch.arange(num_seqs, dtype=torch.int32, device=device)
         none, ones = torch.zeros_like(each), torch.ones_like(each)
         table = torch.zeros((num_seqs, max_blocks), dtype=torch.int32, device=device)
-        self._tiles = Tiles(each, none, each, ones, ones.clone(), table, longest=0)
+        self._tiles = Tiles(
+            tile_seqs=each,
+            tile_tokens=none,
+            starts=each,
+            query_lens=ones,
+            context_lens=ones.clone(),
+            table=table,
+            longest=0,
+        )
         slots, counted = torch.zeros((2, num_seqs), dtype=torch.int64, device=device).unbind(0)
         lens, starts = (1,) * num_seqs, tuple(range(num_seqs + 1))
-        self.meta = AttentionMeta(starts, lens, lens, (), slots, {FIXED: self}, counted, is_fixed=True)
+        self.meta = AttentionMeta(
+            query_starts=starts,
+            query_lens=lens,
+            context_lens=lens,
+            block_tables=(),
+            slots=slots,
+            cache={FIXED: self},
+            counted=counted,
+            is_fixed=True,
+        )
         self.fill((), (), ())
 
     def fill(
@@ -91,7 +108,11 @@ class _Plan:
         most = most_items(tiles.num_tiles, config, shape, device)
         memory = torch.empty(2 * most + tiles.num_tiles + 1, dtype=torch.int32, device=device)
         items = Items(*memory.split([most, most, tiles.num_tiles, 1]))
-        return cls(Part(tiles, config, 1, 0, True, items), window, memory)
+        return cls(
+            Part(tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items),
+            window,
+            memory,
+        )
 
     def fill(self, lens: np.ndarray) -> None:
         """lens (num_seqs,): tokens of each context."""

@@ -18,7 +18,7 @@ _BAND = 8
 """Rows of tiles that are computed before the next columns."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     block_m: int
     block_n: int
@@ -29,12 +29,18 @@ class Config:
 
 def config_for(num_rows: int, device: torch.device) -> Config:
     if INTERPRETED:
-        return Config(16, 32, SCALE_BLOCK, 1, 1)
+        return Config(block_m=16, block_n=32, block_k=SCALE_BLOCK, num_warps=1, num_stages=1)
     if num_rows <= 64:
-        return Config(max(16, triton.next_power_of_2(num_rows)), 32, SCALE_BLOCK, 4, 5)
+        return Config(
+            block_m=max(16, triton.next_power_of_2(num_rows)),
+            block_n=32,
+            block_k=SCALE_BLOCK,
+            num_warps=4,
+            num_stages=5,
+        )
     if capability(device) < 90:
-        return Config(128, 64, 64, 8, 3)
-    return Config(128, 128, SCALE_BLOCK, 8, 4)
+        return Config(block_m=128, block_n=64, block_k=64, num_warps=8, num_stages=3)
+    return Config(block_m=128, block_n=128, block_k=SCALE_BLOCK, num_warps=8, num_stages=4)
 
 
 @triton.jit

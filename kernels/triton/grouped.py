@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
     """Pairs of a row and its group, sorted by group; those of group -1 come first and are in no tile."""
 
@@ -37,7 +37,13 @@ def group_rows(groups: Tensor, num_groups: int, block_m: int = 0, most: int = 12
     counts.scatter_add_(0, groups + 1, torch.ones_like(groups))
     tile_ends = ((counts[1:] + block_m - 1) // block_m).cumsum(0)
     max_tiles = min(num_pairs, num_groups + num_pairs // block_m)
-    return Groups(groups.argsort(stable=True), counts.cumsum(0), tile_ends, block_m, max_tiles)
+    return Groups(
+        order=groups.argsort(stable=True),
+        starts=counts.cumsum(0),
+        tile_ends=tile_ends,
+        block_m=block_m,
+        max_tiles=max_tiles,
+    )
 
 
 @triton.jit

@@ -82,7 +82,7 @@ def _grouped_packed_kernel(
         tl.store(target, acc.to(out.dtype.element_ty), exists[:, None] & inside[None, :])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
     """A weight as the kernel takes it."""
 
@@ -121,7 +121,13 @@ def grouped_linear_packed(
 def _stored(weight: EightBit | FourBit, dtype: torch.dtype) -> _Stored:
     match weight:
         case EightBit():
-            return _Stored(weight.values, weight.scales, blockwise=weight.by_blocks)
+            return _Stored(values=weight.values, scales=weight.scales, blockwise=weight.by_blocks)
         case FourBit():
             offset = offset_of(weight, dtype)
-            return _Stored(weight.words, weight.scales, weight.zeros, weight.group, offset)
+            return _Stored(
+                values=weight.words,
+                scales=weight.scales,
+                zeros=weight.zeros,
+                group=weight.group,
+                offset=offset,
+            )

@@ -87,7 +87,14 @@ def absorbed_attention(
     q = q.contiguous()
     num_tokens, num_heads, size = q.shape
     out = torch.empty((num_tokens, num_heads, rank), dtype=q.dtype, device=q.device)
-    shape = Shape(num_heads, 1, size, kv_layer.shape[3], q.dtype, split_tokens=split_tokens)
+    shape = Shape(
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_dim=size,
+        block_size=kv_layer.shape[3],
+        dtype=q.dtype,
+        split_tokens=split_tokens,
+    )
     for part in plan(meta, shape, 0, q.device):
         _attend(part, shape, q, kv_layer, out, scale)
     return out

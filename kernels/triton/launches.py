@@ -149,7 +149,11 @@ def _nibbles(shape: tuple[int, ...], group: int, scales: torch.dtype, zeros: tor
     each = (*rest, -(-inputs // group), outputs)
     words = tensor(*rest, -(-inputs // 128) * 16, outputs, dtype=torch.int32)
     return FourBit(
-        words, tensor(*each, dtype=scales), tensor(*each, dtype=zeros) if zeros else None, group, inputs
+        words=words,
+        scales=tensor(*each, dtype=scales),
+        zeros=tensor(*each, dtype=zeros) if zeros else None,
+        group=group,
+        inputs=inputs,
     )
 
 
@@ -193,8 +197,14 @@ def _roundings(dtype: torch.dtype) -> None:
 
 
 def _routes() -> None:
-    route(_float(TOKENS, 128), None, Routing(8))
-    route(_float(TOKENS, 256), _float(256), Routing(8, "sigmoid", True, 2.5, 8, 4, 2))
+    route(_float(TOKENS, 128), None, Routing(top_k=8))
+    route(
+        _float(TOKENS, 256),
+        _float(256),
+        Routing(
+            top_k=8, scoring="sigmoid", renormalise=True, scale=2.5, num_groups=8, top_groups=4, group_best=2
+        ),
+    )
 
 
 def _adapters() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.ops import AttentionMeta
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
     """Tiles of some of a step's sequences, those that attend to most first: the last ones to end are short."""
 
@@ -76,7 +76,13 @@ def cut(
     uploaded = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
     tile_seqs, tile_tokens, starts, query_lens, context_lens, flat = uploaded.split([len(p) for p in parts])
     return Tiles(
-        tile_seqs, tile_tokens, starts, query_lens, context_lens, flat.view(table.shape), tiles[0][0]
+        tile_seqs=tile_seqs,
+        tile_tokens=tile_tokens,
+        starts=starts,
+        query_lens=query_lens,
+        context_lens=context_lens,
+        table=flat.view(table.shape),
+        longest=tiles[0][0],
     )
 
 

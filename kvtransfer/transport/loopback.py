@@ -36,7 +36,14 @@ class LoopbackReceiver:
         fabric.receivers[endpoint] = self
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey("loopback", self._endpoint, POOL_FORMAT, "process", shard, num_blocks)
+        return RegionKey(
+            transport="loopback",
+            endpoint=self._endpoint,
+            name=POOL_FORMAT,
+            host="process",
+            shard=shard,
+            num_blocks=num_blocks,
+        )
 
     def accept(self, grant_id: str, runs: Sequence[CopyRun], source: memoryview | None) -> None:
         """Copy the runs that the grant covers; refuse the others."""

@@ -117,7 +117,14 @@ class PullReceiver:
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
         medium = self._medium
-        return RegionKey(medium.name, self._listener.address, POOL_FORMAT, medium.host, shard, num_blocks)
+        return RegionKey(
+            transport=medium.name,
+            endpoint=self._listener.address,
+            name=POOL_FORMAT,
+            host=medium.host,
+            shard=shard,
+            num_blocks=num_blocks,
+        )
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
         self._admission.when_idle(grant_id, then)

@@ -117,7 +117,14 @@ class ShmReceiver:
         self._segment, self._host = segment, host_id()
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey("shm", str(self._segment.path), POOL_FORMAT, self._host, shard, num_blocks)
+        return RegionKey(
+            transport="shm",
+            endpoint=str(self._segment.path),
+            name=POOL_FORMAT,
+            host=self._host,
+            shard=shard,
+            num_blocks=num_blocks,
+        )
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
         then()  # a writer says its last word after its last write

@@ -71,7 +71,14 @@ class TcpReceiver:
         self._listener.start(me)
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey(_name(self._tls), self._listener.address, POOL_FORMAT, "", shard, num_blocks)
+        return RegionKey(
+            transport=_name(self._tls),
+            endpoint=self._listener.address,
+            name=POOL_FORMAT,
+            host="",
+            shard=shard,
+            num_blocks=num_blocks,
+        )
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
         self._admission.when_idle(grant_id, then)

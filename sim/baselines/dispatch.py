@@ -63,7 +63,7 @@ class Dispatcher:
                 return [Send(frontend, self._place(place, now))]
             case Register():
                 self._members[event.address] = Member(event)
-            case LoadReport(address):
+            case LoadReport(address=address):
                 self._members[address].report(event, now - self._settle_s)
                 self._prefixes.update(address, event.cache_added, event.cache_removed)
             case Finished(request_id):
@@ -87,9 +87,9 @@ class Dispatcher:
             prefill = None
         num_blocks = num_blocks_for(place.num_tokens, decode.info.block_size)
         here = ask.uncached(decode) if prefill is None else 0
-        decode.promise(place.request_id, Promise(now, 1, num_blocks, here, place.block_hashes))
+        decode.promise(place.request_id, Promise(now, 1, num_blocks, here, hashes=place.block_hashes))
         if prefill is not None:
-            prefill.promise(place.request_id, Promise(now, 0, 0, ask.uncached(prefill), ()))
+            prefill.promise(place.request_id, Promise(now, 0, 0, ask.uncached(prefill), hashes=()))
         route = Route(decode.address, prefill.address if prefill is not None else "")
         self._routes[place.request_id] = route
         self._log(f"place {place.request_id} {route.prefill or 'local'} {route.decode}")

@@ -6,7 +6,7 @@ from core.steps import StepModels
 from sim.cost import LinkCost, StepModel
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     step: StepModel
     link: LinkCost

@@ -131,12 +131,16 @@ class Device:
         received, self._received = tuple(self._received), []
         self._reported, self._reported_step_s = load, step_s
         return LoadReport(
-            self.info.address,
-            next(self._reports),
-            *load,
-            step_s,
-            added,
-            removed,
+            address=self.info.address,
+            seq=next(self._reports),
+            free_blocks=load[0],
+            waiting_tokens=load[1],
+            num_waiting=load[2],
+            num_running=load[3],
+            tokens_per_s=load[4],
+            step_s=step_s,
+            cache_added=added,
+            cache_removed=removed,
             num_decoding=len(self._decoding) + len(self._joining),
             context_tokens=self._decoding.context
             + sum(s.num_known for s in (*self._prompts, *self._joining)),
@@ -358,8 +362,15 @@ class Device:
     # The hand-over --------------------------------------------------------------------------------------------------
 
     def _stay(self, job: Job, now: float) -> Stay:
-        blocks = Sequence(job.request, list(job.ids), len(job.ids), 0)
-        return Stay(job, self.info.address, next(self._arrivals), job.num_prompt, now, blocks)
+        blocks = Sequence(request=job.request, tokens=list(job.ids), num_prompt=len(job.ids), arrival=0)
+        return Stay(
+            job=job,
+            address=self.info.address,
+            arrival=next(self._arrivals),
+            num_known=job.num_prompt,
+            ready_s=now,
+            blocks=blocks,
+        )
 
     def _serve_reservations(self, now: float) -> None:
         while self._reserving:

@@ -9,7 +9,7 @@ from core.types import Request
 from engine.planning.sequence import Sequence
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Job:
     """One request, from arrival to its last token. Times are absolute; infinite until they happen."""
 
@@ -33,7 +33,7 @@ class Job:
         return self.request.sampling.max_tokens
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Stay:
     """One job on one instance: what a worker policy may ask of a sequence, and its blocks.
 

@@ -14,7 +14,7 @@ from sim.coarse.simulated_sequence import Job
 from sim.workload import Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """`copies` of the trace's seconds [start_s, start_s + duration_s)."""
 
@@ -53,8 +53,15 @@ def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[Job]:
         hashes = (
             block_hashes(whole, 1) if may_recur else whole
         )  # which then say already what comes before them
-        request = Request(f"r{number}", (), _sampling(max(1, row.output_tokens)), "", slo, arrival_s=at_s)
-        yield Job(request, ids, hashes, num_prompt, may_recur)
+        request = Request(
+            id=f"r{number}",
+            prompt=(),
+            sampling=_sampling(max(1, row.output_tokens)),
+            reply_to="",
+            slo=slo,
+            arrival_s=at_s,
+        )
+        yield Job(request=request, ids=ids, hashes=hashes, num_prompt=num_prompt, may_recur=may_recur)
 
 
 def _at_s(timed: tuple[float, int, Row]) -> float:

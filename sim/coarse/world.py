@@ -47,7 +47,7 @@ def production(config: ScheduleConfig, log: Log) -> Scheduler:
     return GlobalScheduler(config, log=log)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseConfig:
     num_prefill: int = 1
     num_decode: int = 1
@@ -72,7 +72,7 @@ class CoarseConfig:
         return self.num_prefill + self.num_decode + self.num_both
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseOutcome:
     jobs: tuple[Job, ...]
     """Empty where they were made as they arrived."""
@@ -103,11 +103,11 @@ def simulate(
         device.check_integrity()
     busy_s = sum(device.busy_s for device in world.devices.values())
     return CoarseOutcome(
-        tuple(jobs) if isinstance(jobs, Sequence) else (),
-        tuple(world.decisions),
-        world.num_events,
-        sum(device.num_steps for device in world.devices.values()),
-        busy_s / max(1e-9, world.last_s * config.num_instances),
+        jobs=tuple(jobs) if isinstance(jobs, Sequence) else (),
+        decisions=tuple(world.decisions),
+        num_events=world.num_events,
+        num_steps=sum(device.num_steps for device in world.devices.values()),
+        busy_share=busy_s / max(1e-9, world.last_s * config.num_instances),
     )
 
 
@@ -209,27 +209,27 @@ class _World:
         config = self._config
         roles = [(False, True)] * config.num_decode + [(True, False)] * config.num_prefill
         device_config = DeviceConfig(
-            config.step,
-            config.link,
-            config.num_layers,
-            config.message_s,
-            learned(config.step, config.max_batch_tokens, config.max_num_seqs),
-            config.lookahead,
-            config.mixed_batch_tokens,
+            step=config.step,
+            link=config.link,
+            num_layers=config.num_layers,
+            message_s=config.message_s,
+            steps=learned(config.step, config.max_batch_tokens, config.max_num_seqs),
+            lookahead=config.lookahead,
+            mixed_batch_tokens=config.mixed_batch_tokens,
         )
         for number, (prefills, decodes) in enumerate([*roles, *[(True, True)] * config.num_both], 1):
             address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"
             info = Register(
-                address,
-                address,
-                prefills,
-                decodes,
-                HOST,
-                config.block_tokens,
-                config.num_blocks,
-                config.max_batch_tokens,
-                config.max_num_seqs,
-                config.kv_token_bytes,
+                address=address,
+                incarnation=address,
+                prefills=prefills,
+                decodes=decodes,
+                host=HOST,
+                block_size=config.block_tokens,
+                num_blocks=config.num_blocks,
+                max_batch_tokens=config.max_batch_tokens,
+                max_num_seqs=config.max_num_seqs,
+                kv_token_bytes=config.kv_token_bytes,
                 sends=True,
             )
             policy: SchedulerPolicy[Stay] = HeadroomPolicy() if decodes else DeadlinePolicy()
@@ -249,12 +249,12 @@ class _World:
         self._jobs[job.request.id] = job
         request = job.request
         place = Place(
-            request.id,
-            0,
-            job.num_prompt,
-            job.max_tokens,
-            job.hashes,
-            request.slo,
+            request_id=request.id,
+            attempt=0,
+            num_tokens=job.num_prompt,
+            max_new_tokens=job.max_tokens,
+            block_hashes=job.hashes,
+            slo=request.slo,
             tenant=request.tenant,
             weight=request.weight,
         )

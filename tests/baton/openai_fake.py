@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from cluster.ingress.api.http_server import HttpServer
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Fake:
     first_s: float = 0.0
     gap_s: float = 0.0

@@ -127,7 +127,14 @@ def made_up(ttft_s: float, gaps: list[float], error: str = "") -> Record:
     times = [ttft_s]
     for gap in gaps:
         times.append(times[-1] + gap)
-    return Record(0.0, [] if error else times, times[-1], 10, len(times), error)
+    return Record(
+        sent_s=0.0,
+        tokens_s=[] if error else times,
+        done_s=times[-1],
+        prompt_tokens=10,
+        output_tokens=len(times),
+        error=error,
+    )
 
 
 def test_figures_of_made_up_records_are_exact() -> None:
@@ -208,22 +215,22 @@ def test_mooncakes_groups_are_spread_and_prefixes_are_shared(tmp_path: Path) -> 
     path.write_text(TRACES["mooncake.jsonl"])
     rows = read_trace(path)
     assert len({row.arrival_s for row in rows}) == 8
-    jobs = from_trace(rows, 8, 1.0, 800, 5, vocab_size=1000, seed=0)
+    jobs = from_trace(rows, 8, 1.0, 800, max_output=5, vocab_size=1000, seed=0)
     assert all(job.prompt[:512] == jobs[0].prompt[:512] for job in jobs)
     assert len({tuple(job.prompt) for job in jobs}) == 8
     assert {(len(job.prompt), job.max_tokens) for job in jobs} == {(800, 5)}
-    other = from_trace(rows, 8, 1.0, 800, 5, vocab_size=1000, seed=0, run=1)
+    other = from_trace(rows, 8, 1.0, 800, max_output=5, vocab_size=1000, seed=0, run=1)
     assert all(a.prompt[:16] != b.prompt[:16] for a in jobs for b in other), (
         "another run must find nothing cached"
     )
-    text = from_trace(rows, 2, 1.0, 800, 5, vocab_size=0, seed=0)
+    text = from_trace(rows, 2, 1.0, 800, max_output=5, vocab_size=0, seed=0)
     assert text[0].prompt.split()[:512] == text[1].prompt.split()[:512]
 
 
 def test_shared_blocks_of_sixteen_tokens(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text(TRACES["sharegpt.jsonl"])
-    one, two = from_trace(read_trace(path), 2, 1.0, 1000, 10, vocab_size=1000, seed=0)
+    one, two = from_trace(read_trace(path), 2, 1.0, 1000, max_output=10, vocab_size=1000, seed=0)
     assert (len(one.prompt), len(two.prompt)) == (30, 20)
     assert one.prompt[:16] == two.prompt[:16]
     assert one.prompt[16:20] != two.prompt[16:20]
@@ -273,6 +280,6 @@ def test_the_report_has_the_machine_and_a_picture(tmp_path: Path) -> None:
 
 
 def test_synthetic_lengths() -> None:
-    jobs = synthetic(50, 100, 20, 0.5, 1000, seed=3)
+    jobs = synthetic(50, 100, 20, 0.5, vocab_size=1000, seed=3)
     assert all(50 <= len(job.prompt) <= 150 and 10 <= job.max_tokens <= 30 for job in jobs)
-    assert jobs == synthetic(50, 100, 20, 0.5, 1000, seed=3)
+    assert jobs == synthetic(50, 100, 20, 0.5, vocab_size=1000, seed=3)

@@ -189,8 +189,8 @@ class Node:
                     WallClock(),
                     self.config.schedule,
                     SHARD.layout.block_size,
-                    self.resolve,
-                    60.0,
+                    resolve_schedulers=self.resolve,
+                    request_timeout_s=60.0,
                     num_schedulers=self.config.serve.schedulers,
                 )
                 self.keep("run", self.frontend.run())
@@ -204,7 +204,13 @@ class Node:
         num_blocks = self.config.engine.num_blocks
         size = SHARD.pool_bytes(num_blocks)
         access = remote_access(
-            self.config.transfer, role != "prefill", self.mail.me, "127.0.0.1", KEY, size, self.media
+            self.config.transfer,
+            role != "prefill",
+            self.mail.me,
+            "127.0.0.1",
+            key=KEY,
+            num_bytes=size,
+            media=self.media,
         )
 
         def group(sink: LayerSink | None) -> InlineGroup:
@@ -219,24 +225,31 @@ class Node:
         def senders() -> list[Sender]:
             return [SlowSender(sender) for sender in access.make_senders()]  # type: ignore[misc]
 
-        tiers = build_tiers(self.config.engine, access.buffer, [RankPool(SHARD, num_blocks)], "witness")
+        tiers = build_tiers(
+            self.config.engine, access.buffer, [RankPool(shard=SHARD, num_blocks=num_blocks)], "witness"
+        )
         return Parts(
-            SHARD,
-            num_blocks,
-            400,
-            access.make_receivers,
-            senders,
-            group,
-            host_id(),
-            None,
-            tiers,
-            LayerGate(),
-            "witness",
+            shard=SHARD,
+            num_blocks=num_blocks,
+            max_context_tokens=400,
+            make_receivers=access.make_receivers,
+            make_senders=senders,
+            make_group=group,
+            host=host_id(),
+            staging=None,
+            tiers=tiers,
+            gate=LayerGate(),
+            model="witness",
         )
 
     async def generate(self, name: str, prompt: list[int], max_tokens: int) -> None:
         sampling = SamplingParams(max_tokens=max_tokens)
-        request = Request(self.frontend.new_request_id(), tuple(prompt), sampling, self.frontend.address)
+        request = Request(
+            id=self.frontend.new_request_id(),
+            prompt=tuple(prompt),
+            sampling=sampling,
+            reply_to=self.frontend.address,
+        )
         try:
             async for token in self.frontend.generate(request):
                 tell(event="token", id=name, token=token.token, index=token.index)

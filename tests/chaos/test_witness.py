@@ -14,14 +14,26 @@ def run(flip: int | None = None) -> tuple[int, ...]:
     rank = WitnessRank(buffer, 16, None, 0.0)
     blocks = (3, 9, 1, 14, 2, 5)
     new = NewSeq("r#0", PROMPT, len(PROMPT), SamplingParams(max_tokens=8))
-    rank.step(StepPlan(0, (new,), (), (SeqWork("r#0", 0, 8, blocks[:2], False),), ()))
+    rank.step(
+        StepPlan(
+            step=0,
+            new=(new,),
+            copies=(),
+            work=(SeqWork(key="r#0", start=0, count=8, block_ids=blocks[:2], samples=False),),
+            drop=(),
+        )
+    )
     tokens = []
     if flip is not None:
         buffer[flip] ^= 1
     start, count = 8, len(PROMPT) - 8
     for step in range(1, 9):
-        work = SeqWork("r#0", start, count, blocks[: -(-(start + count) // 4)], True)
-        tokens.append(rank.step(StepPlan(step, (), (), (work,), ())).sampled[0].token)
+        work = SeqWork(
+            key="r#0", start=start, count=count, block_ids=blocks[: -(-(start + count) // 4)], samples=True
+        )
+        tokens.append(
+            rank.step(StepPlan(step=step, new=(), copies=(), work=(work,), drop=())).sampled[0].token
+        )
         start, count = start + count, 1
     return tuple(tokens)
 

@@ -77,7 +77,7 @@ class WitnessRank:
             if layer_done is not None:
                 layer_done(0, layer)
         sampled = tuple(self._sample(work) for work in plan.work if work.samples)
-        return StepResult(plan.step, sampled, time.perf_counter() - started)
+        return StepResult(step=plan.step, sampled=sampled, duration_s=time.perf_counter() - started)
 
     def _learn(self, new: NewSeq) -> None:
         self._seqs[new.key] = list(new.tokens)

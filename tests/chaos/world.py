@@ -27,7 +27,7 @@ _READY_S = 90.0
 _IDLE_S = 20.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Process:
     """One node. `name` stays when the process is replaced."""
 
@@ -71,7 +71,7 @@ class Process:
                     return seen
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stream:
     """What a client has got so far. `gaps_s` are the pauses before each token, the first counted from the start."""
 
@@ -154,7 +154,7 @@ class World:
             stdout=asyncio.subprocess.PIPE,
             stderr=self._log,
         )
-        node = self.nodes[name] = Process(name, role, process)
+        node = self.nodes[name] = Process(name=name, role=role, process=process)
         self.pids.add(process.pid)
         node.reader = asyncio.create_task(self._read(node))
         node.address = (await node.wait_for("ready", _READY_S))["address"]
@@ -176,7 +176,9 @@ class World:
     def generate(self, frontend: str, prompt: tuple[int, ...], max_tokens: int) -> str:
         name = f"s{self._count}"
         self._count += 1
-        self.streams[name] = Stream(prompt, max_tokens, last_s=asyncio.get_running_loop().time())
+        self.streams[name] = Stream(
+            prompt=prompt, max_tokens=max_tokens, last_s=asyncio.get_running_loop().time()
+        )
         self.nodes[frontend].do(
             do="generate", id=f"{name}@{frontend}", prompt=list(prompt), max_tokens=max_tokens
         )

@@ -25,7 +25,7 @@ from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.channel import Identity
 
 KEY = b"cluster key"
-SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
+SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))
 SIZE = 3 << 20
 
 

@@ -30,7 +30,7 @@ from net.channel import Identity
 from tests.contract.fake_cuda import FakeDriver
 
 KEY = b"cluster key"
-SHARD = KVShard.whole(KVLayout(2, 2, 4, 4, "float32"))
+SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
 BLOCKS = 16
 WRITER = Identity("writer", "w1", os.getpid())
 needs_nixl = pytest.mark.skipif(not available(), reason="the nixl extra is not installed")
@@ -49,7 +49,14 @@ class Holder:
         size = SHARD.pool_bytes(BLOCKS)
         self.segment = SharedSegment(size) if self.kind == "shm" else None
         self.buffer = self.segment.buffer if self.segment else pool_for(self.kind, size)
-        self.inbox = Inbox(SHARD, BLOCKS, "holder", "h1", self.completed.append, self.corrupted.append)
+        self.inbox = Inbox(
+            SHARD,
+            BLOCKS,
+            "holder",
+            "h1",
+            on_complete=self.completed.append,
+            on_corrupted=self.corrupted.append,
+        )
         self.receiver: Any
         if self.segment:
             self.receiver = ShmReceiver(self.segment)
@@ -74,7 +81,9 @@ class Holder:
         return self.receiver.num_refused if self.kind == "loopback" else self.admitted.num_refused
 
     def grant(self, blocks: list[int], key: str = "r#0", epoch: int = 0, num_tokens: int | None = None):
-        return self.inbox.open(key, epoch, "writer", blocks, 0, num_tokens or 4 * len(blocks), 60)
+        return self.inbox.open(
+            key, epoch, "writer", blocks, first_token=0, num_tokens=num_tokens or 4 * len(blocks), ttl_s=60
+        )
 
     def block(self, layer: int, block: int) -> bytes:
         start = (layer * BLOCKS + block) * SHARD.block_bytes
@@ -139,7 +148,10 @@ REMOTE = ["tcp", *PULLED]
 
 
 def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:
-    a, b = Side(SHARD, BLOCKS, source_blocks), Side(SHARD, BLOCKS, blocks)
+    a, b = (
+        Side(shard=SHARD, num_blocks=BLOCKS, block_ids=source_blocks),
+        Side(shard=SHARD, num_blocks=BLOCKS, block_ids=blocks),
+    )
     planned = plan_vectors(a, b, 0, 4 * len(blocks))
     return [run for layer in range(2) for run in as_bytes(at_layer(planned, a, b, layer), a, b)]
 
@@ -157,4 +169,9 @@ async def until(done: Callable[[], bool]) -> None:
 
 
 def commit(grant_id: str, num_bytes: int) -> Commit:
-    return Commit(grant_id, 1, num_bytes, TokenOut("r", 0, 0, 5))
+    return Commit(
+        grant_id=grant_id,
+        num_chunks=1,
+        num_bytes=num_bytes,
+        first=TokenOut(request_id="r", attempt=0, index=0, token=5),
+    )

@@ -16,15 +16,24 @@ from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler
 from prefill.deadline_policy import DeadlinePolicy
 
-STEPS = StepModels(prompt=StepModel(0.008, 1e-4, 0.0, 0.0, 0.0, 100))
+STEPS = StepModels(
+    prompt=StepModel(fixed_s=0.008, token_s=1e-4, context_s=0.0, seq_s=0.0, error=0.0, num_steps=100)
+)
 """1,000 tokens of a prompt take 100 ms."""
 POLICIES: list[SchedulerPolicy[Sequence]] = [HeadroomPolicy(), DeadlinePolicy()]
 
 
 def _request(name: str, num_prompt: int, arrival_s: float, ttft_s: float = 1.0, priority: int = 0) -> Request:
     prompt = tuple(sum(map(ord, name)) + i for i in range(num_prompt))
-    slo = Slo(name, ttft_s, 1.0, priority)
-    return Request(name, prompt, SamplingParams(max_tokens=5), "f", slo, arrival_s=arrival_s)
+    slo = Slo(name=name, ttft_s=ttft_s, tpot_s=1.0, priority=priority)
+    return Request(
+        id=name,
+        prompt=prompt,
+        sampling=SamplingParams(max_tokens=5),
+        reply_to="f",
+        slo=slo,
+        arrival_s=arrival_s,
+    )
 
 
 class Engine:
@@ -37,7 +46,7 @@ class Engine:
         plan = self.scheduler.plan(now, STEPS)
         assert plan is not None
         sampled = tuple(Sampled(work.key, 7) for work in plan.work if work.samples)
-        self.scheduler.commit(plan, StepResult(plan.step, sampled), now)
+        self.scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), now)
         return {work.key.split("#")[0]: work.count for work in plan.work}
 
 
@@ -63,7 +72,7 @@ def test_a_late_prompt_that_was_begun_lets_others_pass(policy: SchedulerPolicy[S
 )
 def test_it_is_late_once_its_own_work_takes_too_long_and_not_for_ever(now: float, late: bool) -> None:
     """2,500 tokens take 250 ms of the second that it has."""
-    seq = Sequence(_request("one", 2500, 0.0), list(range(2500)), 2500, 0)
+    seq = Sequence(request=_request("one", 2500, 0.0), tokens=list(range(2500)), num_prompt=2500, arrival=0)
     assert is_late(seq, now, STEPS) == late
     seq.num_computed = 2499
     assert is_late(seq, now, STEPS) == (late and now > 0.9)

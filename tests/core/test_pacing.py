@@ -21,12 +21,17 @@ from decode.headroom_policy import HeadroomPolicy
 from engine.planning.step_scheduler import StepScheduler
 from engine.planning.step_time_fit import expected_s
 
-STEPS = StepModels(StepModel(0.008, num_steps=100), StepModel(0.008, 25e-6, 50e-9, 0.0, 0.0, 100))
+STEPS = StepModels(
+    StepModel(fixed_s=0.008, num_steps=100),
+    StepModel(fixed_s=0.008, token_s=25e-6, context_s=50e-9, seq_s=0.0, error=0.0, num_steps=100),
+)
 
 
 def _request(name: str, num_prompt: int, tpot_s: float, salt: int) -> Request:
     prompt = tuple(salt + i for i in range(num_prompt))
-    return Request(name, prompt, SamplingParams(max_tokens=500), "f", Slo(tpot_s=tpot_s))
+    return Request(
+        id=name, prompt=prompt, sampling=SamplingParams(max_tokens=500), reply_to="f", slo=Slo(tpot_s=tpot_s)
+    )
 
 
 class Engine:
@@ -45,7 +50,7 @@ class Engine:
     def finish(self, plan: StepPlan) -> None:
         self.now += expected_s(plan, STEPS)
         sampled = tuple(Sampled(work.key, 7) for work in plan.work if work.samples)
-        self.scheduler.commit(plan, StepResult(plan.step, sampled), self.now)
+        self.scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), self.now)
 
     def step(self) -> StepPlan:
         self.finish(plan := self.plan())
@@ -71,7 +76,7 @@ def test_a_step_with_prompts_takes_no_longer_than_the_tightest_target() -> None:
 def test_a_loose_target_makes_steps_no_longer_than_prompts_gain_by_it() -> None:
     base_s = STEPS.prompt.step_s(20, 10_000, 21)
     for tpot_s, longest_s in ((0.07, base_s + GAINFUL * STEPS.prompt.fixed_s), (0.1, EASY_SHARE * 0.1)):
-        count = prompt_tokens(STEPS, 20, 10_000, tpot_s, 4096)
+        count = prompt_tokens(STEPS, 20, 10_000, tpot_s, budget_tokens=4096)
         assert SHARE * tpot_s > base_s + count * STEPS.prompt.token_s
         assert abs(base_s + (count + 0.5) * STEPS.prompt.token_s - longest_s) <= STEPS.prompt.token_s
 
@@ -96,12 +101,12 @@ def test_without_decoding_sequences_the_step_is_full() -> None:
 
 
 def test_prompts_go_on_where_decoding_alone_is_too_slow() -> None:
-    assert prompt_tokens(STEPS, 60, 1e6, 0.01, 4096) == MIN_TOKENS
-    assert prompt_tokens(STEPS, 60, 1e6, 0.01, 20) == 20
+    assert prompt_tokens(STEPS, 60, 1e6, 0.01, budget_tokens=4096) == MIN_TOKENS
+    assert prompt_tokens(STEPS, 60, 1e6, 0.01, budget_tokens=20) == 20
 
 
 def test_nothing_is_held_back_while_nothing_is_known() -> None:
-    assert prompt_tokens(StepModels(), 60, 1e6, 0.01, 4096) == 4096
+    assert prompt_tokens(StepModels(), 60, 1e6, 0.01, budget_tokens=4096) == 4096
 
 
 def _handed_over(engine: Engine, num_prompt: int, tpot_s: float) -> None:
@@ -110,7 +115,9 @@ def _handed_over(engine: Engine, num_prompt: int, tpot_s: float) -> None:
 
 
 def _activate(engine: Engine) -> None:
-    engine.scheduler.activate("short#0", [TokenOut("short", 0, 0, 7)], engine.now)
+    engine.scheduler.activate(
+        "short#0", [TokenOut(request_id="short", attempt=0, index=0, token=7)], engine.now
+    )
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

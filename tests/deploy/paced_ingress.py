@@ -42,20 +42,32 @@ class Pace:
         return not self._retiring, "shutting down" if self._retiring else ""
 
     async def status(self) -> Status:
-        return Status(0, "", 0, ())
+        return Status(nonce=0, why_not="", num_queued=0, instances=())
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
         for index in range(request.sampling.max_tokens):
             await asyncio.sleep(self._pause_s)
             last = index + 1 == request.sampling.max_tokens
             finish = FinishReason.LENGTH if last else None
-            yield TokenOut(request.id, 0, index, ord("a") + index % 26, None, (), finish)
+            yield TokenOut(
+                request_id=request.id,
+                attempt=0,
+                index=index,
+                token=ord("a") + index % 26,
+                logprob=None,
+                top=(),
+                finish=finish,
+            )
 
 
 async def serve(port: int, pause_s: float, notice_s: float) -> None:
     pace = Pace(pause_s)
     app = create_app(
-        pace, ByteTokenizer(), ApiSettings(NAME, 4096, 257, (END,)), Access(OPEN), make_observers(NAME)
+        pace,
+        ByteTokenizer(),
+        ApiSettings(model_name=NAME, max_context_tokens=4096, vocab_size=257, eos_token_ids=(END,)),
+        Access(OPEN),
+        make_observers(NAME),
     )
     server = HttpServer(app, "127.0.0.1", [port], shared=False)
     stop = asyncio.Event()

@@ -13,7 +13,7 @@ _STAGGER_S = 0.05
 """Loops begin one after another: at any moment streams are in every stage."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Stream:
     started_s: float
     arrivals_s: list[float] = field(default_factory=list[float])
@@ -42,7 +42,7 @@ class Stream:
 
 
 async def stream(client: httpx.AsyncClient, num_tokens: int) -> Stream:
-    got = Stream(time.monotonic())
+    got = Stream(started_s=time.monotonic())
     body = {"model": NAME, "prompt": "x", "max_tokens": num_tokens, "stream": True}
     reader = SseReader()
     try:

@@ -10,7 +10,7 @@ from kernels.ops import AttentionMeta
 CPU = torch.device("cpu")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Step:
     """Sequences of (query tokens, context tokens) with random Q, K and V in a pool that is NaN elsewhere."""
 
@@ -46,7 +46,7 @@ def make_step(
         device,
     )
     q = torch.randn(sum(query for query, _ in lens), num_heads, head_dim, dtype=dtype)
-    return Step(q.to(device), kv_layer.to(device), meta, keys, values)
+    return Step(q=q.to(device), kv_layer=kv_layer.to(device), meta=meta, keys=keys, values=values)
 
 
 def expected(

@@ -94,7 +94,16 @@ def test_the_stand_ins_have_the_published_signatures(name: str) -> None:
     assert str(inspect.signature(target)).strip("()") == stubs.PUBLISHED[name].strip("()")  # type: ignore[arg-type]
 
 
-GOOD = Case(32, 8, 128, 256, torch.bfloat16, 0.1, 4096, 30.0)
+GOOD = Case(
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    block_size=256,
+    dtype=torch.bfloat16,
+    scale=0.1,
+    window=4096,
+    soft_cap=30.0,
+)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +135,7 @@ def test_the_benchmark_runs_them_over_blocks_that_they_can() -> None:
         "flashinfer": flashinfer.flashinfer_backend(stubs),
         "flash_attention": flash_attention.flash_attention_backend(stubs),
     }
-    case = Case(4, 2, 64, 16, torch.float16, 0.125)
+    case = Case(num_heads=4, num_kv_heads=2, head_dim=64, block_size=16, dtype=torch.float16, scale=0.125)
     peers = paged(case, [(1, 300), (2, 20)], torch.device("cpu"), made.get)
     assert list(peers) == ["flashinfer, blocks of 16", "flash_attention, blocks of 256"]
     for run in peers.values():
@@ -143,4 +152,17 @@ def test_the_real_ones_agree_with_the_reference(name: str, window: int, tmp_path
         pytest.skip(f"{name} is not installed")
     device = torch.device("cuda")
     chooser = Chooser(device, "", ChoiceFile(tmp_path / "choices.json"), device_timer(device))
-    chooser.force([Case(32, 8, 128, 256, torch.bfloat16, 128**-0.5, window)], backend)
+    chooser.force(
+        [
+            Case(
+                num_heads=32,
+                num_kv_heads=8,
+                head_dim=128,
+                block_size=256,
+                dtype=torch.bfloat16,
+                scale=128**-0.5,
+                window=window,
+            )
+        ],
+        backend,
+    )

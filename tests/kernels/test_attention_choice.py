@@ -21,7 +21,7 @@ from kernels.attention.trial import Lens, device_timer, make_step, run
 from kernels.torch.paged_attention import PagedAttention
 
 CPU = torch.device("cpu")
-CASE = Case(4, 2, 8, 4, torch.float32, 0.5)
+CASE = Case(num_heads=4, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32, scale=0.5)
 LENS: Mapping[str, Lens] = {"decode": [(1, 9), (1, 3)], "prefill": [(5, 7), (1, 2)]}
 
 
@@ -161,7 +161,9 @@ def test_where_nothing_can_be_written_choices_still_work(
 
 def test_windows_and_kinds_are_chosen_apart(tmp_path: Path) -> None:
     ours, theirs = Slow(1.0), Slow(0.5)
-    narrow = Case(4, 2, 8, 4, torch.float32, 0.5, window=3)
+    narrow = Case(
+        num_heads=4, num_kv_heads=2, head_dim=8, block_size=4, dtype=torch.float32, scale=0.5, window=3
+    )
     only_whole = Backend("theirs", theirs, lambda case: "no windows" if case.window else "")
     attend = chooser(tmp_path, ours, theirs).choose([CASE, narrow], Backend("ours", ours), [only_whole])
     step = make_step(CASE, LENS["decode"], CPU)

@@ -22,11 +22,11 @@ def test_a_floor_is_the_slower_of_what_must_be_moved_and_computed() -> None:
 @pytest.mark.parametrize(
     ("case", "of_floor", "met"),
     [
-        (Case("near", lambda: 1.25e-3, 1e9, target=0.75), 0.8, True),
-        (Case("far", lambda: 2e-3, 1e9, target=0.75), 0.5, False),
-        (Case("nobody asks", lambda: 2e-3, 1e9), 0.5, None),
-        (Case("as the peer", lambda: 2e-3, 1e9, target=0.8, against=True, peers={"a": lambda: 1.7e-3, "b": lambda: 3.0}), 0.5, True),
-        (Case("behind the faster peer", lambda: 2e-3, 1e9, target=0.8, against=True, peers={"a": lambda: 1e-3, "b": lambda: 3.0}), 0.5, False),
+        (Case(name="near", run=lambda: 1.25e-3, num_bytes=1e9, target=0.75), 0.8, True),
+        (Case(name="far", run=lambda: 2e-3, num_bytes=1e9, target=0.75), 0.5, False),
+        (Case(name="nobody asks", run=lambda: 2e-3, num_bytes=1e9), 0.5, None),
+        (Case(name="as the peer", run=lambda: 2e-3, num_bytes=1e9, target=0.8, against=True, peers={"a": lambda: 1.7e-3, "b": lambda: 3.0}), 0.5, True),
+        (Case(name="behind the faster peer", run=lambda: 2e-3, num_bytes=1e9, target=0.8, against=True, peers={"a": lambda: 1e-3, "b": lambda: 3.0}), 0.5, False),
     ],
 )  # fmt: skip
 def test_targets(case: Case, of_floor: float, met: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_targets(case: Case, of_floor: float, met: bool | None, monkeypatch: pyt
 
 def test_no_case_is_begun_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "seconds", lambda run: run())
-    cases = [Case(str(i), lambda: 1e-3, 1e6) for i in range(9)]
+    cases = [Case(name=str(i), run=lambda: 1e-3, num_bytes=1e6) for i in range(9)]
     ticks = itertools.count(0, 100)
     rows, left_out = kernels.run_all(cases, LIMITS, 450, now=lambda: float(next(ticks)))
     assert [row["name"] for row in rows] == ["0", "1", "2", "3"]

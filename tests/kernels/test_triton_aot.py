@@ -24,6 +24,12 @@ def test_fits(launch: Launch, capability: int) -> None:
 
 
 def test_a_spill_and_too_much_shared_memory_do_not_fit() -> None:
-    assert Build("good", 90, 4, 255, 0, 227 << 10).fits
-    assert not Build("spills", 90, 4, 255, 8, 0).fits
-    assert not Build("large", 80, 4, 64, 0, 200 << 10).fits
+    assert Build(
+        name="good", capability=90, num_warps=4, registers=255, stack_bytes=0, shared_bytes=227 << 10
+    ).fits
+    assert not Build(
+        name="spills", capability=90, num_warps=4, registers=255, stack_bytes=8, shared_bytes=0
+    ).fits
+    assert not Build(
+        name="large", capability=80, num_warps=4, registers=64, stack_bytes=0, shared_bytes=200 << 10
+    ).fits

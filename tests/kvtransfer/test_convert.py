@@ -16,7 +16,7 @@ TORCH = {
 
 
 def layout(dtype: str, scales: str = "none", head_dim: int = 16) -> KVLayout:
-    return KVLayout(1, 1, head_dim, 4, dtype, scales)
+    return KVLayout(num_layers=1, num_kv_heads=1, head_dim=head_dim, block_size=4, dtype=dtype, scales=scales)
 
 
 def raw(tensor: torch.Tensor) -> np.ndarray:

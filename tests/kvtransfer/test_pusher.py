@@ -24,7 +24,7 @@ from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, Loop
 from kvtransfer.wire import content_of, pack
 
 LAYERS, HEADS, DIM, BLOCKS = 3, 2, 8, 12
-FIRST = TokenOut("r", 0, 0, 7)
+FIRST = TokenOut(request_id="r", attempt=0, index=0, token=7)
 
 
 @dataclass
@@ -41,7 +41,16 @@ class FakeMail:
 
 
 def shard(dtype: str = "float32", scales: str = "none", block_size: int = 4) -> KVShard:
-    return KVShard.whole(KVLayout(LAYERS, HEADS, DIM, block_size, dtype, scales))
+    return KVShard.whole(
+        KVLayout(
+            num_layers=LAYERS,
+            num_kv_heads=HEADS,
+            head_dim=DIM,
+            block_size=block_size,
+            dtype=dtype,
+            scales=scales,
+        )
+    )
 
 
 def read(side: KVShard, pool: memoryview, blocks: Sequence[int], num_tokens: int) -> np.ndarray:
@@ -58,8 +67,15 @@ def read(side: KVShard, pool: memoryview, blocks: Sequence[int], num_tokens: int
 
 
 def works(grant: Grant, blocks: Sequence[int], start: int, count: int) -> StepPlan:
-    work = SeqWork("r", start, count, tuple(blocks), False, push=Push(grant.id, start, count))
-    return StepPlan(0, (), (), (work,), ())
+    work = SeqWork(
+        key="r",
+        start=start,
+        count=count,
+        block_ids=tuple(blocks),
+        samples=False,
+        push=Push(grant.id, start, count),
+    )
+    return StepPlan(step=0, new=(), copies=(), work=(work,), drop=())
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -90,15 +106,15 @@ async def test_a_sequence_arrives_in_the_holders_storage_and_nothing_else_change
     target = memoryview(bytearray(theirs.pool_bytes(BLOCKS)))
     fabric = LoopbackFabric()
     completed: list[Commit] = []
-    inbox = Inbox(theirs, BLOCKS, "decode", "d1", completed.append, lambda _: None)
+    inbox = Inbox(theirs, BLOCKS, "decode", "d1", on_complete=completed.append, on_corrupted=lambda _: None)
     receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, inbox.arrived)
     inbox.attach([receiver])
     theirs_blocks = rng.sample(range(BLOCKS), num_blocks_for(num_tokens, theirs.layout.block_size))
     ours_blocks = rng.sample(range(BLOCKS), num_blocks_for(num_tokens, ours.layout.block_size))
-    grant = inbox.open("r#0", 0, "prefill", theirs_blocks, 0, num_tokens, 60)
+    grant = inbox.open("r#0", 0, "prefill", theirs_blocks, first_token=0, num_tokens=num_tokens, ttl_s=60)
     mail = FakeMail()
     staging = Staging(source, ours.pool_bytes(BLOCKS))
-    pusher = Pusher(ours, BLOCKS, mail, [LoopbackSender(fabric, source)], staging)
+    pusher = Pusher(ours, BLOCKS, mail, [LoopbackSender(fabric, source)], staging=staging)
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):
         done = pusher.step_started(works(grant, ours_blocks, start, count))
@@ -166,8 +182,27 @@ class Gate:
 
 
 def grant_of(name: str, theirs: KVShard, block: int, content: bytes = b"") -> Grant:
-    region = RegionKey("gate", "h:1", "baton-kv-1", "", theirs, BLOCKS, content)
-    return Grant(name, name, 0, "decode", "d1", (region,), (block,), 0, 4, 60)
+    region = RegionKey(
+        transport="gate",
+        endpoint="h:1",
+        name="baton-kv-1",
+        host="",
+        shard=theirs,
+        num_blocks=BLOCKS,
+        content=content,
+    )
+    return Grant(
+        id=name,
+        key=name,
+        epoch=0,
+        holder="decode",
+        incarnation="d1",
+        regions=(region,),
+        block_ids=(block,),
+        first_token=0,
+        num_tokens=4,
+        ttl_s=60,
+    )
 
 
 async def test_the_request_that_is_due_first_overtakes_at_the_next_layer() -> None:
@@ -221,7 +256,9 @@ async def test_the_commit_does_not_wait_for_the_writes_and_what_they_read_does()
         done(0, layer)
         await asyncio.sleep(0.002)
     pusher.finish("g", [FIRST])
-    assert mail.sent == [Commit("g", 1, LAYERS * shard().block_bytes, FIRST, ANY)]
+    assert mail.sent == [
+        Commit(grant_id="g", num_chunks=1, num_bytes=LAYERS * shard().block_bytes, first=FIRST, times=ANY)
+    ]
     for num_left in (3, 2, 1):
         await asyncio.sleep(0.01)
         assert not delivered, f"{num_left} writes still read the blocks"
@@ -284,9 +321,20 @@ async def test_a_grant_that_is_stopped_sends_nothing_more_and_says_why() -> None
 
 
 async def test_ranks_that_hold_the_same_share_the_holders_ranks() -> None:
-    latent = KVShard.whole(KVLayout(LAYERS, 1, DIM, 4, "bfloat16", state="mla"))
+    latent = KVShard.whole(
+        KVLayout(num_layers=LAYERS, num_kv_heads=1, head_dim=DIM, block_size=4, dtype="bfloat16", state="mla")
+    )
     regions = tuple(
-        RegionKey("gate", f"h:{rank}", "baton-kv-1", "", latent, BLOCKS, rank=rank) for rank in range(4)
+        RegionKey(
+            transport="gate",
+            endpoint=f"h:{rank}",
+            name="baton-kv-1",
+            host="",
+            shard=latent,
+            num_blocks=BLOCKS,
+            rank=rank,
+        )
+        for rank in range(4)
     )
     pools = lay_out((latent, latent), BLOCKS)
     written: list[tuple[str, int]] = []
@@ -300,7 +348,18 @@ async def test_ranks_that_hold_the_same_share_the_holders_ranks() -> None:
 
     gate.write = record  # type: ignore[method-assign]
     pusher = Pusher(latent, BLOCKS, mail, [gate], pools=pools)
-    grant = Grant("g", "g", 0, "decode", "d1", regions, (1,), 0, 4, 60)
+    grant = Grant(
+        id="g",
+        key="g",
+        epoch=0,
+        holder="decode",
+        incarnation="d1",
+        regions=regions,
+        block_ids=(1,),
+        first_token=0,
+        num_tokens=4,
+        ttl_s=60,
+    )
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     done = pusher.step_started(works(grant, (1,), 0, 4))
     for layer in range(LAYERS):

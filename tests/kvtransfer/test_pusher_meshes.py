@@ -61,7 +61,16 @@ async def _any_mesh(data: st.DataObject) -> None:
     fabric, completed = LoopbackFabric(), list[Commit]()
     whole = KVShard.whole(theirs[0].shard.layout)
     far = OwnMemory([pool for pool in theirs if pool.memory])
-    inbox = Inbox(whole, BLOCKS, "decode", "d1", completed.append, lambda _: None, pools=theirs, far=[far])
+    inbox = Inbox(
+        whole,
+        BLOCKS,
+        "decode",
+        "d1",
+        on_complete=completed.append,
+        on_corrupted=lambda _: None,
+        pools=theirs,
+        far=[far],
+    )
     arrived: list[int] = []
 
     def on_arrived(grant_id: str, num_bytes: int) -> None:
@@ -74,14 +83,14 @@ async def _any_mesh(data: st.DataObject) -> None:
     ]
     inbox.attach(receivers[:1])
     far.attach(receivers[1:])
-    grant = inbox.open("r#0", 0, "prefill", blocks[1], 0, num_tokens, 60)
+    grant = inbox.open("r#0", 0, "prefill", blocks[1], first_token=0, num_tokens=num_tokens, ttl_s=60)
     mail = FakeMail()
     pusher = Pusher(
         KVShard.whole(ours[0].shard.layout),
         BLOCKS,
         mail,
         [LoopbackSender(fabric, sources[0])],
-        Staging(sources[0], end),
+        staging=Staging(sources[0], end),
         pools=ours,
         far_senders=[] if one_host else [[LoopbackSender(fabric, sources[1])]],
     )
@@ -110,7 +119,11 @@ async def _any_mesh(data: st.DataObject) -> None:
 def draw_pools(data: st.DataObject, dtype: str, size: int, num_hosts: int) -> tuple[RankPool, ...]:
     """Of a mesh; perhaps of two groups of ranks that hold other blocks, cut alike; ranks on any of the hosts."""
     shards = [
-        KVShard(KVLayout(LAYERS, HEADS, DIM, size, dtype), layers, heads)
+        KVShard(
+            KVLayout(num_layers=LAYERS, num_kv_heads=HEADS, head_dim=DIM, block_size=size, dtype=dtype),
+            layers,
+            heads,
+        )
         for layers in data.draw(st.sampled_from(STAGES))
         for heads in data.draw(st.sampled_from(RANKS))
     ]

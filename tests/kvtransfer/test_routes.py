@@ -12,7 +12,7 @@ from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.routes import Routes
 
-SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
+SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))
 
 
 class Way:
@@ -42,7 +42,10 @@ class Way:
 
 
 def regions(*names: str, shard: KVShard = SHARD) -> list[RegionKey]:
-    return [RegionKey(name, f"{name}:1", "", "", shard, 4) for name in names]
+    return [
+        RegionKey(transport=name, endpoint=f"{name}:1", name="", host="", shard=shard, num_blocks=4)
+        for name in names
+    ]
 
 
 async def settled(routes: Routes) -> None:
@@ -106,7 +109,7 @@ async def test_a_holder_that_came_back_is_measured_again() -> None:
 
 
 async def test_each_rank_has_its_own_way() -> None:
-    layout = KVLayout(1, 2, 4, 4, "float32")
+    layout = KVLayout(num_layers=1, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32")
     halves = [KVShard(layout, (0, 1), (0, 1)), KVShard(layout, (0, 1), (1, 2))]
     offered = [*regions("a", "b", shard=halves[0]), *regions("b", shard=halves[1])]
     routes = Routes([Way("a", 4e9), Way("b", 1e9)])

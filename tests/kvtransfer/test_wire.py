@@ -21,13 +21,21 @@ from kvtransfer.wire import (
 )
 from net.codec import decode, encode
 
-LAYOUT = KVLayout(4, 4, 8, 16, "bfloat16")
+LAYOUT = KVLayout(num_layers=4, num_kv_heads=4, head_dim=8, block_size=16, dtype="bfloat16")
 SHARD = KVShard.whole(LAYOUT)
 OURS = content_of(SHARD, "rev1")
 
 
 def region(shard: KVShard = SHARD, content: bytes = b"") -> RegionKey:
-    return RegionKey("tcp", "10.0.0.2:1", POOL_FORMAT, "", shard, 8, content)
+    return RegionKey(
+        transport="tcp",
+        endpoint="10.0.0.2:1",
+        name=POOL_FORMAT,
+        host="",
+        shard=shard,
+        num_blocks=8,
+        content=content,
+    )
 
 
 def test_a_description_survives_the_wire_and_skips_what_a_newer_release_added() -> None:
@@ -37,8 +45,19 @@ def test_a_description_survives_the_wire_and_skips_what_a_newer_release_added() 
 
 
 def test_it_travels_in_a_grant_and_an_older_release_may_leave_it_out() -> None:
-    grant = Grant("g", "k", 0, "h", "i", (region(content=pack(OURS)),), (1,), 0, 16, 1.0)
-    message = StartPrefill(Request("r", (1,), SamplingParams(), "f"), grant)
+    grant = Grant(
+        id="g",
+        key="k",
+        epoch=0,
+        holder="h",
+        incarnation="i",
+        regions=(region(content=pack(OURS)),),
+        block_ids=(1,),
+        first_token=0,
+        num_tokens=16,
+        ttl_s=1.0,
+    )
+    message = StartPrefill(Request(id="r", prompt=(1,), sampling=SamplingParams(), reply_to="f"), grant)
     assert decode(encode(message)) == message
     old = msgpack.unpackb(encode(message))
     del old[2][5][0][6:]  # what came after `num_blocks`
@@ -115,4 +134,17 @@ def test_a_grant_whose_blocks_do_not_hold_its_tokens_is_refused(
     blocks: tuple[int, ...], first: int, count: int
 ) -> None:
     with pytest.raises(TransferError):
-        check_grant(Grant("g", "k", 0, "h", "i", (region(),), blocks, first, count, 1.0))
+        check_grant(
+            Grant(
+                id="g",
+                key="k",
+                epoch=0,
+                holder="h",
+                incarnation="i",
+                regions=(region(),),
+                block_ids=blocks,
+                first_token=first,
+                num_tokens=count,
+                ttl_s=1.0,
+            )
+        )

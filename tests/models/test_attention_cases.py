@@ -41,8 +41,19 @@ def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.Mo
         def attend(q: Any, kv_layer: Any, meta: Any, *how: Any) -> torch.Tensor:
             scale, window, soft_cap, sinks = how
             kv_heads, block_size = kv_layer.shape[2:4]
-            how_called = (scale, window, soft_cap, sinks is not None)
-            called.add(Case(q.shape[1], kv_heads, q.shape[2], block_size, q.dtype, *how_called))
+            called.add(
+                Case(
+                    num_heads=q.shape[1],
+                    num_kv_heads=kv_heads,
+                    head_dim=q.shape[2],
+                    block_size=block_size,
+                    dtype=q.dtype,
+                    scale=scale,
+                    window=window,
+                    soft_cap=soft_cap,
+                    sinks=sinks is not None,
+                )
+            )
             return ops.paged_attention(q, kv_layer, meta, *how)
 
         return replace(ops, paged_attention=attend)

@@ -191,7 +191,7 @@ def test_two_ranks_equal_the_whole(family: str, tmp_path: Path) -> None:
 def test_a_part_of_an_fp8_matrix_has_the_scales_of_its_blocks(cut: Any, tmp_path: Path) -> None:
     values, scales = to_fp8(torch.randn(40, 20), (16, 8))
     save_file({"x": values, "x_scale_inv": scales}, tmp_path / "model.safetensors")
-    how = Quantisation("scaled", (16, 8))
+    how = Quantisation(kind="scaled", block=(16, 8))
     checkpoint = Checkpoint(tmp_path, torch.float32, CPU, lambda name, shape: cut, how)
     got = checkpoint.take("x", (40, 20))
     rows, columns = ([i for run in runs for i in range(run.start, run.stop)] for runs in cut)

@@ -55,4 +55,13 @@ def test_what_does_not_fit_its_types_is_refused(plain: object) -> None:
 def test_fields_of_a_newer_peer_are_ignored_and_of_an_older_one_defaulted() -> None:
     assert decode(msgpack.packb(["Cancel", "r", 3, "new field"])) == Cancel("r", 3)
     report = decode(msgpack.packb(["LoadReport", "a", 1, 2, 3, 4, 5, 6.0, 7]))
-    assert report == LoadReport("a", 1, 2, 3, 4, 5, 6.0, 7.0)
+    assert report == LoadReport(
+        address="a",
+        seq=1,
+        free_blocks=2,
+        waiting_tokens=3,
+        num_waiting=4,
+        num_running=5,
+        tokens_per_s=6.0,
+        step_s=7.0,
+    )

@@ -40,7 +40,7 @@ class Pair:
     decode: Mesh
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     family: str
     prefill: str
@@ -118,13 +118,13 @@ async def serve(pair: Pair, folder: Path, prompts: list[list[int]], want: list[s
         grants = [instance._counts().grants for instance in cluster.instances]
     equal = sum(ours == theirs for ours, theirs in zip(found, want, strict=True))
     return Found(
-        pair.family,
-        str(pair.prefill),
-        str(pair.decode),
-        equal,
-        len(found),
-        sum(grants),
-        round(time.perf_counter() - started, 1),
+        family=pair.family,
+        prefill=str(pair.prefill),
+        decode=str(pair.decode),
+        equal=equal,
+        asked=len(found),
+        handed_over=sum(grants),
+        seconds=round(time.perf_counter() - started, 1),
     )
 
 

@@ -26,7 +26,7 @@ def _enough_gpus(request: pytest.FixtureRequest) -> None:
 
 def open_comm(rank: int, store: Any, size: int, backend: Backend, **more: Any) -> tuple[Comm, torch.device]:
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
-    return connect(store, "all", range(size), rank, backend, device, **more), device
+    return connect(store, "all", range(size), rank, backend=backend, device=device, **more), device
 
 
 def sums(rank: int, store: Any, size: int, backend: Backend) -> None:

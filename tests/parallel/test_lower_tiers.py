@@ -40,7 +40,9 @@ async def stream(cluster: LocalCluster, prompt: tuple[int, ...], started: asynci
     """`started` is released at the twelfth token."""
     frontend = cluster.frontend
     tokens: list[int] = []
-    async for token in frontend.generate(Request(frontend.new_request_id(), prompt, LONG, frontend.address)):
+    async for token in frontend.generate(
+        Request(id=frontend.new_request_id(), prompt=prompt, sampling=LONG, reply_to=frontend.address)
+    ):
         tokens.append(token.token)
         if len(tokens) == 12:
             started.release()

@@ -9,7 +9,10 @@ works = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 40), st.booleans()
 
 @given(works, st.integers(1, 6))
 def test_parts_follow_each_other_and_lose_nothing(items: list[tuple[int, int, bool]], num_parts: int) -> None:
-    work = [SeqWork(str(i), start, count, (1, 2), samples) for i, (start, count, samples) in enumerate(items)]
+    work = [
+        SeqWork(key=str(i), start=start, count=count, block_ids=(1, 2), samples=samples)
+        for i, (start, count, samples) in enumerate(items)
+    ]
     parts = micro_batches(work, num_parts)
     sizes = [sum(item.count for item in part) for part in parts]
     assert len(parts) == min(num_parts, sum(item.count for item in work))

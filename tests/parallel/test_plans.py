@@ -10,7 +10,17 @@ from parallel.plans import Dims, balanced_cuts, check, even_part, part_of, stage
 
 
 def dims(heads: int = 4, kv_heads: int = 2, layers: int = 4, experts: int = 0, vocab: int = 61) -> Dims:
-    return Dims(layers, heads, kv_heads, vocab, (48,), (100,) * layers, 10, 10, experts)
+    return Dims(
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        vocab_size=vocab,
+        widths=(48,),
+        layer_weights=(100,) * layers,
+        embedding_weights=10,
+        head_weights=10,
+        num_experts=experts,
+    )
 
 
 @given(st.integers(1, 40), st.integers(1, 12))
@@ -56,7 +66,16 @@ def test_balanced_cuts_are_the_best_of_all(weights: list[int], data: st.DataObje
 
 
 def test_the_embedding_and_the_head_make_their_stages_shorter() -> None:
-    heavy = Dims(6, 4, 2, 61, (48,), (100,) * 6, 100, 300)
+    heavy = Dims(
+        num_layers=6,
+        num_heads=4,
+        num_kv_heads=2,
+        vocab_size=61,
+        widths=(48,),
+        layer_weights=(100,) * 6,
+        embedding_weights=100,
+        head_weights=300,
+    )
     assert stage_layers(heavy, 2) == [(0, 4), (4, 6)]
     assert stage_layers(heavy, 3) == [(0, 2), (2, 5), (5, 6)]
 

@@ -31,7 +31,9 @@ def setups(folder: Path, mesh: Mesh) -> list[RankSetup]:
     size = size_pool(folder, ModelConfig(path=str(folder)), ENGINE, mesh)
     memory, path = take_memory(size.num_bytes)
     KEPT.append(memory)
-    return setups_of(folder, ENGINE, size, mesh, [(path, size.num_bytes)], ["cpu"] * mesh.size)
+    return setups_of(
+        folder, ENGINE, size, mesh, memories=[(path, size.num_bytes)], devices=["cpu"] * mesh.size
+    )
 
 
 @pytest.mark.slow

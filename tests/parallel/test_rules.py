@@ -18,14 +18,14 @@ def dims_of(config: object) -> Dims:
     c = config
     layers = c.num_hidden_layers  # type: ignore[attr-defined]
     return Dims(
-        layers,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        c.vocab_size,
-        (c.intermediate_size,),
-        (1,) * layers,
-        1,
-        1,
+        num_layers=layers,
+        num_heads=c.num_attention_heads,
+        num_kv_heads=c.num_key_value_heads,
+        vocab_size=c.vocab_size,
+        widths=(c.intermediate_size,),
+        layer_weights=(1,) * layers,
+        embedding_weights=1,
+        head_weights=1,
     )  # type: ignore[attr-defined]
 
 
@@ -60,7 +60,16 @@ def test_ranks_together_hold_every_element(family: str, mesh: Mesh) -> None:
 
 
 def test_a_tensor_without_a_rule_or_with_two_is_refused_by_name() -> None:
-    dims = Dims(1, 2, 2, 8, (4,), (1,), 1, 1)
+    dims = Dims(
+        num_layers=1,
+        num_heads=2,
+        num_kv_heads=2,
+        vocab_size=8,
+        widths=(4,),
+        layer_weights=(1,),
+        embedding_weights=1,
+        head_weights=1,
+    )
     with pytest.raises(UnsupportedModel, match=r"no rule .*'model\.layers\.0\.mlp\.mystery'"):
         Sharding(dims, Mesh(), 0)("model.layers.0.mlp.mystery", (4,))
     doubled = (*RULES, Rule(r"lm_head\..*"))

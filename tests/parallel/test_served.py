@@ -64,7 +64,9 @@ def settings(folder: Path, **keys: Any) -> ClusterConfig:
 
 async def answer(cluster: LocalCluster, prompt: tuple[int, ...]) -> list[int]:
     frontend = cluster.frontend
-    request = Request(frontend.new_request_id(), prompt, SAMPLING, frontend.address)
+    request = Request(
+        id=frontend.new_request_id(), prompt=prompt, sampling=SAMPLING, reply_to=frontend.address
+    )
     return [token.token async for token in frontend.generate(request)]
 
 

@@ -14,7 +14,7 @@ from core.types import Request, TokenOut
 from engine.planning.block_ledger import Reservation
 from prefill.prefill_worker import PrefillWorker
 
-SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
+SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))
 NUM_BLOCKS = 8
 PROMPT = tuple(range(10))
 BLOCKS_EACH = 3
@@ -110,7 +110,7 @@ class Engine:
             self.pushed.add(request.key)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Push:
     grant: Grant
     delivered: Callable[[str], None]
@@ -136,13 +136,15 @@ class Writer:
         self.worker.engine = self.engine  # type: ignore[assignment]
 
     def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_s: float) -> None:
-        self.pushes[grant.id] = Push(grant, delivered, quiet)
+        self.pushes[grant.id] = Push(grant=grant, delivered=delivered, quiet=quiet)
 
     def finish(self, grant_id: str, drawn: list[TokenOut]) -> None:
         """Its writes may come before and after."""
         if (push := self.pushes.get(grant_id)) is not None and not push.stopped and push.first is None:
             push.first = drawn[0]
-            self.mail.send(push.grant.holder, Commit(grant_id, 1, WRITES, drawn[0]))
+            self.mail.send(
+                push.grant.holder, Commit(grant_id=grant_id, num_chunks=1, num_bytes=WRITES, first=drawn[0])
+            )
 
     def remaining_s(self, grant_id: str) -> float:
         return 0.0
@@ -190,7 +192,14 @@ class Memory:
         self.cut: set[str] = set()
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey("model", "pool", "baton-kv-1", "host", shard, num_blocks)
+        return RegionKey(
+            transport="model",
+            endpoint="pool",
+            name="baton-kv-1",
+            host="host",
+            shard=shard,
+            num_blocks=num_blocks,
+        )
 
     def lets_in(self, writer: Writer, push: Push) -> bool:
         grant_id = push.grant.id

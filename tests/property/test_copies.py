@@ -68,7 +68,15 @@ def filled(shard: KVShard, blocks: Sequence[int], tokens: range, first: int) -> 
 def test_every_vector_is_written_exactly_once_and_nothing_else(data: st.DataObject) -> None:
     sizes = data.draw(st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4])))
     state = data.draw(st.sampled_from(["kv", "mla"]))
-    layout = KVLayout(LAYERS, HEADS if state == "kv" else 1, 1, 1, "float32", "none", state)
+    layout = KVLayout(
+        num_layers=LAYERS,
+        num_kv_heads=HEADS if state == "kv" else 1,
+        head_dim=1,
+        block_size=1,
+        dtype="float32",
+        scales="none",
+        state=state,
+    )
     layout = replace(layout, scales=data.draw(st.sampled_from(["none", "vector"])))
     meshes = [data.draw(st.tuples(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 8]))) for _ in sizes]
     num_tokens = data.draw(st.integers(1, 20))
@@ -86,9 +94,9 @@ def test_every_vector_is_written_exactly_once_and_nothing_else(data: st.DataObje
     writes = [np.zeros(len(pool), np.int8) for pool in pools]
     for shard, numbers in zip(source.shards, duties(source.shards, target.shards), strict=True):
         pool = filled(shard, source.blocks, range(num_tokens), 0)
-        a = Side(shard, POOL, source.blocks)
+        a = Side(shard=shard, num_blocks=POOL, block_ids=source.blocks)
         for number in numbers:
-            b = Side(target.shards[number], POOL, target.blocks, first)
+            b = Side(shard=target.shards[number], num_blocks=POOL, block_ids=target.blocks, first_token=first)
             planned = plan_vectors(a, b, start, num_tokens - start)
             for layer in range(*shard.layers):
                 for run in as_bytes(at_layer(planned, a, b, layer), a, b):
@@ -111,7 +119,15 @@ def test_every_vector_is_written_exactly_once_and_nothing_else(data: st.DataObje
 def test_every_byte_of_a_pool_belongs_to_the_block_of_its_vector(
     block_size: int, state: str, scaling: str, data: st.DataObject
 ) -> None:
-    layout = KVLayout(3, 2 if state == "kv" else 1, 8, block_size, "int8", scaling, state)
+    layout = KVLayout(
+        num_layers=3,
+        num_kv_heads=2 if state == "kv" else 1,
+        head_dim=8,
+        block_size=block_size,
+        dtype="int8",
+        scales=scaling,
+        state=state,
+    )
     shard = KVShard.whole(layout)
     block, layer = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 2))
     size = shard.block_bytes
@@ -150,8 +166,11 @@ def test_splitting_keeps_every_byte_in_order(sizes: list[int], num_parts: int, l
 
 
 def test_consecutive_whole_blocks_are_one_run() -> None:
-    shard = KVShard.whole(KVLayout(2, 4, 8, 16, "bfloat16"))
-    a, b = Side(shard, 99, [5, 6, 7, 8]), Side(shard, 50, [20, 21, 22, 23])
+    shard = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=4, head_dim=8, block_size=16, dtype="bfloat16"))
+    a, b = (
+        Side(shard=shard, num_blocks=99, block_ids=[5, 6, 7, 8]),
+        Side(shard=shard, num_blocks=50, block_ids=[20, 21, 22, 23]),
+    )
     runs = as_bytes(plan_vectors(a, b, 0, 64), a, b)
     assert len(runs) == 1
     assert runs[0].num_bytes == 4 * shard.block_bytes

@@ -86,10 +86,13 @@ def requests_of(rng: random.Random) -> list[Request]:
         for n, m in zip(lengths, more, strict=True)
     ]
     sampling = [SamplingParams(temperature=t, top_p=p, seed=7, max_tokens=8) for t, p in ((0.0, 1.0), (0.8, 0.9))]  # fmt: skip
-    return [Request(str(i), text, sampling[i % 2], "f") for i, text in enumerate(texts)]
+    return [
+        Request(id=str(i), prompt=text, sampling=sampling[i % 2], reply_to="f")
+        for i, text in enumerate(texts)
+    ]
 
 
-@dataclass(repr=False)
+@dataclass(repr=False, kw_only=True)
 class Alone:
     """Requests, and what each says by itself, its prompt in one step."""
 
@@ -114,7 +117,14 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for each in requests:
         got = run(model, dtype, [each], prefix_cache=False)
         logits, tokens = logits | got[0], tokens | got[1]
-    return Alone(model, load_model(folder, dtype, CPU), dtype, requests, logits, tokens)
+    return Alone(
+        model=model,
+        ordinary=load_model(folder, dtype, CPU),
+        dtype=dtype,
+        requests=requests,
+        logits=logits,
+        tokens=tokens,
+    )
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -128,7 +138,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     cache=st.booleans(),
 )
 def test_the_same_bits_in_any_batch(
-    alone: Alone, order: list[int], count: int, arrivals: tuple[int, ...], num_blocks: int, depth: int, budget: int, cache: bool
+    alone: Alone, order: list[int], count: int, arrivals: tuple[int, ...], *, num_blocks: int, depth: int, budget: int, cache: bool
 ) -> None:  # fmt: skip
     got, drawn = run(
         alone.model,

@@ -58,7 +58,7 @@ class FakeRank:
                 token = next_token(tokens[: work.start + work.count])
                 tokens.append(token)
                 sampled.append(Sampled(work.key, token))
-        return StepResult(plan.step, tuple(sampled))
+        return StepResult(step=plan.step, sampled=tuple(sampled))
 
 
 def expected(request: Request) -> list[int]:
@@ -82,7 +82,9 @@ class Drive:
         total = num_blocks * num_groups
         self.scheduler = make_planner(config, total, 10_000, FifoPolicy(), num_groups)
         self.rank = FakeRank(total, config.block_size)
-        shard = KVShard.whole(KVLayout(1, 1, 1, config.block_size, "float32"))
+        shard = KVShard.whole(
+            KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=config.block_size, dtype="float32")
+        )
         self.pools = lay_out([shard] * num_groups, num_blocks, range(num_groups))
         self.depth, self.rng = depth, rng
         self.flight: list[tuple[StepPlan, StepResult]] = []
@@ -135,7 +137,7 @@ class Drive:
     num_groups=st.sampled_from([1, 1, 2, 3]),
 )
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
-    seed: int, num_blocks: int, block_size: int, budget: int, depth: int, cache: bool, num_groups: int
+    seed: int, num_blocks: int, block_size: int, budget: int, *, depth: int, cache: bool, num_groups: int
 ) -> None:
     rng = random.Random(seed)
     config = EngineConfig(
@@ -159,7 +161,14 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
             stop_token_ids=tuple(rng.sample(range(50), 2)),
         )
         emitted: tuple[int, ...] = ()
-        request = Request(f"r{i}", tuple(prompt), sampling, "f", salt=rng.choice(("", "t")), emitted=emitted)
+        request = Request(
+            id=f"r{i}",
+            prompt=tuple(prompt),
+            sampling=sampling,
+            reply_to="f",
+            salt=rng.choice(("", "t")),
+            emitted=emitted,
+        )
         requests.append(request)
     todo = list(requests)
     for _ in range(4000):
@@ -170,7 +179,19 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
                 scheduler.add(request)
             elif kind < 0.75:
                 room, key = rng.randrange(6), request.key
-                grant = Grant("g" + key, key, 0, "d", "i", (), (), 0, len(request.prompt), 1.0, room)
+                grant = Grant(
+                    id="g" + key,
+                    key=key,
+                    epoch=0,
+                    holder="d",
+                    incarnation="i",
+                    regions=(),
+                    block_ids=(),
+                    first_token=0,
+                    num_tokens=len(request.prompt),
+                    ttl_s=1.0,
+                    room_tokens=room,
+                )
                 drive.limits[key] = 1 + rng.randint(0, room)
                 scheduler.add(request, grant)
                 held.add(request.key)
@@ -194,7 +215,13 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
                     done = request.sampling.max_tokens == 1 or (
                         first in request.sampling.stop_token_ids and not request.sampling.min_tokens
                     )
-                    token = TokenOut(request.id, 0, 0, first, finish=FinishReason.STOP if done else None)
+                    token = TokenOut(
+                        request_id=request.id,
+                        attempt=0,
+                        index=0,
+                        token=first,
+                        finish=FinishReason.STOP if done else None,
+                    )
                     drive.out.setdefault(request.key, []).append(token)
                     scheduler.activate(request.key, [token], 0.0)
         if rng.random() < 0.05 and requests:

@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         self.bag: dict[tuple[str, str], deque[Message]] = {}
         self.clock, self.memory = ManualClock(), Memory(self, self.checked)
         self.writers = {name: Writer(name, self) for name in ("p0", "p1")}
-        pool = RankPool(SHARD, NUM_BLOCKS, memory=int(self.far))
+        pool = RankPool(shard=SHARD, num_blocks=NUM_BLOCKS, memory=int(self.far))
         self.late = LateMemory(OwnMemory([pool]))
         self.late.own.attach([self.memory])  # type: ignore[list-item]
         self.inbox = Inbox(
@@ -65,8 +65,8 @@ class Machine(RuleBasedStateMachine):
             NUM_BLOCKS,
             "d",
             "d",
-            lambda commit: self.decode.on_complete(commit),
-            lambda grant_id: self.decode.on_corrupted(grant_id),
+            on_complete=lambda commit: self.decode.on_complete(commit),
+            on_corrupted=lambda grant_id: self.decode.on_corrupted(grant_id),
             pools=[pool],
             far=[self.late] if self.far else [],
         )
@@ -130,7 +130,9 @@ class Machine(RuleBasedStateMachine):
 
     def post_chunk(self, push: Push) -> None:
         writer = next(w for w in self.writers.values() if push.grant.id in w.pushes)
-        writer.mail.send("d", ChunkDone(push.grant.id, 0, 0, 1, 1))
+        writer.mail.send(
+            "d", ChunkDone(grant_id=push.grant.id, seq=0, first_token=0, num_tokens=1, num_bytes=1)
+        )
 
     def check_write(self, push: Push) -> None:
         """Bytes have just come into the grant's blocks."""
@@ -150,7 +152,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule(writer=st.sampled_from(["p0", "p1"]))
     def submit(self, writer: str) -> None:
-        request = Request(f"r{self.count}", PROMPT, SamplingParams(max_tokens=4), "frontend")
+        request = Request(
+            id=f"r{self.count}", prompt=PROMPT, sampling=SamplingParams(max_tokens=4), reply_to="frontend"
+        )
         self.count += 1
         self.keys.append(request)
         self.run(lambda: self.decode.on_message("frontend", Submit(request, Route("d", writer))))
@@ -186,7 +190,7 @@ class Machine(RuleBasedStateMachine):
     def first_token(self, data: st.DataObject) -> None:
         _, push = data.draw(st.sampled_from(self.pushes()))
         request_id, _, attempt = push.grant.key.partition("#")
-        token = TokenOut(request_id, int(attempt), 0, 7)
+        token = TokenOut(request_id=request_id, attempt=int(attempt), index=0, token=7)
         writer = next(w for w in self.writers.values() if push.grant.id in w.pushes)
         self.run(lambda: writer.worker.on_tokens([token]))
 
@@ -239,7 +243,13 @@ class Machine(RuleBasedStateMachine):
     def finished(self, key: str) -> None:
         request_id, _, attempt = key.partition("#")
         self.engine.free |= set(self.engine.computing.pop(key))
-        self.decode.on_tokens([TokenOut(request_id, int(attempt), 3, 7, finish=FinishReason.LENGTH)])
+        self.decode.on_tokens(
+            [
+                TokenOut(
+                    request_id=request_id, attempt=int(attempt), index=3, token=7, finish=FinishReason.LENGTH
+                )
+            ]
+        )
 
     def pushes(self) -> list[tuple[Writer, Push]]:
         return [(writer, push) for writer in self.writers.values() for push in writer.pushes.values()]

@@ -27,7 +27,7 @@ _steps = st.one_of(
 )
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Run:
     """A scheduler, and what its clients have been told."""
 
@@ -96,7 +96,11 @@ class Run:
                 self.on(PeerLost(name))
             case ("need", int(which)) if self.asked:
                 name = list(self.asked)[which % len(self.asked)]
-                self.on(PrefillNeeded("d0", NeedPrefill(name, 0, 1, 100, "p0")))
+                self.on(
+                    PrefillNeeded(
+                        "d0", NeedPrefill(request_id=name, attempt=0, epoch=1, num_tokens=100, lost="p0")
+                    )
+                )
             case ("tick", float(delay_s)):
                 self.now += delay_s
                 self.on(Tick())

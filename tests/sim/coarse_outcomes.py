@@ -9,11 +9,17 @@ from sim.coarse.world import CoarseConfig, CoarseOutcome, MakeScheduler, product
 from tests.sim.random_rows import random_rows
 
 FLEETS: dict[str, tuple[CoarseConfig, MakeScheduler]] = {
-    "pools that preempt": (CoarseConfig(1, 2, num_blocks=24), production),
-    "any role that evicts": (CoarseConfig(0, 0, 2, num_blocks=60), production),
-    "both, no lookahead": (CoarseConfig(1, 1, 2, num_blocks=100, lookahead=False), production),
-    "a large fleet": (CoarseConfig(0, 0, 40, num_blocks=100), production),
-    "several schedulers": (CoarseConfig(2, 4, num_blocks=100), several(3, 4)),
+    "pools that preempt": (CoarseConfig(num_prefill=1, num_decode=2, num_blocks=24), production),
+    "any role that evicts": (
+        CoarseConfig(num_prefill=0, num_decode=0, num_both=2, num_blocks=60),
+        production,
+    ),
+    "both, no lookahead": (
+        CoarseConfig(num_prefill=1, num_decode=1, num_both=2, num_blocks=100, lookahead=False),
+        production,
+    ),
+    "a large fleet": (CoarseConfig(num_prefill=0, num_decode=0, num_both=40, num_blocks=100), production),
+    "several schedulers": (CoarseConfig(num_prefill=2, num_decode=4, num_blocks=100), several(3, 4)),
 }
 
 
@@ -21,7 +27,11 @@ def outcomes() -> dict[str, str]:
     """By fleet: a digest of every decision and every time to the last bit, and how many there were."""
     found: dict[str, str] = {}
     for name, (config, make) in FLEETS.items():
-        work = jobs(Load(random_rows(7, 150, 30.0), 1e9), Slo("chat", 1.0, 0.05), 64)
+        work = jobs(
+            Load(rows=random_rows(7, 150, 30.0), duration_s=1e9),
+            Slo(name="chat", ttft_s=1.0, tpot_s=0.05),
+            64,
+        )
         found[name] = _digest(simulate(config, work, make))
     return found
 

@@ -19,5 +19,13 @@ def random_rows(seed: int, count: int, rate: float) -> list[TraceRow]:
         ids = base + tuple(1000 * number + i for i in range(rng.randint(0, 20)))
         chains.append(ids)
         num_input = len(ids) * BLOCK + rng.randint(1, 300)
-        rows.append(TraceRow(at_s, num_input, rng.randint(1, 120), ids, BLOCK))
+        rows.append(
+            TraceRow(
+                arrival_s=at_s,
+                input_tokens=num_input,
+                output_tokens=rng.randint(1, 120),
+                prefix_ids=ids,
+                prefix_block_tokens=BLOCK,
+            )
+        )
     return rows

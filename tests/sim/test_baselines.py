@@ -28,25 +28,36 @@ from tests.sim.random_rows import random_rows
 
 BLOCK = 16
 STEPS = StepModels(
-    StepModel(0.005, 0.0, 1e-8, 0.0005, num_steps=100), StepModel(0.0, 1e-4, 0.0, 0.0, num_steps=100)
+    StepModel(fixed_s=0.005, token_s=0.0, context_s=1e-8, seq_s=0.0005, num_steps=100),
+    StepModel(fixed_s=0.0, token_s=1e-4, context_s=0.0, seq_s=0.0, num_steps=100),
 )
 """Decoding: 5 ms and half a millisecond for each sequence. Prompts: 10,000 tokens a second."""
-SLO = Slo("test", ttft_s=1.0, tpot_s=0.02)
+SLO = Slo(name="test", ttft_s=1.0, tpot_s=0.02)
 
 
 def member(address: str, role: str = "pd", *, waiting: int = 0, running: int = 0, free: int = 1000) -> Member:
-    info = Register(address, "1", "p" in role, "d" in role, "h", BLOCK, 1000, 8192, 256)
+    info = Register(
+        address=address,
+        incarnation="1",
+        prefills="p" in role,
+        decodes="d" in role,
+        host="h",
+        block_size=BLOCK,
+        num_blocks=1000,
+        max_batch_tokens=8192,
+        max_num_seqs=256,
+    )
     one = Member(info)
     one.report(
         LoadReport(
-            address,
-            1,
-            free,
-            waiting,
-            0,
-            running,
-            1e4,
-            0.01,
+            address=address,
+            seq=1,
+            free_blocks=free,
+            waiting_tokens=waiting,
+            num_waiting=0,
+            num_running=running,
+            tokens_per_s=1e4,
+            step_s=0.01,
             num_decoding=running,
             context_tokens=running * 100,
             steps=STEPS,
@@ -152,7 +163,7 @@ def test_polyserve_fills_one_instance_before_it_opens_the_next() -> None:
     pool = [member("a", running=30), member("b"), member("c")]
     assert chosen(router, pool) == "b", "a is predicted to miss the time per token"
     pool = [member("a", running=30), member("b", running=10), member("c")]
-    loose = Slo("loose", 1.0, 0.1)
+    loose = Slo(name="loose", ttft_s=1.0, tpot_s=0.1)
     assert chosen(router, pool, loose) == "c", "another tier: another instance"
     pool = [member("a", running=30), member("b", running=10), member("c", running=250)]
     assert chosen(router, pool, loose) == "a", (
@@ -202,7 +213,7 @@ def test_sarathi_counts_work_and_bounds_the_step() -> None:
     cached = Sarathi().choose(offer(3200, a=150), pool, 0.0)
     assert cached is not None
     assert cached.decode.address == "a"
-    step = StepCost(0.002, 20_000.0)
+    step = StepCost(overhead_s=0.002, tokens_per_s=20_000.0)
     assert [token_budget(step, limit) for limit in (0.06, 0.2, 0.001)] == [1024, 2048, 128]
 
 
@@ -210,8 +221,15 @@ def test_sarathi_counts_work_and_bounds_the_step() -> None:
 def test_every_scheduler_serves_a_light_load_within_its_targets(name: str) -> None:
     entry = SCHEDULERS[name]
     split = entry.kind == "static"
-    config = CoarseConfig(2 * split, 2 * split, 4 * (not split), 64, step=StepCost(), mixed_batch_tokens=512)
-    work = jobs(Load(random_rows(1, 80, 10.0), 1e9), Slo(), 64)
+    config = CoarseConfig(
+        num_prefill=2 * split,
+        num_decode=2 * split,
+        num_both=4 * (not split),
+        block_tokens=64,
+        step=StepCost(),
+        mixed_batch_tokens=512,
+    )
+    work = jobs(Load(rows=random_rows(1, 80, 10.0), duration_s=1e9), Slo(), 64)
     outcome = simulate(config, work, entry.make)
     assert all(job.num_output == job.max_tokens for job in outcome.jobs)
     assert max(job.first_s - job.request.arrival_s for job in outcome.jobs) < 2.0

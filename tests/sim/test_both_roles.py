@@ -9,12 +9,14 @@ from sim.run import SimConfig, simulate
 from sim.workload import arrivals
 from tests.sim.random_rows import random_rows
 
-STEP = StepCost(0.002, 20_000.0, 0.006, 5e-8)
+STEP = StepCost(overhead_s=0.002, tokens_per_s=20_000.0, weights_read_s=0.006, kv_token_read_s=5e-8)
 
 
 def test_instances_that_do_both_serve_everything_and_change_roles_by_the_load() -> None:
     work = arrivals(random_rows(3, 150, 40.0), 1e9)
-    config = SimConfig(0, 0, 4000, step=STEP, num_both=3, slo=Slo(ttft_s=2.0, tpot_s=0.02))
+    config = SimConfig(
+        num_prefill=0, num_decode=0, num_blocks=4000, step=STEP, num_both=3, slo=Slo(ttft_s=2.0, tpot_s=0.02)
+    )
     outcome = run_virtual(simulate(config, work))
     assert [len(tokens) for tokens in outcome.tokens] == [arrival.max_tokens for arrival in work]
     assert all(math.isfinite(end_s) for end_s in outcome.last_token_s)

@@ -26,7 +26,9 @@ from sim.run import simulate as full
 from sim.workload import arrivals
 from tests.sim.random_rows import BLOCK, random_rows
 
-STEP = StepCost(0.004, 8000.0, 0.006, 2e-7, 2e-9)
+STEP = StepCost(
+    overhead_s=0.004, tokens_per_s=8000.0, weights_read_s=0.006, kv_token_read_s=2e-7, pair_s=2e-9
+)
 LAYERS, HEADS, DIM = 4, 8, 128
 FOREVER_S = 1e9
 SLO = Slo(tpot_s=1.0)
@@ -37,15 +39,32 @@ def both(
     seed: int, rate: float, prefill: int, decode: int, blocks: int = 4000
 ) -> tuple[Outcome, CoarseOutcome]:
     rows = random_rows(seed, 60, rate)
-    in_full = SimConfig(prefill, decode, blocks, LAYERS, HEADS, DIM, STEP, slo=SLO)
+    in_full = SimConfig(
+        num_prefill=prefill,
+        num_decode=decode,
+        num_blocks=blocks,
+        num_layers=LAYERS,
+        num_kv_heads=HEADS,
+        head_dim=DIM,
+        step=STEP,
+        slo=SLO,
+    )
     schedule = load(None, {}, {}).schedule
     token_bytes = 2 * LAYERS * HEADS * DIM * 2
     coarsely = CoarseConfig(
-        prefill, decode, 0, BLOCK, blocks, token_bytes, LAYERS, step=STEP, schedule=schedule
+        num_prefill=prefill,
+        num_decode=decode,
+        num_both=0,
+        block_tokens=BLOCK,
+        num_blocks=blocks,
+        kv_token_bytes=token_bytes,
+        num_layers=LAYERS,
+        step=STEP,
+        schedule=schedule,
     )
     return (
         run_virtual(full(in_full, arrivals(rows, FOREVER_S))),
-        coarse(coarsely, jobs(Load(rows, FOREVER_S), SLO, BLOCK)),
+        coarse(coarsely, jobs(Load(rows=rows, duration_s=FOREVER_S), SLO, BLOCK)),
     )
 
 
@@ -99,11 +118,14 @@ def test_same_seed_same_outcome() -> None:
 def kept_or_not(name: str, num_blocks: int) -> tuple[CoarseOutcome, CoarseOutcome]:
     """A load in which no prompt goes on from another; and the same with caches that keep it all nevertheless."""
     rows = [replace(row, prefix_ids=()) for row in random_rows(5, 150, 30.0)]
-    not_kept, kept = jobs(Load(rows, FOREVER_S), SLO, BLOCK), jobs(Load(rows, FOREVER_S), SLO, BLOCK)
+    not_kept, kept = (
+        jobs(Load(rows=rows, duration_s=FOREVER_S), SLO, BLOCK),
+        jobs(Load(rows=rows, duration_s=FOREVER_S), SLO, BLOCK),
+    )
     assert not any(job.may_recur for job in not_kept)
     for job in kept:
         job.may_recur, job.hashes = True, block_hashes(job.hashes, 1)
-    config = CoarseConfig(1, 2, 2, block_tokens=BLOCK, num_blocks=num_blocks)
+    config = CoarseConfig(num_prefill=1, num_decode=2, num_both=2, block_tokens=BLOCK, num_blocks=num_blocks)
     make = SCHEDULERS[name].make
     return coarse(config, not_kept, make), coarse(config, kept, make)
 
@@ -123,7 +145,10 @@ def test_nor_where_requests_are_preempted() -> None:
 
 
 def test_jobs_that_are_made_as_they_arrive_fare_the_same() -> None:
-    offered, config = Load(random_rows(3, 60, 30.0), FOREVER_S), CoarseConfig(num_both=2, block_tokens=BLOCK)
+    offered, config = (
+        Load(rows=random_rows(3, 60, 30.0), duration_s=FOREVER_S),
+        CoarseConfig(num_both=2, block_tokens=BLOCK),
+    )
     kept = coarse(config, jobs(offered, SLO, BLOCK))
     made: list[Job] = []
 
@@ -150,8 +175,19 @@ def test_every_job_ends_and_the_ledger_balances(
     seed: int, blocks: int, prefill: int, both_roles: int, lookahead: bool
 ) -> None:
     """`simulate` checks pools and prefix trees by the production ledger; few blocks make it preempt."""
-    config = CoarseConfig(prefill, 2, both_roles, 64, blocks // 4, 131_072, LAYERS, 512, 64, STEP)
-    work = jobs(Load(random_rows(seed, 40, 30.0), FOREVER_S), Slo(), 64)
+    config = CoarseConfig(
+        num_prefill=prefill,
+        num_decode=2,
+        num_both=both_roles,
+        block_tokens=64,
+        num_blocks=blocks // 4,
+        kv_token_bytes=131_072,
+        num_layers=LAYERS,
+        max_batch_tokens=512,
+        max_num_seqs=64,
+        step=STEP,
+    )
+    work = jobs(Load(rows=random_rows(seed, 40, 30.0), duration_s=FOREVER_S), Slo(), 64)
     outcome = coarse(replace(config, lookahead=lookahead), work)
     for job in outcome.jobs:
         if job.rejected:
@@ -178,7 +214,7 @@ def test_a_stretch_knows_its_steps(first: float, slope: float, count: int, into:
 def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
     rows = random_rows(5, 30, 10.0)
     for size in (16, 32, 64, 8):
-        work = jobs(Load(rows, FOREVER_S), Slo(), size)
+        work = jobs(Load(rows=rows, duration_s=FOREVER_S), Slo(), size)
         for a, row_a in zip(work, rows, strict=True):
             for b, row_b in zip(work, rows, strict=True):
                 same = sum(x == y for x, y in zip(row_a.prefix_ids, row_b.prefix_ids, strict=False)) * BLOCK
@@ -192,7 +228,7 @@ def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
 
 def test_a_share_of_a_copy_is_that_share_of_the_load() -> None:
     rows = random_rows(6, 400, 10.0)
-    work = jobs(Load(rows, 40.0, 2.5, seed=1), Slo(), 64)
+    work = jobs(Load(rows=rows, duration_s=40.0, copies=2.5, seed=1), Slo(), 64)
     assert len(work) == pytest.approx(2.5 * sum(row.arrival_s < 40 for row in rows), rel=0.03)
     assert [job.request.arrival_s for job in work] == sorted(job.request.arrival_s for job in work)
 
@@ -207,8 +243,8 @@ def test_the_garbage_collector_rests_only_while_it_runs_and_has_nothing_to_do() 
             raise KeyboardInterrupt
         return False
 
-    config = CoarseConfig(1, 2, 1, num_blocks=60, step=STEP)
-    work = jobs(Load(random_rows(8, 200, 30.0), FOREVER_S), Slo(), 64)
+    config = CoarseConfig(num_prefill=1, num_decode=2, num_both=1, num_blocks=60, step=STEP)
+    work = jobs(Load(rows=random_rows(8, 200, 30.0), duration_s=FOREVER_S), Slo(), 64)
     gc.collect()
     with pytest.raises(KeyboardInterrupt):
         coarse(config, work, enough=enough)
@@ -234,9 +270,16 @@ def test_a_step_has_no_more_sequences_than_there_are_slots(name: str) -> None:
     step, entry = _Widest(), SCHEDULERS[name]
     num_prefill, num_both = (1, 0) if entry.kind == "static" else (0, 2)
     config = CoarseConfig(
-        num_prefill, num_prefill, num_both, BLOCK, 4000, max_batch_tokens=2048, max_num_seqs=4, step=step
+        num_prefill=num_prefill,
+        num_decode=num_prefill,
+        num_both=num_both,
+        block_tokens=BLOCK,
+        num_blocks=4000,
+        max_batch_tokens=2048,
+        max_num_seqs=4,
+        step=step,
     )
-    work = jobs(Load(random_rows(5, 80, 40.0), FOREVER_S), SLO, BLOCK)
+    work = jobs(Load(rows=random_rows(5, 80, 40.0), duration_s=FOREVER_S), SLO, BLOCK)
     outcome = coarse(config, work, entry.make)
     assert all(job.rejected or job.num_output == job.max_tokens for job in outcome.jobs)
     assert step.num_seqs == 4 + 1, "what it learned its step times from had one more than there are slots"

@@ -29,9 +29,16 @@ def test_conversations_survive_a_stream_of_one_shot_prompts(block_tokens: int) -
 def _serve(blocks: Blocks, ids: tuple[int, ...], block_tokens: int) -> int:
     """How many of its blocks were cached."""
     num_prompt = len(ids) * block_tokens
-    request = Request(f"r{ids[0]}", (), SamplingParams(max_tokens=1), "")
-    job = Job(request, ids, block_hashes(ids, 1), num_prompt)
-    stay = Stay(job, "here", ids[0], num_prompt, 0.0, Sequence(request, list(ids), len(ids), 0))
+    request = Request(id=f"r{ids[0]}", prompt=(), sampling=SamplingParams(max_tokens=1), reply_to="")
+    job = Job(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=num_prompt)
+    stay = Stay(
+        job=job,
+        address="here",
+        arrival=ids[0],
+        num_known=num_prompt,
+        ready_s=0.0,
+        blocks=Sequence(request=request, tokens=list(ids), num_prompt=len(ids), arrival=0),
+    )
     assert blocks.admit(stay, num_prompt, 0)
     num_cached, stay.num_computed = stay.num_computed // block_tokens, num_prompt
     blocks.offer(stay)

@@ -36,7 +36,7 @@ PROFILE = Profile(
 def test_paces_and_front_are_found() -> None:
     """Requests of a machine that decodes half as fast and computes prompts at a third of the speed, behind a front of
     30 ms; each further stream adds 2 ms to a step."""
-    fleet = Fleet("H100", "llama-3.1-8b", 0, 1, profile=PROFILE)
+    fleet = Fleet(gpu="H100", model="llama-3.1-8b", num_prefill=0, num_decode=1, profile=PROFILE)
     config = full_config(fleet, SLO)
     slow = PacedCost(config.step, 2.0, 3.0, 0.002)
     assert slow.step_s(3, 100, 50.0, 3) == 2 * config.step.step_s(3, 100, 50.0, 3) + 2 * 0.002

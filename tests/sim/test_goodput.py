@@ -19,8 +19,8 @@ from sim.cost import StepCost
 from sim.goodput import Curve, Window, attained, highest
 from tests.sim.random_rows import random_rows
 
-SLO = Slo("test", 0.5, 0.05)
-COST = StepCost(0.002, 10_000.0, 0.008, 1e-5)
+SLO = Slo(name="test", ttft_s=0.5, tpot_s=0.05)
+COST = StepCost(overhead_s=0.002, tokens_per_s=10_000.0, weights_read_s=0.008, kv_token_read_s=1e-5)
 QUICK = replace(COST, tokens_per_s=1e9)
 ENGINE = Engine(COST, 256, 10**6)
 
@@ -49,7 +49,7 @@ def test_two_targets_share_their_runs() -> None:
 def test_no_scheduler_beats_the_bounds(seed: int) -> None:
     """Not the window's own at any rate; a little above that of the long run only by what the tail of a short window gives."""
     part = Window(random_rows(seed, 100, 20.0), 0.0, 4.0, 64)
-    fleet = Fleet("L40S", "llama-3.1-8b", 0, 0, 1)
+    fleet = Fleet(gpu="L40S", model="llama-3.1-8b", num_prefill=0, num_decode=0, num_both=1)
 
     def needs(copies: float) -> Needs:
         return Needs(jobs(part.load(copies, 0), SLO, 64), SLO, engine_of(fleet, 64), 64)
@@ -58,7 +58,9 @@ def test_no_scheduler_beats_the_bounds(seed: int) -> None:
     ever = highest(lambda copies: float(needs(copies).can_ever_be(0.9, 1)), 1.0, sustained, 1.01, 24)
     assert ever > 0.8 * sustained
     for entry in (SCHEDULERS["sarathi"], SCHEDULERS["baton"]):
-        found = highest(lambda copies, entry=entry: attained(part, copies, 0, SLO, fleet, entry), 0.9, ever)
+        found = highest(
+            lambda copies, entry=entry: attained(part, copies, 0, SLO, fleet=fleet, entry=entry), 0.9, ever
+        )
         assert 0.1 * ever < found < ever
         assert found < 1.5 * sustained
 
@@ -67,11 +69,11 @@ def test_no_scheduler_beats_the_bounds(seed: int) -> None:
 def test_a_run_that_was_cut_short_would_have_missed(seed: int) -> None:
     """Whether it is at least 90 % is never another answer, and what it then says is exact; below it is a bound."""
     part = Window(random_rows(seed, 400, 20.0), 0.0, 10.0, 64)
-    fleet = Fleet("L40S", "llama-3.1-8b", 0, 0, 1)
+    fleet = Fleet(gpu="L40S", model="llama-3.1-8b", num_prefill=0, num_decode=0, num_both=1)
     above = set[bool]()
     for copies in (0.8, 1.6, 2.4, 6.0):
-        whole = attained(part, copies, seed, SLO, fleet, SCHEDULERS["sarathi"])
-        cut = attained(part, copies, seed, SLO, fleet, SCHEDULERS["sarathi"], 0.9)
+        whole = attained(part, copies, seed, SLO, fleet=fleet, entry=SCHEDULERS["sarathi"])
+        cut = attained(part, copies, seed, SLO, fleet=fleet, entry=SCHEDULERS["sarathi"], least=0.9)
         assert cut == whole if whole >= 0.9 else whole <= cut < 0.9
         above.add(whole >= 0.9)
         if copies == 6.0:
@@ -122,8 +124,8 @@ def test_what_is_due_by_some_time_must_have_been_done_by_then() -> None:
 
 def _jobs(prompts: Sequence[int]) -> list[Job]:
     """All at once, each with two tokens of output, one of which is decoded."""
-    rows = [TraceRow(0.0, num_tokens, 2) for num_tokens in prompts]
-    return jobs(Load(rows, 1.0), SLO, 64)
+    rows = [TraceRow(arrival_s=0.0, input_tokens=num_tokens, output_tokens=2) for num_tokens in prompts]
+    return jobs(Load(rows=rows, duration_s=1.0), SLO, 64)
 
 
 def test_the_summary_compares_with_the_best_of_each_kind(tmp_path: Path) -> None:

@@ -18,7 +18,16 @@ WINDOW = Window(random_rows(4, 60, 20.0), 0.0, 3.0, 64)
 
 
 def dollars(copies: float, tpot_s: float = 0.1, model: str = "llama-3.1-8b") -> float:
-    demand = Demand(model, WINDOW, Slo("t", 1.0, tpot_s), 0.9, (0,), copies, ("L40S", "H100"), 6)
+    demand = Demand(
+        model=model,
+        window=WINDOW,
+        slo=Slo(name="t", ttft_s=1.0, tpot_s=tpot_s),
+        attainment=0.9,
+        seeds=(0,),
+        copies=copies,
+        gpus=("L40S", "H100"),
+        max_instances=6,
+    )
     trials = plan(demand)
     best = cheapest(trials, 0.9)
     assert best is not None
@@ -40,12 +49,32 @@ def test_a_target_below_what_the_cheap_gpu_can_needs_the_dear_one() -> None:
 
 
 def test_a_model_too_large_for_one_gets_a_group() -> None:
-    demand = Demand("llama-3.1-70b", WINDOW, Slo("t", 5.0, 0.2), 0.9, (0,), 0.2, ("H100",), 2)
+    demand = Demand(
+        model="llama-3.1-70b",
+        window=WINDOW,
+        slo=Slo(name="t", ttft_s=5.0, tpot_s=0.2),
+        attainment=0.9,
+        seeds=(0,),
+        copies=0.2,
+        gpus=("H100",),
+        max_instances=2,
+    )
     best = cheapest(plan(demand), 0.9)
     assert best is not None
     assert best.fleet.gpus_per_instance >= 2, "141 GB of weights on GPUs of 80 GB"
     with pytest.raises(ConfigError, match="fits no group"):
-        plan(Demand("llama-3.1-70b", WINDOW, Slo(), 0.9, (0,), 1.0, (), 2))
+        plan(
+            Demand(
+                model="llama-3.1-70b",
+                window=WINDOW,
+                slo=Slo(),
+                attainment=0.9,
+                seeds=(0,),
+                copies=1.0,
+                gpus=(),
+                max_instances=2,
+            )
+        )
 
 
 def test_stages_divide_the_layers_and_wait_for_each_other_as_a_pipeline_does() -> None:

@@ -14,7 +14,11 @@ from core.steps import StepModel, StepModels
 from sim.profile import ProfiledCost, Sample, as_profile, cost_of, fit
 
 LAW = ProfiledCost(
-    StepModels(StepModel(0.004, 0.0, 2e-6, 3e-4), StepModel(0.005, 1e-4, 0.0, 2e-4)), prompt_pair_s=3e-8
+    StepModels(
+        StepModel(fixed_s=0.004, token_s=0.0, context_s=2e-6, seq_s=3e-4),
+        StepModel(fixed_s=0.005, token_s=1e-4, context_s=0.0, seq_s=2e-4),
+    ),
+    prompt_pair_s=3e-8,
 )
 
 
@@ -24,8 +28,17 @@ def samples(noise: float) -> list[Sample]:
         seqs = rng.randint(1, 32)
         count = rng.choice((0, rng.randint(8, 512)))
         context = seqs * rng.randint(10, 1000) + count
-        shape = (seqs + count, context, float(context + count * rng.randint(1, 1000)), seqs)
-        found.append(Sample(*shape, LAW.step_s(*shape) * rng.uniform(1 - noise, 1 + noise)))
+        num_pairs = float(context + count * rng.randint(1, 1000))
+        duration_s = LAW.step_s(seqs + count, context, num_pairs, seqs) * rng.uniform(1 - noise, 1 + noise)
+        found.append(
+            Sample(
+                num_tokens=seqs + count,
+                context_tokens=context,
+                num_pairs=num_pairs,
+                num_seqs=seqs,
+                duration_s=duration_s,
+            )
+        )
     return found
 
 

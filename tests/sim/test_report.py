@@ -39,4 +39,4 @@ def test_good_requests_a_second_are_a_share_of_the_offered() -> None:
         Served(1.0, inf, inf, 0),
         Served(1.0, 0.2, 9.0, 5),
     ]
-    assert good_per_s(served, Slo("test", 1.0, 0.2), 8.0) == 2.0
+    assert good_per_s(served, Slo(name="test", ttft_s=1.0, tpot_s=0.2), 8.0) == 2.0

@@ -15,7 +15,7 @@ from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
 from sim.report import attainment, served_coarsely
 
-SLO = Slo("standard", 2.0, 0.1)
+SLO = Slo(name="standard", ttft_s=2.0, tpot_s=0.1)
 BLOCK = 64
 LARGE = SCAN_UP_TO + 16
 
@@ -26,17 +26,24 @@ def jobs(count: int, per_s: float, shared_blocks: int) -> list[Job]:
     for number in range(count):
         at_s += rng.expovariate(per_s)
         ids = (*range(1, shared_blocks + 1), *(1000 * (number + 1) + i for i in range(20 - shared_blocks)))
-        request = Request(f"r{number}", (), SamplingParams(max_tokens=40), "", SLO, arrival_s=at_s)
-        found.append(Job(request, ids, block_hashes(ids, 1), 20 * BLOCK))
+        request = Request(
+            id=f"r{number}",
+            prompt=(),
+            sampling=SamplingParams(max_tokens=40),
+            reply_to="",
+            slo=SLO,
+            arrival_s=at_s,
+        )
+        found.append(Job(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=20 * BLOCK))
     return found
 
 
 def run(num_schedulers: int, any_role: bool, shared_blocks: int, per_s: float = 200.0) -> CoarseOutcome:
     half = LARGE // 2
     config = CoarseConfig(
-        0 if any_role else half,
-        0 if any_role else half,
-        LARGE if any_role else 0,
+        num_prefill=0 if any_role else half,
+        num_decode=0 if any_role else half,
+        num_both=LARGE if any_role else 0,
         block_tokens=BLOCK,
         num_blocks=400,
         max_batch_tokens=2048,

@@ -12,7 +12,11 @@ from core.errors import ConfigError
 from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
 from sim.workload import arrivals
 
-ROWS = [TraceRow(0.0, 40, 3, (0, 1, 2), 16), TraceRow(1.0, 48, 4, (0, 1, 9), 16), TraceRow(2.0, 5, 2)]
+ROWS = [
+    TraceRow(arrival_s=0.0, input_tokens=40, output_tokens=3, prefix_ids=(0, 1, 2), prefix_block_tokens=16),
+    TraceRow(arrival_s=1.0, input_tokens=48, output_tokens=4, prefix_ids=(0, 1, 9), prefix_block_tokens=16),
+    TraceRow(arrival_s=2.0, input_tokens=5, output_tokens=2),
+]
 
 
 def shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -20,7 +20,7 @@ _TEMPLATE_RESERVED = {
 """What a client may not set through chat_template_kwargs; above all not the template, which is a program."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
     model_name: str
     max_context_tokens: int

@@ -9,7 +9,7 @@ from core.kv import RankPool
 from core.messages import RegionKey
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperSetup:
     memory: int
     """Which of the instance's hosts this is, from 1 on."""
@@ -32,7 +32,7 @@ class Way:
     vouches: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeeperReady:
     memory_path: str
     """By which ranks on its host can map the memory."""
@@ -101,7 +101,7 @@ class Fence:
     grant_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
     number: int
     way: int

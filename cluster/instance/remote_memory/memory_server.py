@@ -88,7 +88,7 @@ class Keeper:
         num_bytes = memory_bytes(setup.pools, setup.memory)
         identity = Identity(setup.address, setup.incarnation, os.getpid())
         access: PoolAccess = remote_access(
-            transfer, setup.receives, identity, setup.host, key, num_bytes, MEDIA
+            transfer, setup.receives, identity, setup.host, key=key, num_bytes=num_bytes, media=MEDIA
         )
         self._buffer = access.buffer
         if setup.receives:
@@ -96,7 +96,11 @@ class Keeper:
         self._senders = access.make_senders()
         regions = tuple(tuple(self._memory.regions(pool)) for pool in setup.pools)
         ways = tuple(Way(sender.name, sender.vouches) for sender in self._senders)
-        self._say(KeeperReady(access.path, num_bytes, host_id(), regions, ways))
+        self._say(
+            KeeperReady(
+                memory_path=access.path, memory_bytes=num_bytes, host=host_id(), regions=regions, ways=ways
+            )
+        )
 
     def on_word(self, word: object) -> None:
         match word:
@@ -118,7 +122,15 @@ class Keeper:
                 self._memory.when_idle(grant_id, lambda: self._say(Answer(number)))
             case Fence(number, writer, grant_id):
                 self._answer(number, self._memory.fence(writer, grant_id))
-            case Write(number, way, grant_id, region, sources, destinations, sizes):
+            case Write(
+                number=number,
+                way=way,
+                grant_id=grant_id,
+                region=region,
+                sources=sources,
+                destinations=destinations,
+                sizes=sizes,
+            ):
                 runs = [CopyRun(*run) for run in zip(sources, destinations, sizes, strict=True)]
                 self._answer(number, self._senders[way].write(grant_id, region, runs))
             case Probe(number, way, region, num_bytes):

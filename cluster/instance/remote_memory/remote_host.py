@@ -262,7 +262,17 @@ class _FarSender:
         sources = tuple(run.source for run in runs)
         destinations = tuple(run.destination for run in runs)
         sizes = tuple(run.num_bytes for run in runs)
-        await self._far.ask(Write(0, self._number, grant_id, region, sources, destinations, sizes))
+        await self._far.ask(
+            Write(
+                number=0,
+                way=self._number,
+                grant_id=grant_id,
+                region=region,
+                sources=sources,
+                destinations=destinations,
+                sizes=sizes,
+            )
+        )
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         return await self._far.ask(Probe(0, self._number, region, num_bytes))

@@ -23,7 +23,7 @@ class Nearness(IntEnum):
     FAR = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
     same_host_bytes_per_s: float = 2.5e9
     other_host_bytes_per_s: float = 1.2e9

@@ -39,6 +39,7 @@ class Promise:
         num_seqs: int,
         num_blocks: int,
         compute_tokens: int,
+        *,
         hashes: tuple[int, ...],
         context_tokens: float = 0.0,
         tpot_s: float = inf,

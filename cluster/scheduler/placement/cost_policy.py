@@ -29,7 +29,7 @@ from core.kv import num_blocks_for
 _SHORTLIST: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """Constants of the cost, until they are measured per deployment."""
 

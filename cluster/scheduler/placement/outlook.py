@@ -28,7 +28,9 @@ class Outlook:
         self._model = model
         room = max(1, member.max_batch_tokens - num_seqs)
         tpot_s = member.tightest_tpot_s
-        self.batch_tokens = prompt_tokens(member.steps, num_seqs, context, tpot_s, room) if num_seqs else room
+        self.batch_tokens = (
+            prompt_tokens(member.steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
+        )
         """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing`)."""
         self._base_s = model.step_s(num_seqs, context, num_seqs + 1)
         self._token_s = model.token_s + self._base_s / self.batch_tokens

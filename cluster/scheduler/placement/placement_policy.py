@@ -22,6 +22,7 @@ class Ask:
         growth_tokens: int,
         cached_blocks: CachedBlocks,
         missing_tokens: int | None = None,
+        *,
         slo: Slo = STANDARD,
         due_s: float = inf,
         expected_tokens: float = 256.0,

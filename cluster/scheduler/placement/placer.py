@@ -45,6 +45,7 @@ class Placement:
         place: Place,
         route: Route,
         num_blocks: int,
+        *,
         compute_tokens: int,
         charged_tokens: float,
         scheduler: str = "",
@@ -139,7 +140,7 @@ class Placer:
             prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
-                choice.prefill.promise(key, Promise(now, 0, 0, ask.uncached(choice.prefill), ()))
+                choice.prefill.promise(key, Promise(now, 0, 0, ask.uncached(choice.prefill), hashes=()))
                 prefill = choice.prefill.address
             placement.route = Route(decode, prefill)
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
@@ -153,9 +154,9 @@ class Placer:
                 taken.place,
                 taken.route,
                 taken.num_blocks,
-                taken.compute_tokens,
-                taken.expected_tokens,
-                taken.scheduler,
+                compute_tokens=taken.compute_tokens,
+                charged_tokens=taken.expected_tokens,
+                scheduler=taken.scheduler,
             )
             route, roster = taken.route, self._roster
             self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
@@ -234,7 +235,14 @@ class Placer:
         computes = decode if prefill is None else prefill
         route = Route(decode.address, "" if prefill is None else prefill.address)
         compute_tokens = ask.uncached(computes)
-        placement = Placement(waiter.frontend, place, route, num_blocks, compute_tokens, ask.expected_tokens)
+        placement = Placement(
+            waiter.frontend,
+            place,
+            route,
+            num_blocks,
+            compute_tokens=compute_tokens,
+            charged_tokens=ask.expected_tokens,
+        )
         self._promise(key, placement, decode, prefill, now)
         if self._claim is not None and self._claim[0] == key:
             self._claim = None
@@ -252,10 +260,19 @@ class Placer:
             context = place.num_tokens + placed.charged_tokens / 2
             tpot_s = place.slo.tpot_s
             decode.promise(
-                key, Promise(now, 1, placed.num_blocks, compute_tokens, place.block_hashes, context, tpot_s)
+                key,
+                Promise(
+                    now,
+                    1,
+                    placed.num_blocks,
+                    compute_tokens,
+                    hashes=place.block_hashes,
+                    context_tokens=context,
+                    tpot_s=tpot_s,
+                ),
             )
         if prefill is not None:
-            prefill.promise(key, Promise(now, 0, 0, placed.compute_tokens, ()))
+            prefill.promise(key, Promise(now, 0, 0, placed.compute_tokens, hashes=()))
         if place.attempt == 0:
             counters.charge_prompt(place)
         counters.charge(place, placed.charged_tokens)
@@ -278,7 +295,16 @@ class Placer:
         mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
         expected = min(most, GROWTH_TOKENS if mean is None else mean)
         few = min(most, GROWTH_TOKENS if short is None else short)
-        return Ask(place.num_tokens, growth_tokens, cached, missing_tokens, place.slo, due_s, expected, few)
+        return Ask(
+            place.num_tokens,
+            growth_tokens,
+            cached,
+            missing_tokens,
+            slo=place.slo,
+            due_s=due_s,
+            expected_tokens=expected,
+            short_tokens=few,
+        )
 
     def _growth(self, place: Place) -> int:
         """Output tokens that room is kept for."""

@@ -26,7 +26,7 @@ from cluster.scheduler.placement.placement_policy import Ask, Choice
 _SHORTLIST: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SloModel:
     ttft_margin: float = 0.9
     tpot_margin: float = 0.92
@@ -88,7 +88,9 @@ class SloPolicy:
             for source in self._ways(ask, decode, to_move, sources, nearest):
                 if not late and best < use_s + source.work_s + delay_weight * source.ttft_s:
                     continue
-                is_late, cost = self._cost(ask, decode, to_move, source, use_s, tpot_share, now)
+                is_late, cost = self._cost(
+                    ask, decode, to_move, source, use_s=use_s, tpot_share=tpot_share, now=now
+                )
                 if chosen is None or (late if is_late is not late else cost < best):
                     late, best, chosen, computes = is_late, cost, decode, source.member
         return None if chosen is None else Choice(chosen, None if computes is chosen else computes, best)
@@ -162,6 +164,7 @@ class SloPolicy:
         decode: Member,
         to_move: int,
         source: "_Source",
+        *,
         use_s: float,
         tpot_share: float,
         now: float,

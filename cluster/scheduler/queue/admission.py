@@ -37,7 +37,16 @@ class Admission:
         slo_s = place.slo.ttft_s
         due_s = inf if place.attempt else now + slo_s
         start_by_s = due_s - _MARGIN * slo_s - work_s
-        waiter = Waiter(key, frontend, place, now, self._num_arrived, start_by_s, due_s, work_s)
+        waiter = Waiter(
+            key,
+            frontend,
+            place,
+            now,
+            number=self._num_arrived,
+            start_by_s=start_by_s,
+            due_s=due_s,
+            work_s=work_s,
+        )
         self.queue.add(waiter)
         self.queue.thin(max(1, num_instances) / self.num_schedulers, now)
         return waiter

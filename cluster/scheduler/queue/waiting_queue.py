@@ -42,6 +42,7 @@ class Waiter:
         frontend: str,
         place: Place,
         arrived_s: float,
+        *,
         number: int,
         start_by_s: float = inf,
         due_s: float = inf,

@@ -87,16 +87,16 @@ class Autoscaler:
         self._told(tuple(self._status.values()))
 
     def _note(self, pool: PoolName, size: int, serving: int, resize: Resize | None) -> None:
-        old = self._status.get(pool, PoolStatus(pool))
+        old = self._status.get(pool, PoolStatus(pool=pool))
         wanted = size if resize is None else resize.num_instances
         self._status[pool] = PoolStatus(
-            pool,
-            wanted,
-            serving,
-            old.num_grown + (wanted > size),
-            old.num_shrunk + (wanted < size),
-            self._scaler.cold_start_s,
-            old.reason if resize is None else resize.reason,
+            pool=pool,
+            wanted=wanted,
+            serving=serving,
+            num_grown=old.num_grown + (wanted > size),
+            num_shrunk=old.num_shrunk + (wanted < size),
+            cold_start_s=self._scaler.cold_start_s,
+            reason=old.reason if resize is None else resize.reason,
         )
 
     def _learn_cold_start(self, members: Sequence[Member], now: float) -> None:

@@ -21,7 +21,7 @@ class Limits:
     at_most: int = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
     target: float = 0.7
     """Use that a pool is sized for."""

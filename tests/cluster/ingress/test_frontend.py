@@ -45,7 +45,11 @@ class Peer:
         last = request.sampling.max_tokens - 1
         out = tuple(
             TokenOut(
-                request.id, request.attempt, i, 100 + i, finish=FinishReason.LENGTH if i == last else None
+                request_id=request.id,
+                attempt=request.attempt,
+                index=i,
+                token=100 + i,
+                finish=FinishReason.LENGTH if i == last else None,
             )
             for i in indices
         )
@@ -62,7 +66,7 @@ class World:
             WallClock(),
             ScheduleConfig(),
             4,
-            self._resolve,
+            resolve_schedulers=self._resolve,
             request_timeout_s=5,
         )
         self.runner = asyncio.create_task(self.frontend.run())
@@ -72,11 +76,11 @@ class World:
 
     def _schedule(self, peer: Peer, sender: str, message: Message) -> None:
         match message:
-            case Place(request_id, attempt):
+            case Place(request_id=request_id, attempt=attempt):
                 alive = [d for d in self.decodes if d.mail.address not in message.exclude]
                 peer.mail.send(sender, Placed(request_id, attempt, Route(alive[0].mail.address)))
             case AskStatus(nonce):
-                peer.mail.send(sender, Status(nonce, "", 0, ()))
+                peer.mail.send(sender, Status(nonce=nonce, why_not="", num_queued=0, instances=()))
             case _:
                 pass
 
@@ -86,7 +90,12 @@ class World:
 
     def request(self, max_tokens: int = 6) -> Request:
         sampling = SamplingParams(max_tokens=max_tokens)
-        return Request(self.frontend.new_request_id(), (1, 2, 3, 4, 5), sampling, self.frontend.address)
+        return Request(
+            id=self.frontend.new_request_id(),
+            prompt=(1, 2, 3, 4, 5),
+            sampling=sampling,
+            reply_to=self.frontend.address,
+        )
 
     async def run(self, request: Request) -> list[int]:
         return [token.token async for token in self.frontend.generate(request)]

@@ -16,12 +16,41 @@ from tests.cluster.instance.test_instances import World, reference  # noqa: F401
 
 
 def timeline(*, ttft_s: float = 0.1, end_s: float = 1.0, error: str = "") -> Timeline:
-    request = Request("r", (1, 2, 3), SamplingParams(max_tokens=8), "f", slo=Slo("chat", 0.5, 0.2))
+    request = Request(
+        id="r",
+        prompt=(1, 2, 3),
+        sampling=SamplingParams(max_tokens=8),
+        reply_to="f",
+        slo=Slo(name="chat", ttft_s=0.5, tpot_s=0.2),
+    )
     times = HandoverTimes("shm", 0.01, 0.02, 0.005)
-    first = Attempt(0, 10.0, Route("d0", "p0"), 10.01, None, 10.05, None, "d0")
-    second = Attempt(1, 10.05, Route("d1", "p0"), 10.06, 10.0 + ttft_s, 10.0 + end_s)
+    first = Attempt(
+        number=0,
+        started_s=10.0,
+        route=Route("d0", "p0"),
+        placed_s=10.01,
+        first_token_s=None,
+        ended_s=10.05,
+        handed_over=None,
+        lost="d0",
+    )
+    second = Attempt(
+        number=1,
+        started_s=10.05,
+        route=Route("d1", "p0"),
+        placed_s=10.06,
+        first_token_s=10.0 + ttft_s,
+        ended_s=10.0 + end_s,
+    )
     second.handed_over = HandedOver("r", 1, 4096, times)
-    return Timeline(request, 10.0, [first, second], 6, 10.0 + end_s, error)
+    return Timeline(
+        request=request,
+        started_s=10.0,
+        attempts=[first, second],
+        num_output=6,
+        ended_s=10.0 + end_s,
+        error=error,
+    )
 
 
 def test_attainment_counts_both_targets_and_failures_as_misses() -> None:

@@ -12,7 +12,7 @@ from core.errors import ConfigError
 from core.kv import KVLayout
 from core.step_profile import first_steps
 
-LAYOUT = KVLayout(6, 4, 32, 16, "float32")
+LAYOUT = KVLayout(num_layers=6, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32")
 DECODE = {"fixed_s": 0.004, "token_s": 0.0, "context_s": 1e-7, "seq_s": 3e-4, "error": 0.02, "num_steps": 40}
 PROMPT = {"fixed_s": 0.005, "token_s": 2e-4, "context_s": 1e-8, "seq_s": 0.0, "error": 0.03, "num_steps": 60}
 

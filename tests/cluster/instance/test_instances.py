@@ -74,7 +74,12 @@ class World:
         self.decodes += both
         self.prefills += reversed(both)  # so that nobody's prompt is computed where it is decoded
         self.frontend = Frontend(
-            self.network.join("frontend"), WallClock(), self.config.schedule, 4, self._resolve, 60
+            self.network.join("frontend"),
+            WallClock(),
+            self.config.schedule,
+            4,
+            resolve_schedulers=self._resolve,
+            request_timeout_s=60,
         )
         self.running = asyncio.create_task(self.frontend.run())
         self.count = 0
@@ -98,7 +103,7 @@ class World:
     def _on_message(self, sender: str, message: Message) -> None:
         self.messages.append(message)
         match message:
-            case Place(request_id, attempt):
+            case Place(request_id=request_id, attempt=attempt):
                 decodes = [d for d in self.decodes if d.address not in message.exclude and not d.failure]
                 prefills = self.prefills
                 route = Route(
@@ -107,7 +112,7 @@ class World:
                 )
                 self.count += 1
                 self.scheduler.send(sender, Placed(request_id, attempt, route))
-            case NeedPrefill(request_id, attempt, epoch):
+            case NeedPrefill(request_id=request_id, attempt=attempt, epoch=epoch):
                 others = [p.address for p in self.prefills if p.address not in (message.lost, sender)]
                 self.scheduler.send(
                     sender, PrefillAssigned(request_id, attempt, epoch, others[0] if others else "")
@@ -122,7 +127,9 @@ class World:
             stop_token_ids=(1,),
             masked_until_min=(1,),
         )
-        return Request(self.frontend.new_request_id(), prompt, params, self.frontend.address)
+        return Request(
+            id=self.frontend.new_request_id(), prompt=prompt, sampling=params, reply_to=self.frontend.address
+        )
 
     async def run(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
         return [t.token async for t in self.frontend.generate(self.request(prompt, max_tokens, **sampling))]

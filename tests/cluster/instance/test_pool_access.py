@@ -16,7 +16,7 @@ from kvtransfer.transport.nixl import available
 from kvtransfer.wire import unpack
 from net.mail import TcpMail
 
-SHARD = KVShard.whole(KVLayout(1, 1, 4, 4, "float32"))
+SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))
 BLOCKS = 8
 KEY, HOST = b"key", "127.0.0.1"
 
@@ -33,9 +33,17 @@ async def ways(mail: TcpMail, **settings: Any) -> tuple[set[str], set[str]]:
     """The transports that a decode instance offers and that a prefill instance has."""
     config = TransferConfig(**settings)
     size = SHARD.pool_bytes(BLOCKS)
-    decode = remote_access(config, True, mail.me, HOST, KEY, size, MEDIA)
-    prefill = remote_access(config, False, mail.me, HOST, KEY, size, MEDIA)
-    inbox = Inbox(SHARD, BLOCKS, mail.address, "i", lambda _: None, lambda _: None, "rev7")
+    decode = remote_access(config, True, mail.me, HOST, key=KEY, num_bytes=size, media=MEDIA)
+    prefill = remote_access(config, False, mail.me, HOST, key=KEY, num_bytes=size, media=MEDIA)
+    inbox = Inbox(
+        SHARD,
+        BLOCKS,
+        mail.address,
+        "i",
+        on_complete=lambda _: None,
+        on_corrupted=lambda _: None,
+        model="rev7",
+    )
     inbox.attach(decode.make_receivers(inbox))
     regions = inbox.regions()
     senders = prefill.make_senders()
@@ -79,12 +87,14 @@ async def test_auto_opens_shared_memory_and_tcp(mail: TcpMail) -> None:
 )
 async def test_what_cannot_be_is_refused_by_name(mail: TcpMail, settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        remote_access(TransferConfig(**settings), False, mail.me, HOST, KEY, 1 << 16, MEDIA)
+        remote_access(
+            TransferConfig(**settings), False, mail.me, HOST, key=KEY, num_bytes=1 << 16, media=MEDIA
+        )
 
 
 async def test_a_way_that_needs_torch_is_refused_where_there_is_none(mail: TcpMail) -> None:
     with pytest.raises(ConfigError, match="gloo is not available"):
-        remote_access(TransferConfig(transport="gloo"), False, mail.me, HOST, KEY, 1 << 16)
+        remote_access(TransferConfig(transport="gloo"), False, mail.me, HOST, key=KEY, num_bytes=1 << 16)
 
 
 async def test_no_segment_is_left(mail: TcpMail) -> None:

@@ -33,7 +33,7 @@ from tests.contract.transports import (
     write_or_refused,
 )
 
-POOL = RankPool(SHARD, BLOCKS, memory=1)
+POOL = RankPool(shard=SHARD, num_blocks=BLOCKS, memory=1)
 WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
 
 
@@ -64,7 +64,9 @@ class ThreadKeeper:
 
 def started(keeper: ThreadKeeper, receives: bool, silence_s: float = 30.0) -> FarHost:
     address = "holder" if receives else "writer"
-    setup = KeeperSetup(1, address, "i", receives, "127.0.0.1", (POOL,))
+    setup = KeeperSetup(
+        memory=1, address=address, incarnation="i", receives=receives, host="127.0.0.1", pools=(POOL,)
+    )
     (far,) = start_keepers(
         lambda *_: [keeper], [setup], MailConfig(heartbeat_s=0.1, peer_timeout_s=silence_s)
     )
@@ -93,15 +95,17 @@ class Side:
             BLOCKS,
             "holder",
             "h1",
-            self.completed.append,
-            lambda _: None,
+            on_complete=self.completed.append,
+            on_corrupted=lambda _: None,
             pools=(POOL,),
             far=(self.far,),
         )
         self.far.run(self.inbox.arrived, self.inbox.corrupted)
 
     async def grant(self, blocks: list[int]) -> Any:
-        grant = self.inbox.open("r#0", 0, "writer", blocks, 0, 4 * len(blocks), 60)
+        grant = self.inbox.open(
+            "r#0", 0, "writer", blocks, first_token=0, num_tokens=4 * len(blocks), ttl_s=60
+        )
         await self.settled()
         return grant
 
@@ -194,12 +198,16 @@ async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong()
 
 async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() -> None:
     keeper = ThreadKeeper()
-    keeper.theirs.sendall(frame(KeeperReady("", 0, "elsewhere", ((),), ())))
+    keeper.theirs.sendall(
+        frame(KeeperReady(memory_path="", memory_bytes=0, host="elsewhere", regions=((),), ways=()))
+    )
     far = started(keeper, True, 0.5)
     opened: list[str] = []
-    inbox = Inbox(SHARD, BLOCKS, "holder", "h1", lambda _: None, lambda _: None, far=(far,))
+    inbox = Inbox(
+        SHARD, BLOCKS, "holder", "h1", on_complete=lambda _: None, on_corrupted=lambda _: None, far=(far,)
+    )
     far.run(inbox.arrived, inbox.corrupted)
-    grant = inbox.open("r#0", 0, "writer", [1], 0, 4, 60)
+    grant = inbox.open("r#0", 0, "writer", [1], first_token=0, num_tokens=4, ttl_s=60)
     inbox.when_open(lambda: opened.append(grant.id))
     fencing = asyncio.create_task(inbox.fence(grant.id, "writer"))
     await asyncio.sleep(0.1)

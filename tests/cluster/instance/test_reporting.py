@@ -33,7 +33,17 @@ class Cache:
         self.free += 1
 
     def load(self) -> EngineLoad:
-        return EngineLoad(self.free, 0, 0, 0, 0.0, 0.0, 0, 0, UNKNOWN_STEPS)
+        return EngineLoad(
+            free_blocks=self.free,
+            waiting_tokens=0,
+            num_waiting=0,
+            num_running=0,
+            tokens_per_s=0.0,
+            step_s=0.0,
+            num_decoding=0,
+            context_tokens=0,
+            steps=UNKNOWN_STEPS,
+        )
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         events = tuple(sorted(self.added)), tuple(sorted(self.removed))
@@ -85,7 +95,15 @@ async def test_all_hear_the_same_and_a_new_one_everything() -> None:
 
     anything: Any = engine
     reporter = Reporter(
-        instance(mail.address), anything, mail, WallClock(), resolve, 2, 0.002, lambda: None, WorkCounts
+        instance(mail.address),
+        anything,
+        mail,
+        WallClock(),
+        resolve=resolve,
+        num_schedulers=2,
+        interval_s=0.002,
+        check=lambda: None,
+        count=WorkCounts,
     )
     mail.listen(lambda *_: None, reporter.peer_lost)
     running = asyncio.create_task(reporter.run())

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Scripted:
     """A node whose rank answers as told."""
 
@@ -39,7 +39,7 @@ class Scripted:
 
 
 async def test_a_rank_that_does_not_come_up_is_named_with_what_it_said() -> None:
-    nodes = [Scripted("a"), Scripted("b", failure="rank 1 failed: no route to host")]
+    nodes = [Scripted(name="a"), Scripted(name="b", failure="rank 1 failed: no route to host")]
     (finding,) = await check_fabric(nodes, "gloo", 1, 0)
     assert finding.where == "b"
     assert finding.verdict is Verdict.FAIL
@@ -47,7 +47,7 @@ async def test_a_rank_that_does_not_come_up_is_named_with_what_it_said() -> None
 
 
 async def test_wrong_sums_name_the_node() -> None:
-    findings = await check_fabric([Scripted("a"), Scripted("b", correct=False)], "gloo", 1, 0)
+    findings = await check_fabric([Scripted(name="a"), Scripted(name="b", correct=False)], "gloo", 1, 0)
     assert findings[0].verdict is Verdict.FAIL
     assert "b" in findings[0].measured
 
@@ -116,6 +116,8 @@ def test_pods_that_nobody_steers_check_each_other() -> None:
 async def test_a_rank_that_stays_alone_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    (finding,) = await check_as_rank(1, 2, f"127.0.0.1:{port}", "gloo", 1, 2.0, 0)
+    (finding,) = await check_as_rank(
+        1, 2, f"127.0.0.1:{port}", "gloo", mib=1, wait_s=2.0, expected_bytes_per_s=0
+    )
     assert finding.verdict is Verdict.FAIL
     assert finding.where == "rank 1"

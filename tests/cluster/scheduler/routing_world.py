@@ -59,7 +59,16 @@ def ask(
     first = prefix * 1_000_000 or (1000 + zlib.crc32(request_id.encode())) * 1_000_000
     hashes = tuple(range(first, first + num_tokens // BLOCK))
     slo = Slo(ttft_s=ttft_s, priority=priority)
-    place = Place(request_id, attempt, num_tokens, max_new_tokens, hashes, slo, exclude, tenant=tenant)
+    place = Place(
+        request_id=request_id,
+        attempt=attempt,
+        num_tokens=num_tokens,
+        max_new_tokens=max_new_tokens,
+        block_hashes=hashes,
+        slo=slo,
+        exclude=exclude,
+        tenant=tenant,
+    )
     return Arrived(frontend, place)
 
 

@@ -110,12 +110,12 @@ async def test_limits_hold_and_trouble_passes() -> None:
 def test_prompts_count_by_time_and_decoding_by_the_target() -> None:
     meter, prefill, decode = UseMeter(), Member(instance("p", "p")), Member(instance("d"))
     targets: dict[PoolName, int] = {"prefill": 2, "decode": 1}
-    steps = StepModels(StepModel(0.01, seq_s=0.01, num_steps=99))
+    steps = StepModels(StepModel(fixed_s=0.01, seq_s=0.01, num_steps=99))
     meter.loads([prefill, decode], 0, targets, 10.0)
     prefill.report(report("p", work=WorkCounts(computed_tokens=10_000)), 0.0)
     decode.report(report("d", steps=steps), 0.0)
     for number in range(4):
-        decode.promise(f"r{number}", Promise(10.0, 1, 1, 0, (), 100.0, 0.0625))
+        decode.promise(f"r{number}", Promise(10.0, 1, 1, 0, hashes=(), context_tokens=100.0, tpot_s=0.0625))
     prompts, decoding = meter.loads([prefill, decode], 0, targets, 15.0)
     assert prompts.instances[0].use == pytest.approx(10_000 / 4000 / 5)
     assert prompts.num_starting == 1

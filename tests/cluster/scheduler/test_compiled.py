@@ -99,8 +99,15 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
         return made[0]
 
     rows = random_rows(3, int(rate), rate / 2)
-    work = jobs(Load(rows, 10.0), Slo("chat", 1.0, 0.05), BLOCK)
-    simulate(CoarseConfig(*roles, block_tokens=BLOCK, num_blocks=512), work, make, until_s=4.0)
+    work = jobs(Load(rows=rows, duration_s=10.0), Slo(name="chat", ttft_s=1.0, tpot_s=0.05), BLOCK)
+    simulate(
+        CoarseConfig(
+            num_prefill=roles[0], num_decode=roles[1], num_both=roles[2], block_tokens=BLOCK, num_blocks=512
+        ),
+        work,
+        make,
+        until_s=4.0,
+    )
     scheduler, now = made[0], 5.0
     scheduler.on(Colleagues("a", ("b",)), now)
     for number in range(100):
@@ -108,10 +115,29 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
     first, second, *_ = (member.address for member in scheduler.members)
     scheduler.on(Wants("b", second, True), now + 1)
     for placed in scheduler.placements[:5]:
-        need = NeedPrefill(placed.place.request_id, placed.place.attempt, 1, 50, placed.route.prefill)
+        need = NeedPrefill(
+            request_id=placed.place.request_id,
+            attempt=placed.place.attempt,
+            epoch=1,
+            num_tokens=50,
+            lost=placed.route.prefill,
+        )
         scheduler.on(PrefillNeeded(placed.route.decode, need), now + 1)
-    scheduler.on(Taken("b", "f", ask("t").place, Route(first), 9, 100, 20.0), now + 1)
-    scheduler.on(GivenBack("b", "t", 0, 12, True), now + 1)
+    scheduler.on(
+        Taken(
+            scheduler="b",
+            frontend="f",
+            place=ask("t").place,
+            route=Route(first),
+            num_blocks=9,
+            compute_tokens=100,
+            expected_tokens=20.0,
+        ),
+        now + 1,
+    )
+    scheduler.on(
+        GivenBack(scheduler="b", request_id="t", attempt=0, num_output_tokens=12, complete=True), now + 1
+    )
     scheduler.on(Leaving(first), now + 1)
     scheduler.on(PeerLost(second), now + 1)
     scheduler.on(Tick(), now + 100)

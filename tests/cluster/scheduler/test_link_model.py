@@ -20,7 +20,18 @@ def at(host: str, **site: object) -> Spot:
 
 
 def instance(host: str, prefills: bool = False, **site: object) -> Register:
-    info = Register(host, host, prefills, not prefills, host, 16, 4096, 512, 64, kv_token_bytes=327_680)
+    info = Register(
+        address=host,
+        incarnation=host,
+        prefills=prefills,
+        decodes=not prefills,
+        host=host,
+        block_size=16,
+        num_blocks=4096,
+        max_batch_tokens=512,
+        max_num_seqs=64,
+        kv_token_bytes=327_680,
+    )
     return replace(info, site=Site(**site))  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ def test_blocks_that_promises_pay_for_are_counted_once(
             member.release(key)
             held.subtract(hashes)
         living.append((f"r{number}", chained(path)))
-        member.promise(f"r{number}", Promise(0.0, 1, 1, 16, living[-1][1]))
+        member.promise(f"r{number}", Promise(0.0, 1, 1, 16, hashes=living[-1][1]))
         held.update(living[-1][1])
     num_cached, hashes, shared = min(num_cached, len(asked)), chained(asked), 0
     while shared < num_cached and held[hashes[shared]] > 0:

@@ -103,7 +103,9 @@ def test_a_cancelled_waiter_is_never_placed() -> None:
 
 
 def need(lost: str, attempt: int = 0, num_tokens: int = 400) -> PrefillNeeded:
-    return PrefillNeeded("d", NeedPrefill("a", attempt, 1, num_tokens, lost))
+    return PrefillNeeded(
+        "d", NeedPrefill(request_id="a", attempt=attempt, epoch=1, num_tokens=num_tokens, lost=lost)
+    )
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -12,8 +12,8 @@ from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
 
 STEPS = StepModels(
-    decode=StepModel(0.008, 0.0, 50e-9, 20e-6, 0.01, 500),
-    prompt=StepModel(0.009, 27e-6, 50e-9, 0.0, 0.02, 500),
+    decode=StepModel(fixed_s=0.008, token_s=0.0, context_s=50e-9, seq_s=20e-6, error=0.01, num_steps=500),
+    prompt=StepModel(fixed_s=0.009, token_s=27e-6, context_s=50e-9, seq_s=0.0, error=0.02, num_steps=500),
 )
 NAMES = ("a", "b", "c", "d")
 
@@ -36,7 +36,7 @@ def wants(
     name: str, num_tokens: int, *, ttft_s: float = 2.0, tpot_s: float = 0.05, prefix: int = 0
 ) -> Arrived:
     event = ask(name, num_tokens, 256, prefix=prefix)
-    return replace(event, place=replace(event.place, slo=Slo("x", ttft_s, tpot_s)))
+    return replace(event, place=replace(event.place, slo=Slo(name="x", ttft_s=ttft_s, tpot_s=tpot_s)))
 
 
 def decode_of(route: str) -> str:

@@ -22,8 +22,17 @@ class Queue:
     ) -> Waiter:
         self.number += 1
         target = Slo(**{"ttft_s": 2.0, **slo})  # type: ignore[arg-type]
-        place = Place(name, 0, tokens, 50, (), target, tenant=tenant, weight=weight)
-        waiter = Waiter(name, "f", place, self.now, self.number, self.now + target.ttft_s)
+        place = Place(
+            request_id=name,
+            attempt=0,
+            num_tokens=tokens,
+            max_new_tokens=50,
+            block_hashes=(),
+            slo=target,
+            tenant=tenant,
+            weight=weight,
+        )
+        waiter = Waiter(name, "f", place, self.now, number=self.number, start_by_s=self.now + target.ttft_s)
         self.queue.add(waiter)
         return waiter
 

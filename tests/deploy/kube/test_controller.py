@@ -122,7 +122,19 @@ def test_a_service_without_a_cluster_is_left_alone(api: FakeApi, owner: Owner) -
 
 def instance(address: str, leaving: bool = False, defect: str = "") -> dict[str, Any]:
     """As /cluster describes it."""
-    return asdict(InstanceStatus(address, False, True, 64, 64, 0, 0, defect, leaving=leaving))
+    return asdict(
+        InstanceStatus(
+            address=address,
+            prefills=False,
+            decodes=True,
+            num_blocks=64,
+            free_blocks=64,
+            num_waiting=0,
+            num_running=0,
+            defect=defect,
+            leaving=leaving,
+        )
+    )
 
 
 def test_what_the_endpoint_says_becomes_events(api: FakeApi, owner: Owner) -> None:

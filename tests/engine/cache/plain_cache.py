@@ -17,7 +17,7 @@ from engine.cache.ghosts import Ghost
 UNWANTED = -1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Node:
     path: tuple[int, ...]
     """All tokens up to its last."""
@@ -70,7 +70,10 @@ class PlainCache:
             node = self._nodes.get(path)
             if node is None:
                 node = Node(
-                    path, blocks[index], hashes[index], self._uses(hashes[index], path[: -self._size])
+                    path=path,
+                    block=blocks[index],
+                    hash=hashes[index],
+                    uses=self._uses(hashes[index], path[: -self._size]),
                 )
                 self._nodes[path] = node
                 self._pool.keep([node.block])

@@ -35,7 +35,7 @@ class Policy:
         self.told.append(sorted(zip(groups.tolist(), ages.tolist(), strict=True)))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Running:
     tokens: list[int]
     num_cached: int
@@ -76,7 +76,9 @@ class Both:
                 cache.evict(missing - pool.num_free)
             blocks.append([*found, *pool.take(missing)])
         assert blocks[0] == blocks[1], "other blocks were given up"
-        self.running.append(Running(prompt, len(found), (blocks[0], blocks[1]), len(found)))
+        self.running.append(
+            Running(tokens=prompt, num_cached=len(found), blocks=(blocks[0], blocks[1]), num_kept=len(found))
+        )
 
     def advance(self, which: int, count: int) -> None:
         """Keep `count` more blocks of one that runs."""

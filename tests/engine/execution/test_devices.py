@@ -40,7 +40,10 @@ def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    cuda, cases = torch.device("cuda"), [Case(8, 2, 128, 16, torch.bfloat16, 0.1)]
+    cuda, cases = (
+        torch.device("cuda"),
+        [Case(num_heads=8, num_kv_heads=2, head_dim=128, block_size=16, dtype=torch.bfloat16, scale=0.1)],
+    )
     with pytest.raises(ConfigError, match="not installed: pip install"):
         select_ops(cuda, kernels, cases=cases)
     with pytest.raises(ConfigError, match="engine.deterministic needs Triton"):

@@ -46,7 +46,9 @@ def test_the_same_tokens_whatever_the_pool_and_the_chunks(kv_dtype: str, model: 
     """What is stored of a token depends on the token alone."""
     sampling = SamplingParams(temperature=0.0, max_tokens=10, min_tokens=10, masked_until_min=(1,))
     texts = prompts(random.Random(3))
-    requests = [Request(str(i), text, sampling, "f") for i, text in enumerate(texts)]
+    requests = [
+        Request(id=str(i), prompt=text, sampling=sampling, reply_to="f") for i, text in enumerate(texts)
+    ]
     want = Instance(model, kv_dtype=kv_dtype).run(requests)
     copies = 0
     for num_blocks in (200, 17):
@@ -68,8 +70,8 @@ def rows_of(model: Model, runner: Runner, start: int, blocks: tuple[int, ...], p
     """(vocab,) log-probabilities of what follows TEXT, of which tokens from `start` on are computed."""
     asked = SamplingParams(temperature=0.0, num_logprobs=model.spec.vocab_size, max_tokens=2)
     new = NewSeq("a", TEXT, len(TEXT), asked)
-    work = SeqWork("a", start, len(TEXT) - start, blocks, True, push)
-    (drawn,) = runner.step(StepPlan(0, (new,), (), (work,), ())).sampled
+    work = SeqWork(key="a", start=start, count=len(TEXT) - start, block_ids=blocks, samples=True, push=push)
+    (drawn,) = runner.step(StepPlan(step=0, new=(new,), copies=(), work=(work,), drop=())).sampled
     found = torch.empty(model.spec.vocab_size)
     for token, value in drawn.top:
         found[token] = value
@@ -84,17 +86,19 @@ async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, 
     source = memoryview(bytearray(source_shard.pool_bytes(BLOCKS) + (STAGING_BYTES >> 6)))
     target = memoryview(bytearray(target_shard.pool_bytes(BLOCKS)))
     fabric, arrived = LoopbackFabric(), asyncio.Event()
-    inbox = Inbox(target_shard, BLOCKS, "decode", "d1", lambda _: arrived.set(), lambda _: None)
+    inbox = Inbox(
+        target_shard, BLOCKS, "decode", "d1", on_complete=lambda _: arrived.set(), on_corrupted=lambda _: None
+    )
     receiver = LoopbackReceiver(fabric, "decode", target, inbox.may_write, inbox.arrived)
     inbox.attach([receiver])
-    grant = inbox.open("a", 0, "prefill", [7, 1, 5], 0, len(TEXT) - 1, 60)
+    grant = inbox.open("a", 0, "prefill", [7, 1, 5], first_token=0, num_tokens=len(TEXT) - 1, ttl_s=60)
     mail = FakeMail()
     staging = Staging(source, source_shard.pool_bytes(BLOCKS))
-    pusher = Pusher(source_shard, BLOCKS, mail, [LoopbackSender(fabric, source)], staging)
+    pusher = Pusher(source_shard, BLOCKS, mail, [LoopbackSender(fabric, source)], staging=staging)
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     runner = Runner(model, KVPool(source_shard, BLOCKS, source), 4, pusher)
     rows_of(model, runner, 0, (3, 8, 2, 0, 6), Push(grant.id, 0, len(TEXT) - 1))
-    pusher.finish(grant.id, [TokenOut("a", 0, 0, 5)])
+    pusher.finish(grant.id, [TokenOut(request_id="a", attempt=0, index=0, token=5)])
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
     async with asyncio.timeout(10):
         await arrived.wait()

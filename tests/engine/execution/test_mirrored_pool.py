@@ -28,7 +28,9 @@ def test_a_mirrored_pool_gives_the_same_tokens_and_its_copy_is_whole(tmp_path: P
     rng = random.Random(3)
     make(tmp_path, FAMILIES["llama"](rng, 0), seed=1)
     model = load_model(tmp_path, "float32", CPU)
-    requests = [Request(str(i), text, GREEDY, "f") for i, text in enumerate(prompts(rng))]
+    requests = [
+        Request(id=str(i), prompt=text, sampling=GREEDY, reply_to="f") for i, text in enumerate(prompts(rng))
+    ]
     copies = 0
     for num_blocks in (200, 17):
         plain = Instance(model, num_blocks, max_batch_tokens=5)
@@ -46,7 +48,13 @@ def test_a_mirrored_pool_gives_the_same_tokens_and_its_copy_is_whole(tmp_path: P
 
 def _step(start: int, count: int, tokens: tuple[int, ...]) -> StepPlan:
     new = NewSeq("a", tokens, len(tokens), GREEDY)
-    return StepPlan(0, (new,), (), (SeqWork("a", start, count, (3, 1, 2), True),), ())
+    return StepPlan(
+        step=0,
+        new=(new,),
+        copies=(),
+        work=(SeqWork(key="a", start=start, count=count, block_ids=(3, 1, 2), samples=True),),
+        drop=(),
+    )
 
 
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8", "float8_e4m3fn"])

@@ -38,7 +38,7 @@ class Sink:
 
 class Instance:
     def __init__(
-        self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, mirrored: bool = False,
+        self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
         kv_dtype: str = "", sizes: tuple[int, ...] = (), **config: object,
     ) -> None:  # fmt: skip
         """`sizes`: of decode steps that are captured, in a `mirrored` pool."""
@@ -110,7 +110,9 @@ def test_greedy_equals_transformers_whatever_the_pool_the_chunks_and_the_cache(
         )
         want[str(i)] = tokens[0, len(text) :].tolist()
     sampling = SamplingParams(temperature=0.0, max_tokens=length, min_tokens=length, masked_until_min=(1,))
-    requests = [Request(str(i), text, sampling, "f") for i, text in enumerate(texts)]
+    requests = [
+        Request(id=str(i), prompt=text, sampling=sampling, reply_to="f") for i, text in enumerate(texts)
+    ]
     num_preempted = num_copies = 0
     budgets, depths = ((1, 5, 64), (1, 2)) if family in DENSE else ((5,), (2,))
     for num_blocks in (200, 17):
@@ -133,9 +135,9 @@ def test_seeded_sampling_is_the_same_in_any_company(tmp_path: Path) -> None:
     model = load_model(tmp_path, "float32", CPU)
     requests = [
         Request(
-            str(i),
-            text,
-            SamplingParams(
+            id=str(i),
+            prompt=text,
+            sampling=SamplingParams(
                 temperature=0.9,
                 top_p=rng.choice((1.0, 0.8)),
                 top_k=rng.choice((0, 9)),
@@ -143,7 +145,7 @@ def test_seeded_sampling_is_the_same_in_any_company(tmp_path: Path) -> None:
                 seed=i,
                 max_tokens=15,
             ),
-            "f",
+            reply_to="f",
         )
         for i, text in enumerate(prompts(rng))
     ]
@@ -159,10 +161,38 @@ def test_the_sink_hears_of_each_layer_of_the_steps_that_it_wants_to_hear_of(tmp_
     model = load_model(tmp_path, "float32", CPU)
     sink = Sink()
     instance = Instance(model, sink=sink, max_batch_tokens=8)
-    instance.run([Request("quiet", (2, 3, 4), SamplingParams(temperature=0.0, max_tokens=2), "f")])
+    instance.run(
+        [
+            Request(
+                id="quiet",
+                prompt=(2, 3, 4),
+                sampling=SamplingParams(temperature=0.0, max_tokens=2),
+                reply_to="f",
+            )
+        ]
+    )
     assert sink.heard == []
-    request = Request("p", tuple(range(2, 14)), SamplingParams(temperature=0.0, max_tokens=9), "f")
-    instance.scheduler.add(request, Grant("g", request.key, 0, "d", "i", (), (), 0, 12, 1.0))
+    request = Request(
+        id="p",
+        prompt=tuple(range(2, 14)),
+        sampling=SamplingParams(temperature=0.0, max_tokens=9),
+        reply_to="f",
+    )
+    instance.scheduler.add(
+        request,
+        Grant(
+            id="g",
+            key=request.key,
+            epoch=0,
+            holder="d",
+            incarnation="i",
+            regions=(),
+            block_ids=(),
+            first_token=0,
+            num_tokens=12,
+            ttl_s=1.0,
+        ),
+    )
     steps: list[object] = []
     while plan := instance.scheduler.plan(0.0):
         steps += [plan.step, *(f"layer {i}" for i in range(model.spec.num_layers))]

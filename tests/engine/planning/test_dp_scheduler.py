@@ -18,13 +18,18 @@ def planner() -> DpScheduler:
 
 
 def request(name: str, start: int, length: int, max_tokens: int = 1) -> Request:
-    return Request(name, tuple(range(start, start + length)), SamplingParams(max_tokens=max_tokens), "f")
+    return Request(
+        id=name,
+        prompt=tuple(range(start, start + length)),
+        sampling=SamplingParams(max_tokens=max_tokens),
+        reply_to="f",
+    )
 
 
 def run(scheduler: DpScheduler, plan: StepPlan | None) -> StepPlan:
     assert plan is not None
     sampled = tuple(Sampled(w.key, 7) for w in plan.work if w.samples)
-    scheduler.commit(plan, StepResult(plan.step, sampled), 0.0)
+    scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), 0.0)
     return plan
 
 

@@ -19,7 +19,9 @@ def scheduler(num_blocks: int, block_size: int) -> StepScheduler:
 
 
 def run(plan: StepPlan) -> StepResult:
-    return StepResult(plan.step, tuple(Sampled(work.key, 40) for work in plan.work if work.samples))
+    return StepResult(
+        step=plan.step, sampled=tuple(Sampled(work.key, 40) for work in plan.work if work.samples)
+    )
 
 
 def finish(engine: StepScheduler, max_steps: int = 100) -> list[str]:
@@ -34,9 +36,11 @@ def finish(engine: StepScheduler, max_steps: int = 100) -> list[str]:
 
 def test_a_request_that_needs_the_whole_pool_is_served_although_part_of_a_block_is_cached() -> None:
     engine = scheduler(num_blocks=4, block_size=4)
-    engine.add(Request("a", (1, 2, 3, 4, 5), SamplingParams(max_tokens=1), "f"))
+    engine.add(Request(id="a", prompt=(1, 2, 3, 4, 5), sampling=SamplingParams(max_tokens=1), reply_to="f"))
     assert finish(engine) == ["a#0"]
-    engine.add(Request("b", (1, 2, 9, *range(10, 22)), SamplingParams(max_tokens=1), "f"))
+    engine.add(
+        Request(id="b", prompt=(1, 2, 9, *range(10, 22)), sampling=SamplingParams(max_tokens=1), reply_to="f")
+    )
     assert finish(engine) == ["b#0"]
     assert engine.num_used_blocks == 0
 
@@ -44,7 +48,7 @@ def test_a_request_that_needs_the_whole_pool_is_served_although_part_of_a_block_
 def test_a_victim_aborted_while_its_step_is_in_flight_keeps_no_block() -> None:
     engine = scheduler(num_blocks=8, block_size=1)
     for name, prompt in (("a", (1, 2)), ("b", (3, 4))):
-        engine.add(Request(name, prompt, SamplingParams(max_tokens=6), "f"))
+        engine.add(Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=6), reply_to="f"))
     flight: list[StepPlan] = []
     preempted = False
     while not preempted:  # with lookahead, until b is neither running nor waiting but in flight
@@ -93,10 +97,15 @@ SHARED = tuple(range(12))
 def full(beside: tuple[int, ...], num_blocks: int = 10, reserving: Request | None = None) -> StepScheduler:
     """Fifteen steps of a request that leaves no room for one of 28 tokens, of which three blocks are cached."""
     engine = scheduler(num_blocks, block_size=4)
-    engine.add(Request("before", SHARED, SamplingParams(max_tokens=2), "f"))
+    engine.add(Request(id="before", prompt=SHARED, sampling=SamplingParams(max_tokens=2), reply_to="f"))
     assert finish(engine) == ["before#0"]
-    engine.add(Request("beside", beside, SamplingParams(max_tokens=16), "f"))
-    waiting = Request("waiting", (*SHARED, 20, 40, 40, 40, *range(60, 72)), SamplingParams(max_tokens=2), "f")
+    engine.add(Request(id="beside", prompt=beside, sampling=SamplingParams(max_tokens=16), reply_to="f"))
+    waiting = Request(
+        id="waiting",
+        prompt=(*SHARED, 20, 40, 40, 40, *range(60, 72)),
+        sampling=SamplingParams(max_tokens=2),
+        reply_to="f",
+    )
     for number in range(15):
         plan = engine.plan(0.0)
         assert plan is not None
@@ -116,7 +125,9 @@ def test_who_waits_is_not_looked_up_again_while_the_same_would_be_found(lookups:
 
 
 def test_a_reservation_that_waits_is_not_looked_up_again_either(lookups: list[int]) -> None:
-    request = Request("reserving", (*SHARED, *range(60, 76)), SamplingParams(max_tokens=2), "f")
+    request = Request(
+        id="reserving", prompt=(*SHARED, *range(60, 76)), sampling=SamplingParams(max_tokens=2), reply_to="f"
+    )
     full(beside=tuple(range(80, 93)), reserving=request)
     assert lookups.count(28) == 1
 

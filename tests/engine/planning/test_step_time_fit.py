@@ -10,7 +10,7 @@ from core.plan import SeqWork, StepPlan
 from core.steps import StepModel, StepModels
 from engine.planning.step_time_fit import StepFit, StepFits
 
-LAW = StepModel(0.008, 30e-6, 25e-9, 10e-6)
+LAW = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6)
 
 
 def _law_s(tokens: int, context: int, seqs: int) -> float:
@@ -77,7 +77,7 @@ def test_steps_that_are_all_alike_for_hours_do_not_make_it_forget_or_diverge() -
 
 
 def test_a_profile_is_used_from_the_first_step_on() -> None:
-    prior = StepModel(0.008, 30e-6, 25e-9, 10e-6, 0.02, 500)
+    prior = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6, error=0.02, num_steps=500)
     fits = StepFits(StepModels(prompt=prior))
     assert abs(fits.models.prompt.step_s(512, 50_000, 16) / _law_s(512, 50_000, 16) - 1) < 1e-6
     assert fits.models.decode.num_steps == 0
@@ -85,8 +85,20 @@ def test_a_profile_is_used_from_the_first_step_on() -> None:
 
 def test_the_two_regimes_are_told_apart_by_the_plan() -> None:
     fits = StepFits()
-    decode = StepPlan(0, (), (), tuple(SeqWork(f"s{i}", 99, 1, (), True) for i in range(3)), ())
-    prompt = StepPlan(1, (), (), (*decode.work, SeqWork("p", 0, 200, (), False)), ())
+    decode = StepPlan(
+        step=0,
+        new=(),
+        copies=(),
+        work=tuple(SeqWork(key=f"s{i}", start=99, count=1, block_ids=(), samples=True) for i in range(3)),
+        drop=(),
+    )
+    prompt = StepPlan(
+        step=1,
+        new=(),
+        copies=(),
+        work=(*decode.work, SeqWork(key="p", start=0, count=200, block_ids=(), samples=False)),
+        drop=(),
+    )
     for _ in range(200):
         fits.observe(decode, 0.010)
         fits.observe(prompt, 0.030)

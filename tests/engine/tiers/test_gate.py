@@ -17,7 +17,13 @@ class Told:
 
 
 def plan(blocks: tuple[int, ...], copies: tuple[BlockCopy, ...] = ()) -> StepPlan:
-    return StepPlan(0, (), copies, (SeqWork("r", 0, 1, blocks, True),), ())
+    return StepPlan(
+        step=0,
+        new=(),
+        copies=copies,
+        work=(SeqWork(key="r", start=0, count=1, block_ids=blocks, samples=True),),
+        drop=(),
+    )
 
 
 def test_a_layer_is_told_of_when_all_that_it_reads_is_there() -> None:

@@ -18,9 +18,27 @@ NUM_BLOCKS = 5
 def pools(draw: st.DrawFn) -> tuple[RankPool, ...]:
     state = draw(st.sampled_from(["kv", "mla"]))
     kv_heads, repeats = (1, 4) if state == "mla" else (draw(st.integers(1, 3)), draw(st.integers(1, 2)))
-    layout = KVLayout(3, kv_heads, 4, 2, "float16", draw(st.sampled_from(["none", "vector"])), state)
+    layout = KVLayout(
+        num_layers=3,
+        num_kv_heads=kv_heads,
+        head_dim=4,
+        block_size=2,
+        dtype="float16",
+        scales=draw(st.sampled_from(["none", "vector"])),
+        state=state,
+    )
     mesh = Mesh(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, kv_heads * repeats)))
-    dims = Dims(3, kv_heads * repeats, kv_heads, 8, (8,), (1, 1, 1), 1, 1, 2)
+    dims = Dims(
+        num_layers=3,
+        num_heads=kv_heads * repeats,
+        num_kv_heads=kv_heads,
+        vocab_size=8,
+        widths=(8,),
+        layer_weights=(1, 1, 1),
+        embedding_weights=1,
+        head_weights=1,
+        num_experts=2,
+    )
     parts = [part_of(dims, mesh, rank) for rank in range(mesh.size)]
     return lay_out([KVShard(layout, part.layers, part.kv_heads) for part in parts], NUM_BLOCKS)
 

@@ -50,7 +50,9 @@ class Served:
 
     def __init__(self, config: EngineConfig, gated: bool = True) -> None:
         pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
-        self.store: TierStore = build_tiers(config, pool, [RankPool(SHARD, NUM_BLOCKS)], "witness")  # type: ignore[assignment]
+        self.store: TierStore = build_tiers(
+            config, pool, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)], "witness"
+        )  # type: ignore[assignment]
         self.scheduler = StepScheduler(config, NUM_BLOCKS, 1000, FifoPolicy())
         self.num_computed = 0
         self.memory, gate = pool, LayerGate() if gated else None
@@ -62,7 +64,13 @@ class Served:
 
         restoring = Restoring(self.scheduler, self.store, config.block_size, gate)
         self.engine = Engine(
-            self.scheduler, InlineGroup(step), WallClock(), self.got, self.errors, list, tiers=restoring
+            self.scheduler,
+            InlineGroup(step),
+            WallClock(),
+            self.got,
+            on_error=self.errors,
+            on_stuck=list,
+            tiers=restoring,
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, asyncio.Event] = {}
@@ -83,7 +91,9 @@ class Served:
         name = f"r{self.count}"
         self.count += 1
         self.tokens[name], self.ends[name] = [], asyncio.Event()
-        self.engine.add(Request(name, prompt, SamplingParams(max_tokens=max_tokens), "f"))
+        self.engine.add(
+            Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), reply_to="f")
+        )
         return name
 
     async def ask(self, prompt: tuple[int, ...], max_tokens: int = 3) -> int:
@@ -136,7 +146,7 @@ async def test_a_step_begins_while_its_prefix_is_filled_in_and_waits_where_it_re
     served = Served(config(tmp_path, 500))
     for prompt in prompts(12):
         await served.ask(prompt)
-    served.store._pieces = HeldBack(served.memory, [RankPool(SHARD, NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     HeldBack.may.clear()
     before, first = served.num_computed, prompts(1)[0]
     name, other = served.add(first), served.add((*first[:30], 7, 8, 9))
@@ -157,7 +167,7 @@ async def test_requests_that_find_every_block_being_filled_go_on_when_that_is_ov
     served = Served(config(tmp_path, 500))
     for prompt in prompts(12):
         await served.ask(prompt)
-    served.store._pieces = HeldBack(served.memory, [RankPool(SHARD, NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     HeldBack.may.clear()
     names = [served.add(prompt) for prompt in prompts(4)]  # 10 blocks each of 40
     await asyncio.sleep(0.2)
@@ -177,7 +187,7 @@ async def test_what_comes_back_from_disk_is_saved_above_it_as_it_was(tmp_path: P
     heard: dict[bytes, bytes] = {}
     served.store.on_saved = heard.__setitem__
     HeldBack.may.clear()
-    served.store._pieces = HeldBack(served.memory, [RankPool(SHARD, NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     name = served.add(prompts(1)[0])
     async with asyncio.timeout(10):
         while len(heard) < 9:

@@ -85,7 +85,16 @@ def test_decoding_absorbs_and_long_prefill_expands() -> None:
 
 
 def test_latents_are_put_where_core_kv_says() -> None:
-    shard = KVShard.whole(KVLayout(2, 1, RANK + ROTATED, BLOCK, "float32", state="mla"))
+    shard = KVShard.whole(
+        KVLayout(
+            num_layers=2,
+            num_kv_heads=1,
+            head_dim=RANK + ROTATED,
+            block_size=BLOCK,
+            dtype="float32",
+            state="mla",
+        )
+    )
     pool = torch.zeros(2, 5, 1, 1, BLOCK, RANK + ROTATED)
     slots = np.array([17, 3, 8])
     latent = torch.randn(3, RANK + ROTATED)

@@ -64,7 +64,9 @@ def test_linear(ops: Ops) -> None:
 
 def test_write_kv_puts_every_vector_where_core_kv_says() -> None:
     heads, head_dim, block_size, num_blocks = 3, 4, 2, 5
-    shard = KVShard.whole(KVLayout(2, heads, head_dim, block_size, "float32"))
+    shard = KVShard.whole(
+        KVLayout(num_layers=2, num_kv_heads=heads, head_dim=head_dim, block_size=block_size, dtype="float32")
+    )
     pool = torch.zeros(2, num_blocks, 2, heads, block_size, head_dim)
     table = np.array([4, 1, 3])
     slots = np.array([table[t // block_size] * block_size + t % block_size for t in range(1, 6)])

@@ -25,8 +25,8 @@ def test_a_vector_is_rounded_as_if_it_were_handed_over(dtype: str) -> None:
     vectors = torch.randn(50, DIM) * torch.logspace(-4, 4, 50)[:, None]
     vectors[3] = 0.0
     source, target = (
-        KVLayout(1, 1, DIM, 4, "float32"),
-        KVLayout(1, 1, DIM, 4, dtype, "vector"),
+        KVLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, block_size=4, dtype="float32"),
+        KVLayout(num_layers=1, num_kv_heads=1, head_dim=DIM, block_size=4, dtype=dtype, scales="vector"),
     )
     data, scales = convert(source, vectors.numpy().view(np.uint8).reshape(-1), None, target)
     stored, own = rounded(vectors, DTYPES[dtype])

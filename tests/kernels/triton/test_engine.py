@@ -46,10 +46,18 @@ def test_logprobs_are_those_of_transformers(device: torch.device, tmp_path: Path
     for number in range(3):
         done = [0 if number == 0 else len(known[key]) - 1 for key in known]
         work = tuple(
-            SeqWork(key, start, len(known[key]) - start, tuple(range(8 * i, 8 * i + 8)), True)
+            SeqWork(
+                key=key,
+                start=start,
+                count=len(known[key]) - start,
+                block_ids=tuple(range(8 * i, 8 * i + 8)),
+                samples=True,
+            )
             for i, (key, start) in enumerate(zip(known, done, strict=True))
         )
-        for drawn in step(StepPlan(number, new if number == 0 else (), (), work, ())).sampled:
+        for drawn in step(
+            StepPlan(step=number, new=new if number == 0 else (), copies=(), work=work, drop=())
+        ).sampled:
             with torch.inference_mode():
                 row = reference(torch.tensor([known[drawn.key]])).logits[0, -1].log_softmax(-1)
             known[drawn.key].append(drawn.token)
@@ -72,8 +80,8 @@ def spoken(runner: Runner, vocab: int, cuts: tuple[int, ...]) -> dict[int, torch
     start = 0
     for step, end in enumerate(cuts):
         new = NewSeq("a", TEXT, len(TEXT), asked)
-        work = SeqWork("a", start, end - start, (3, 0, 5, 2), True)
-        (drawn,) = runner.step(StepPlan(step, (new,), (), (work,), ("a",))).sampled
+        work = SeqWork(key="a", start=start, count=end - start, block_ids=(3, 0, 5, 2), samples=True)
+        (drawn,) = runner.step(StepPlan(step=step, new=(new,), copies=(), work=(work,), drop=("a",))).sampled
         found[end] = torch.empty(vocab)
         for token, value in drawn.top:
             found[end][token] = value

@@ -102,7 +102,12 @@ def test_splits_hold_all_tokens_and_fit_the_table(
     lens: list[int], window: int, more: int, block_n: int
 ) -> None:
     most = len(lens) + more
-    splits, tokens = split_all(np.array(lens, np.int32), window, most, Config(16, block_n, 4, 4, 3))
+    splits, tokens = split_all(
+        np.array(lens, np.int32),
+        window,
+        most,
+        Config(block_m=16, block_n=block_n, heads=4, num_warps=4, num_stages=3),
+    )
     assert tokens % block_n == 0
     assert splits.sum() <= most
     assert splits.min() >= 1

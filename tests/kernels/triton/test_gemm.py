@@ -54,9 +54,11 @@ def four_bit(*shape: int, group: int, is_float: bool) -> FourBit:
     each = (*rest, -(-inner // group), size)
     if is_float:
         exponents = torch.randint(118, 130, each, dtype=torch.uint8)
-        return FourBit(words.to(torch.int32), exponents, None, group, inner)
+        return FourBit(words=words.to(torch.int32), scales=exponents, zeros=None, group=group, inputs=inner)
     zeros = torch.randint(0, 17, each, dtype=torch.uint8)
-    return FourBit(words.to(torch.int32), torch.rand(each), zeros, group, inner)
+    return FourBit(
+        words=words.to(torch.int32), scales=torch.rand(each), zeros=zeros, group=group, inputs=inner
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

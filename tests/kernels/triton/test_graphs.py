@@ -38,10 +38,10 @@ def requests_of(lengths: list[tuple[int, int]]) -> list[Request]:
     rng = random.Random(7)
     return [
         Request(
-            str(i),
-            tuple(rng.randrange(2, VOCAB) for _ in range(prompt)),
-            SamplingParams(max_tokens=output, min_tokens=output, **GREEDY),  # type: ignore[arg-type]
-            "f",
+            id=str(i),
+            prompt=tuple(rng.randrange(2, VOCAB) for _ in range(prompt)),
+            sampling=SamplingParams(max_tokens=output, min_tokens=output, **GREEDY),  # type: ignore[arg-type]
+            reply_to="f",
         )
         for i, (prompt, output) in enumerate(lengths)
     ]
@@ -104,11 +104,22 @@ class Steps:
     def _work(self, key: str, start: int, count: int, samples: bool = True, push: bool = False) -> SeqWork:
         first = 10 * "abcde".index(key)
         blocks = tuple(range(first + 9, first + 9 - -(-(start + count) // 4), -1))
-        return SeqWork(key, start, count, blocks, samples, Push("g", start, count) if push else None)
+        return SeqWork(
+            key=key,
+            start=start,
+            count=count,
+            block_ids=blocks,
+            samples=samples,
+            push=Push("g", start, count) if push else None,
+        )
 
     def _step(self, new: tuple[NewSeq, ...], work: list[SeqWork]) -> list[Sampled]:
         self._number += 1
-        return list(self.instance.step(StepPlan(self._number, new, (), tuple(work), ())).sampled)
+        return list(
+            self.instance.step(
+                StepPlan(step=self._number, new=new, copies=(), work=tuple(work), drop=())
+            ).sampled
+        )
 
 
 def a_day(steps: Steps) -> list[Sampled]:

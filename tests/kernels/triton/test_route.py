@@ -9,13 +9,23 @@ from kernels.torch.experts import top_stable
 from kernels.triton.route import route
 
 ROUTINGS = {
-    "mixtral": (8, Routing(2)),
-    "qwen2_moe": (60, Routing(4, renormalise=False)),
-    "qwen3_moe": (128, Routing(8)),
-    "deepseek_v2": (160, Routing(6, renormalise=False, scale=16.0, num_groups=8, top_groups=3)),
-    "deepseek_v3": (256, Routing(8, "sigmoid", True, 2.5, 8, 4, 2)),
-    "odd groups": (15, Routing(3, "sigmoid", True, 1.0, 3, 2, 2)),
-    "one": (5, Routing(1)),
+    "mixtral": (8, Routing(top_k=2)),
+    "qwen2_moe": (60, Routing(top_k=4, renormalise=False)),
+    "qwen3_moe": (128, Routing(top_k=8)),
+    "deepseek_v2": (160, Routing(top_k=6, renormalise=False, scale=16.0, num_groups=8, top_groups=3)),
+    "deepseek_v3": (
+        256,
+        Routing(
+            top_k=8, scoring="sigmoid", renormalise=True, scale=2.5, num_groups=8, top_groups=4, group_best=2
+        ),
+    ),
+    "odd groups": (
+        15,
+        Routing(
+            top_k=3, scoring="sigmoid", renormalise=True, scale=1.0, num_groups=3, top_groups=2, group_best=2
+        ),
+    ),
+    "one": (5, Routing(top_k=1)),
 }
 
 
@@ -35,13 +45,13 @@ def test_it_is_the_reference(device: torch.device, name: str, biased: bool) -> N
 
 def test_of_equal_experts_the_first_are_chosen(device: torch.device) -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, 0.0, 3.0], [0.0] * 5], device=device)
-    experts, weights = route(logits, None, Routing(2))
+    experts, weights = route(logits, None, Routing(top_k=2))
     assert experts.tolist() == [[1, 2], [0, 1]]
     torch.testing.assert_close(weights, torch.full((2, 2), 0.5, device=device))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # the interpreter is numpy
-@pytest.mark.parametrize("routing", [Routing(3), Routing(3, num_groups=2, top_groups=1)])
+@pytest.mark.parametrize("routing", [Routing(top_k=3), Routing(top_k=3, num_groups=2, top_groups=1)])
 def test_a_row_that_is_no_number_chooses_experts_that_there_are(
     device: torch.device, routing: Routing
 ) -> None:

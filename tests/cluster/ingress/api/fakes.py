@@ -106,7 +106,7 @@ class FakeGenerator:
         return self.ready_answer
 
     async def status(self) -> Status:
-        return Status(0, "", 0, ())
+        return Status(nonce=0, why_not="", num_queued=0, instances=())
 
     async def generate(self, request: Request):
         self.requests.append(request)
@@ -126,7 +126,15 @@ class FakeGenerator:
                 top = ((token, -0.5), (65, -1.5))[: max(0, request.sampling.num_logprobs)]
                 logprob = -0.5 if request.sampling.num_logprobs >= 0 else None
                 done = finish is not None
-                yield TokenOut(request.id, 0, index, token, logprob, top, finish)
+                yield TokenOut(
+                    request_id=request.id,
+                    attempt=0,
+                    index=index,
+                    token=token,
+                    logprob=logprob,
+                    top=top,
+                    finish=finish,
+                )
                 if done:
                     return
         finally:

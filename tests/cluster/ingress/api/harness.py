@@ -16,8 +16,14 @@ from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenera
 OK = {"model": NAME, "prompt": "x"}
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "x"}]}
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
-SETTINGS = ApiSettings(NAME, 200, 257, (END,), {"temperature": 0.5})
-CLASSES = {"standard": Slo(), "chat": Slo("chat", 1.0, 0.05, 1)}
+SETTINGS = ApiSettings(
+    model_name=NAME,
+    max_context_tokens=200,
+    vocab_size=257,
+    eos_token_ids=(END,),
+    default_sampling={"temperature": 0.5},
+)
+CLASSES = {"standard": Slo(), "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1)}
 OPEN = Rules(CLASSES, {"": TenantRules()})
 
 

@@ -298,7 +298,12 @@ async def test_other_refusals_have_the_same_shape(api: Api) -> None:
     ] == "x-slo-class"
     for answer in (await api.http.get("/nowhere"), await api.http.get(COMPLETIONS)):
         assert answer.json()["error"]["type"] in ("not_found_error", "invalid_request_error")
-    small = Api(FakeGenerator(), ApiSettings(NAME, 200, 257, (END,), max_body_bytes=1024))
+    small = Api(
+        FakeGenerator(),
+        ApiSettings(
+            model_name=NAME, max_context_tokens=200, vocab_size=257, eos_token_ids=(END,), max_body_bytes=1024
+        ),
+    )
     assert (await small.post(COMPLETIONS, {**OK, "prompt": "x" * 2000})).status_code == 413
 
 
