@@ -4,13 +4,10 @@ One failed rank fails them all: the others are killed, whatever they wait for, b
 
 import asyncio
 import logging
-import shutil
-import tempfile
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from core.errors import ProtocolError, ReplicaLost
 from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
@@ -20,7 +17,6 @@ from engine.ranks.rank import Companion, Rank, Start, start_all
 from engine.ranks.rank_messages import (
     FROM_RANK,
     LayerReady,
-    Meeting,
     RankFailed,
     RankSetup,
     Ready,
@@ -29,7 +25,7 @@ from engine.ranks.rank_messages import (
     next_frame,
     open_streams,
 )
-from engine.ranks.rendezvous import StoreServer
+from engine.ranks.rendezvous import StoreFile, StoreServer
 
 log = logging.getLogger(__name__)
 
@@ -66,15 +62,14 @@ class ProcessGroup:
     ) -> None:
         """`balancer`: says where experts go; None: the model has none, or they are all on one rank. A lost companion is as a lost
         rank. `store_host`: where ranks on other hosts reach this one; empty: there are none."""
-        self._folder = Path(tempfile.mkdtemp(prefix="baton-ranks-"))
-        self._store = StoreServer(store_host) if store_host else None
-        meeting = self._store.meeting if self._store else Meeting(str(self._folder / "store"))
+        self._store = StoreServer(store_host) if store_host else StoreFile()
         self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
         try:
-            self.ranks, self.ready = start_all(start, [replace(s, meeting=meeting) for s in setups], start_s)
+            met = [replace(setup, meeting=self._store.meeting) for setup in setups]
+            self.ranks, self.ready = start_all(start, met, start_s)
         except BaseException:
-            self._forget_meeting()
+            self._store.close()
             raise
         loop = asyncio.get_running_loop()
         self._sink, self._balancer = sink, balancer
@@ -204,9 +199,4 @@ class ProcessGroup:
         await asyncio.gather(*(asyncio.to_thread(rank.end, patience_s) for rank in self.ranks))
         for writer in self._writers:
             writer.close()
-        self._forget_meeting()
-
-    def _forget_meeting(self) -> None:
-        if self._store is not None:
-            self._store.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._store.close()

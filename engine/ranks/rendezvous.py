@@ -31,6 +31,23 @@ def join(meeting: Meeting) -> Any:
     return dist.FileStore(meeting.place)  # pyright: ignore[reportPrivateImportUsage]
 
 
+class StoreFile:
+    """A file without a name, for ranks on this host. The kernel drops it with the last process that has it open."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("baton-ranks")
+
+    @property
+    def meeting(self) -> Meeting:
+        return Meeting(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
 class StoreServer:
     """Keys and values of one start, on a thread of its own from construction until `close`."""
 

@@ -73,13 +73,15 @@ HOST = """
 
 
 @pytest.mark.slow
-def test_ranks_die_with_their_instance(tmp_path: Path) -> None:
-    checkpoint(tmp_path)
-    command = [sys.executable, "-c", textwrap.dedent(HOST), str(tmp_path)]
+def test_ranks_die_with_their_instance_and_leave_no_file(tmp_path: Path) -> None:
+    model, temporary = tmp_path / "model", tmp_path / "temporary"
+    model.mkdir()
+    temporary.mkdir()
+    checkpoint(model)
+    command = [sys.executable, "-c", textwrap.dedent(HOST), str(model)]
     root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, "PYTHONPATH": "."}
-    ) as host:
+    environment = {**os.environ, "PYTHONPATH": ".", "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root, env=environment) as host:
         assert host.stdout is not None
         pids = [int(pid) for pid in host.stdout.readline().split()]
         assert len(pids) == 2
@@ -89,3 +91,4 @@ def test_ranks_die_with_their_instance(tmp_path: Path) -> None:
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "a rank has outlived its instance"
         time.sleep(0.02)
+    assert list(temporary.iterdir()) == []
