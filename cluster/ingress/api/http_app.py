@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -35,7 +35,7 @@ from core.types import Request
 
 log = logging.getLogger(__name__)
 
-_OPEN_ROUTES = ("/health", "/ready", "/dashboard")
+_OPEN_ROUTES = ("/", "/health", "/ready", "/dashboard")
 _CLIENT_GONE = 499
 _INLINE_BYTES = 8192
 """Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
@@ -65,6 +65,7 @@ def create_app(
         ("GET", "/metrics", api.serve_metrics),
         ("GET", "/cluster", api.cluster),
         ("GET", "/dashboard", api.dashboard),
+        ("GET", "/", api.to_dashboard),
     ]
     for method, path, handler in routes:
         app.add_api_route(path, api.guarded(path, handler), methods=[method], response_model=None)
@@ -234,6 +235,11 @@ class _Api:
 
     async def dashboard(self, http: HttpRequest) -> Response:
         return HTMLResponse(self._page, headers=self._page_headers)
+
+    async def to_dashboard(self, http: HttpRequest) -> Response:
+        return RedirectResponse(
+            "dashboard"
+        )  # relative: a proxy may serve all of this under a prefix of its own
 
     async def _answer(
         self,

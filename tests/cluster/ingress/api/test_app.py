@@ -111,6 +111,12 @@ async def test_models_tokenize_detokenize_and_metrics(api: Api) -> None:
     assert "baton_output_tokens_total 14.0" in metrics
 
 
+async def test_the_root_leads_to_the_page(api: Api) -> None:
+    answer = await api.http.get("/", follow_redirects=True)
+    assert answer.url.path == "/dashboard"
+    assert answer.headers["content-type"].startswith("text/html")
+
+
 async def test_health_is_not_readiness(api: Api) -> None:
     api.generator.ready_answer = (False, "no decode instance is alive")
     assert (await api.http.get("/health")).status_code == 200
