@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
-from transformers import AutoTokenizer
 
 from core.errors import ConfigError, RequestError
 
@@ -14,6 +13,8 @@ class Tokenizer:
     """core.ports.TokenCodec, and the chat template."""
 
     def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer  # noqa: PLC0415 (seconds, in processes that tokenize alone)
+
         try:
             self._inner: Any = AutoTokenizer.from_pretrained(str(folder))
         except (OSError, ValueError) as error:
