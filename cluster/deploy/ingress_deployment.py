@@ -4,11 +4,14 @@ It listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (do
 
 import asyncio
 import contextlib
+import os
+import sys
 from typing import Any
 
 from ray import serve
 
-from cluster.deploy.pool_deployments import mail_host, scheduler_resolver
+from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.loopback import keep_replica_to_loopback
 from cluster.deploy.process_logs import configure_logging
 from cluster.ingress.api.api_factory import build_app
 from cluster.ingress.api.draining import drain
@@ -32,6 +35,9 @@ class Ingress:
         self, config: ClusterConfig, key: bytes, scheduler: Any, pools: list[Any], one_host: bool
     ) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
+        if one_host:
+            keep_replica_to_loopback()
+        _leave_out_torch()
         self._config = config.serve
         card = await asyncio.to_thread(read_model_card, config)
         observers = make_observers(card.name, config.serve.otlp_endpoint)
@@ -83,3 +89,10 @@ class Ingress:
             self._watching.cancel()
             await self._frontend.close()
             self._finish()
+
+
+def _leave_out_torch() -> None:
+    """transformers' tokenizers do without torch, but it imports torch wherever that is installed: 3 s and 300 MB for nothing."""
+    assert "torch" not in sys.modules
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # to Python: there is no such module
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-import torch
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cluster.deploy.cluster_key import cluster_key
+from cluster.deploy.loopback import keep_ray_to_loopback
 from cluster.deploy.rank_bundles import no_room
 from cluster.deploy.serve_app import build_application
 from core.config import ClusterConfig
@@ -139,6 +139,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
         scaling.prefill_max if scaling.enabled and config.prefill_instances else config.prefill_instances
     )
     cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
+    keep_ray_to_loopback()
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
@@ -155,6 +156,8 @@ def _offered_gpus(config: ClusterConfig) -> int:
     """To a Ray of this host alone; a process on Ray sees the GPUs that it has asked for, and no other. Raises ConfigError."""
     if config.engine.device != "cuda":
         return 0
+    import torch  # noqa: PLC0415 (seconds, which only a cluster on GPUs needs to spend here)
+
     pools = ((config.prefill_instances, config.prefill), (config.decode_instances, config.decode))
     num_ranks = sum(num_instances * pool.num_ranks for num_instances, pool in pools)
     num_gpus = torch.cuda.device_count()

@@ -1,44 +1,20 @@
-"""The deployments that hold instances: a replica is one instance and dies with its worker."""
+"""The deployments that hold instances: a replica is one instance and dies with its worker.
 
-import asyncio
+This module stays light, because the process that deploys the application imports it too."""
+
 import contextlib
-import os
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
-import ray.util
 from ray import serve
 
-from cluster.deploy.kube.topology import read_site
+from cluster.deploy.loopback import keep_replica_to_loopback
 from cluster.deploy.process_logs import configure_logging
-from cluster.deploy.rank_actors import rank_actors
-from cluster.instance.instance import Instance, Role
-from cluster.instance.real_parts import remote_parts
-from core.clock import WallClock
 from core.config import ClusterConfig
 from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is
-from core.ports import Resolve
-from models.hub import resolve
-from net.mail import TcpMail
 
-
-def scheduler_resolver(scheduler: Any) -> Resolve:
-    """Asks the Scheduler deployment where its replicas listen now; of those that do not answer, nothing is said."""
-
-    async def resolve() -> list[str]:
-        asked = scheduler.broadcast("endpoint")
-        answers: list[Any] = await asked.results_async(timeout_s=10, return_exceptions=True)
-        return [answer for answer in answers if isinstance(answer, str)]
-
-    return resolve
-
-
-def mail_host(one_host: bool) -> str:
-    """Where this process listens for its peers: on loopback as long as they are all on this host."""
-    return "127.0.0.1" if one_host else ray.util.get_node_ip_address()
+if TYPE_CHECKING:
+    from cluster.instance.instance import Role
 
 
 class _Pool:
@@ -46,20 +22,17 @@ class _Pool:
 
     A replica that Serve takes away drains first: its sequences move to other instances while they decode."""
 
-    role: Role
+    role: "Role"
 
     async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, one_host: bool) -> None:
+        from cluster.deploy.pool_instance import make_instance  # noqa: PLC0415 (torch, for this process alone)
+
         configure_logging(config.serve.log_level, config.serve.log_format)
+        if one_host:
+            keep_replica_to_loopback()
         self._drain_timeout_s = config.serve.drain_timeout_s
-        mail = TcpMail(key, mail_host(one_host), config=config.mail)
-        role = self._role = "both" if config.any_role else self.role
-        folder, place = (
-            resolve(config.model.path),
-            partial(rank_actors, config, role, key, mail_host(one_host)),
-        )
-        parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place)
-        parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
-        self._instance = Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
+        self._role: Role = "both" if config.any_role else self.role
+        self._instance = await make_instance(config, key, self._role, scheduler, one_host)
         leave_out_all_there_is()
         self._instance.run()
 

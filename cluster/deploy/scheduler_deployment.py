@@ -6,7 +6,8 @@ import contextlib
 
 from ray import serve
 
-from cluster.deploy.pool_deployments import mail_host, scheduler_resolver
+from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.loopback import keep_replica_to_loopback
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.serve_sizes import ServeSizes
 from cluster.scheduler.recorded_scheduler import make_scheduler
@@ -22,6 +23,8 @@ from net.mail import TcpMail
 class Scheduler:
     async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
+        if one_host:
+            keep_replica_to_loopback()
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
         context, count = serve.get_replica_context(), config.serve.schedulers
         name = "" if count == 1 else self._mail.address

@@ -75,6 +75,16 @@ class ServeProcess:
                     found.append((process.create_time(), process))
         return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
+    def listening(self) -> list[tuple[str, str]]:
+        """(process, address) of everything that a process of this server listens at."""
+        found: list[tuple[str, str]] = []
+        for process in [psutil.Process(self.process.pid), *self.descendants()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sockets = [one for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+                # An IPv6 socket calls an IPv4 address by its mapped name.
+                found += [(_describe(process), one.laddr.ip.removeprefix("::ffff:")) for one in sockets]
+        return found
+
     def status(self) -> dict[str, Any]:
         answer = httpx.get(f"{self.base_url}/cluster", timeout=10)
         answer.raise_for_status()

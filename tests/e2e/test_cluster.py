@@ -1,6 +1,7 @@
 """Two prefill and two decode instances over real Ray and real HTTP, against transformers."""
 
 import asyncio
+import ipaddress
 import random
 from collections.abc import Iterator
 
@@ -49,6 +50,13 @@ async def stream_text(
             if chunks == after:
                 break
     return text
+
+
+def test_every_process_listens_on_loopback_alone(server: ServeProcess) -> None:
+    """Ray's control store, raylet, agents and workers, as well as Baton's own."""
+    listening = server.listening()
+    assert len({process for process, _ in listening}) > 8
+    assert [one for one in listening if not ipaddress.ip_address(one[1]).is_loopback] == []
 
 
 async def test_answers_equal_transformers(client: openai.AsyncOpenAI) -> None:

@@ -1,0 +1,23 @@
+"""Where the cluster's processes listen for each other, and how they find the schedulers."""
+
+from typing import Any
+
+import ray.util
+
+from core.ports import Resolve
+
+
+def scheduler_resolver(scheduler: Any) -> Resolve:
+    """Asks the Scheduler deployment where its replicas listen now; of those that do not answer, nothing is said."""
+
+    async def resolve() -> list[str]:
+        asked = scheduler.broadcast("endpoint")
+        answers: list[Any] = await asked.results_async(timeout_s=10, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, str)]
+
+    return resolve
+
+
+def mail_host(one_host: bool) -> str:
+    """Where this process listens for its peers: on loopback as long as they are all on this host."""
+    return "127.0.0.1" if one_host else ray.util.get_node_ip_address()
