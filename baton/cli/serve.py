@@ -12,10 +12,8 @@ from rich.console import Console
 
 from baton.cli.yaml_file import read_yaml
 from baton.own_tree import check_own_tree
-from cluster.deploy.launch import serve_cluster
 from cluster.deploy.process_logs import configure_logging
 from cluster.ingress.model_card import ModelCard, read_model_card
-from cluster.local import serve_local
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 
@@ -138,8 +136,12 @@ def serve(
     card = read_model_card(settings)
     _announce_start(settings, card, local)
     if local:
+        from cluster.local import serve_local  # noqa: PLC0415 (torch: seconds, after all checks)
+
         serve_local(settings, card, lambda: _announce_ready(settings, card))
     else:
+        from cluster.deploy.launch import serve_cluster  # noqa: PLC0415 (Ray: seconds, after all checks)
+
         serve_cluster(settings, ray_address, lambda: _announce_ready(settings, card), console.print)
 
 
