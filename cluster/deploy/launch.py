@@ -18,7 +18,7 @@ from ray.serve.exceptions import RayServeException
 from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.loopback import keep_ray_to_loopback
 from cluster.deploy.rank_bundles import no_room
-from cluster.deploy.serve_app import build_application
+from cluster.deploy.serve_app import ENVIRONMENT, build_application
 from core.config import ClusterConfig
 from core.errors import ConfigError
 
@@ -140,6 +140,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
     )
     cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
     keep_ray_to_loopback()
+    os.environ.update(ENVIRONMENT)
     ray.init(
         address="local",
         # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.

@@ -4,6 +4,8 @@ Ray places, watches and replaces these processes. Requests, tokens and KV travel
 transports, and HTTP comes straight to the ingress; nothing of a request passes through Serve."""
 
 import os
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -17,7 +19,9 @@ from cluster.deploy.scheduler_deployment import Scheduler
 from core.config import ClusterConfig, ParallelConfig, load
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
-_ENVIRONMENT = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Of every replica. A Ray started for this application has it from the beginning: its processes need no environment of their own,
+for which Ray would start each of them anew."""
 _MARGIN_S = 5.0
 """What Serve waits beyond a process's own deadline before it kills it."""
 
@@ -34,32 +38,41 @@ def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serv
     """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
 
     `one_host`: all of them run on this machine, so they need not listen to any other."""
-    schedulers = _options(Scheduler, config, config.serve.schedulers, 0.1, surge_percent=100)
+    options = partial(_options, config, {} if one_host else {"env_vars": ENVIRONMENT})
+    schedulers = options(Scheduler, config.serve.schedulers, 0.1, surge_percent=100)
     scheduler = schedulers.bind(config, key, one_host)
-    pools = [_pool(DecodePool, config, config.decode_instances, config.decode)]
+    pools = [_pool(options, DecodePool, config, config.decode_instances, config.decode)]
     if config.prefill_instances:
-        pools.append(_pool(PrefillPool, config, config.prefill_instances, config.prefill))
+        pools.append(_pool(options, PrefillPool, config, config.prefill_instances, config.prefill))
     bound = [pool.bind(config, key, scheduler, one_host) for pool in pools]
-    ingress = _options(Ingress, config, config.ingress_instances, 0.1, surge_percent=100)
+    ingress = options(Ingress, config.ingress_instances, 0.1, surge_percent=100)
     return ingress.bind(config, key, scheduler, bound, one_host)
 
 
-def _pool(deployment: Any, config: ClusterConfig, num_replicas: int, mesh: ParallelConfig) -> Any:
+def _pool(
+    options: Callable[..., Any],
+    deployment: Any,
+    config: ClusterConfig,
+    num_replicas: int,
+    mesh: ParallelConfig,
+) -> Any:
     """The ranks of an instance that has several ask for what they need, not its replica."""
     if mesh.num_ranks == 1:
         num_gpus = int(config.engine.device == "cuda")
-        return _options(deployment, config, num_replicas, config.cpus_per_instance, num_gpus)
-    placed = _options(deployment, config, num_replicas, 0)
+        return options(deployment, num_replicas, config.cpus_per_instance, num_gpus=num_gpus)
+    placed = options(deployment, num_replicas, 0)
     return placed.options(
         placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=strategy_of(mesh)
     )
 
 
 def _options(
-    deployment: Any,
     config: ClusterConfig,
+    environment: Mapping[str, Any],
+    deployment: Any,
     num_replicas: int,
     num_cpus: float,
+    *,
     num_gpus: int = 0,
     surge_percent: int = 0,
 ) -> Any:
@@ -67,7 +80,7 @@ def _options(
     seldom to spare, so a pool's replicas make room first."""
     return deployment.options(
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": _ENVIRONMENT},
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": environment},
         logging_config=_LOGGING,
         health_check_period_s=1,
         health_check_timeout_s=30,
