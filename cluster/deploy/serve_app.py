@@ -27,7 +27,7 @@ _MARGIN_S = 5.0
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """For Serve's YAML: `import_path: cluster.deploy.app:build`, with the configuration's tree as `args`.
+    """For Serve's YAML: `import_path: cluster.deploy.serve_app:build`, with the configuration's tree as `args`.
 
     The environment of the node that builds (BATON_...) wins over `args`. Raises ConfigError, naming the key."""
     config = load(args, os.environ)

@@ -7,7 +7,7 @@ proxy_location: Disabled
 applications:
 {{- range $model := include "baton.models" . | fromJsonArray }}
 - name: {{ $model.name }}
-  import_path: cluster.deploy.app:build
+  import_path: cluster.deploy.serve_app:build
   route_prefix: null
   {{- if dig "scaling" "enabled" false (default (dict) $model.values.config) }}
   external_scaler_enabled: true
