@@ -1,4 +1,4 @@
-"""The pages name only what exists."""
+"""The pages name only what exists, and show what is drawn."""
 
 import subprocess
 import sys
@@ -26,6 +26,13 @@ def project(tmp_path: Path) -> Path:
 def test_pages_of_this_project_name_only_what_exists() -> None:
     result = check(ROOT)
     assert result.returncode == 0, result.stdout
+
+
+def test_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
+    folder = ROOT / "docs/pictures"
+    subprocess.run([sys.executable, "-B", str(folder / "draw.py"), str(tmp_path)], check=True, timeout=60)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert drawn == {path.name: path.read_text() for path in folder.glob("*.svg")}
 
 
 def test_what_exists_is_not_reported(project: Path) -> None:
