@@ -16,7 +16,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cluster.deploy.cluster_key import cluster_key
-from cluster.deploy.loopback import keep_ray_to_loopback
+from cluster.deploy.deployment_phases import wait_running
+from cluster.deploy.local_ray import LocalRay
 from cluster.deploy.rank_bundles import no_room
 from cluster.deploy.serve_app import ENVIRONMENT, build_application
 from core.config import ClusterConfig
@@ -36,21 +37,20 @@ def serve_cluster(
     stop = threading.Event()
     started = time.monotonic()
     _on_signals(signal.default_int_handler)
-    say("  starting Ray ...")
 
-    def ray_is_up() -> None:
+    def on_phase(name: str) -> None:
         _on_signals(signal.default_int_handler)  # Ray has put its own handlers in
-        say("  starting the pools ...")
+        say(f"  {time.monotonic() - started:5.1f} s  {name}")
 
     try:
-        cluster = Cluster.start(config, ray_address, ray_is_up)
+        cluster = Cluster.start(config, ray_address, on_phase)
     except KeyboardInterrupt:
         say("  stopped before it was ready")
         return
     try:
         _on_signals(lambda *_: stop.set())
         if cluster.wait_ready(stop):
-            say(f"  ready after {time.monotonic() - started:.0f} s")
+            say(f"  {time.monotonic() - started:5.1f} s  ready")
             on_ready()
             stop.wait()
         say("  stopping: running requests finish first")
@@ -62,33 +62,33 @@ def serve_cluster(
 class Cluster:
     """A running Serve application. Owns the local Ray cluster when it has started one."""
 
-    def __init__(self, config: ClusterConfig, handle: Any, owns_ray: bool) -> None:
-        self._config, self._handle, self._owns_ray = config, handle, owns_ray
+    def __init__(self, config: ClusterConfig, handle: Any, local: LocalRay | None) -> None:
+        self._config, self._handle, self._local = config, handle, local
 
     @classmethod
     def start(
         cls,
         config: ClusterConfig,
         ray_address: str = "local",
-        on_ray: Callable[[], None] = lambda: None,
+        on_phase: Callable[[str], None] = lambda _: None,
     ) -> "Cluster":
-        """Returns when the application is deployed; it answers once `wait_ready` says so. Raises ConfigError."""
-        owns_ray = ray_address == "local"
-        _init_ray(config, ray_address)
+        """Returns when the application runs; it answers once `wait_ready` says so. `on_phase` hears of what runs already.
+
+        Raises ConfigError."""
+        local = _init_ray(config, ray_address)
         try:
-            on_ray()
+            on_phase("Ray")
             serve.start(proxy_location="Disabled")
-            application = build_application(config, cluster_key(config), one_host=owns_ray)
-            handle = serve.run(
-                application,
-                name=_APP,
-                route_prefix=None,
-                external_scaler_enabled=config.scaling.enabled,
+            application = build_application(config, cluster_key(config), one_host=local is not None)
+            target = serve.RunTarget(
+                application, _APP, route_prefix=None, external_scaler_enabled=config.scaling.enabled
             )
+            (handle,) = serve.run_many([target], wait_for_applications_running=False)
+            wait_running(_APP, on_phase)
         except BaseException:
-            _stop(owns_ray)
+            _stop(local)
             raise
-        return cls(config, handle, owns_ray)
+        return cls(config, handle, local)
 
     def wait_ready(self, stop: threading.Event | None = None, timeout_s: float = _READY_TIMEOUT_S) -> bool:
         """True once a request would be answered; False when `stop` was set first. Raises ConfigError at the deadline."""
@@ -116,7 +116,7 @@ class Cluster:
         self._handle.broadcast("drain").results(timeout_s=longest_s + 10)
 
     def stop(self) -> None:
-        _stop(self._owns_ray)
+        _stop(self._local)
 
 
 def _on_signals(handler: Callable[[int, Any], Any]) -> None:
@@ -124,14 +124,15 @@ def _on_signals(handler: Callable[[int, Any], Any]) -> None:
         signal.signal(number, handler)
 
 
-def _init_ray(config: ClusterConfig, ray_address: str) -> None:
+def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
+    """None: this process has joined a Ray that somebody else has started."""
     # Ray runs its workers at niceness 15 by default: anything else on the machine would come before every token.
     os.environ.setdefault("RAY_worker_niceness", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray_address != "local":
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
-        return
+        return None
     num_gpus = _offered_gpus(config)
     scaling = config.scaling
     num_decode = scaling.decode_max if scaling.enabled else config.decode_instances
@@ -139,18 +140,9 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> None:
         scaling.prefill_max if scaling.enabled and config.prefill_instances else config.prefill_instances
     )
     cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
-    keep_ray_to_loopback()
-    os.environ.update(ENVIRONMENT)
-    ray.init(
-        address="local",
-        # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
-        num_cpus=max(2, int(cpus + 0.1 * (config.serve.schedulers + 2 * config.ingress_instances) + 1)),
-        num_gpus=num_gpus,
-        include_dashboard=False,
-        namespace=_APP,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
+    num_cpus = max(2, int(cpus + 0.1 * (config.serve.schedulers + 2 * config.ingress_instances) + 1))
+    return LocalRay(num_cpus, num_gpus, _APP, ENVIRONMENT)
 
 
 def _offered_gpus(config: ClusterConfig) -> int:
@@ -169,11 +161,11 @@ def _offered_gpus(config: ClusterConfig) -> int:
     return num_gpus
 
 
-def _stop(owns_ray: bool) -> None:
+def _stop(local: LocalRay | None) -> None:
     """Stop every replica, and Ray itself when it was started here.
 
     What Ray prints meanwhile is kept back: the end of its own controller, which is what was asked for, it calls a failure."""
     with contextlib.redirect_stdout(io.StringIO()):
         serve.shutdown()
-        if owns_ray:
-            ray.shutdown()
+        if local is not None:
+            local.stop()

@@ -9,6 +9,7 @@ from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.exceptions import AuthenticationError
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.deploy.deployment_phases import failure_cause
 from core.errors import ConfigError
 
 _POLL_S = 0.5
@@ -86,8 +87,5 @@ def _num_running(deployment: Mapping[str, Any]) -> int:
 
 
 def _cause(app: Mapping[str, Any]) -> str:
-    """The last line of what Serve says is the exception; before it is a traceback."""
-    messages = [app["message"], *(deployment["message"] for deployment in app["deployments"].values())]
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    ours = [line for line in lines if "core.errors." in line]
-    return (ours or lines or ["no reason given"])[-1]
+    deployments: Mapping[str, Any] = app["deployments"]
+    return failure_cause([app["message"], *(deployment["message"] for deployment in deployments.values())])

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.cluster_process import ROOT, serving
+from tests.e2e.cluster_process import ROOT, ServeProcess, serving
 from tests.e2e.reference import corpus_prompts, greedy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -136,3 +136,10 @@ def test_over_tcp_with_checksums_and_a_killed_prefill(tmp_path: Path) -> None:
             server.replicas("PrefillPool")[0].kill()
             assert [answer.result() for answer in running] == [greedy_text(prompt, 24) for prompt in prompts]
         server.wait_idle(2)
+        assert len(ray_sessions(server)) == 1
+    assert ray_sessions(server) == []
+
+
+def ray_sessions(server: ServeProcess) -> list[Path]:
+    """What Ray has left in its temporary folder for this server."""
+    return list(Path("/tmp/ray").glob(f"session_*_{server.process.pid}"))

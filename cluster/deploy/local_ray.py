@@ -1,0 +1,56 @@
+"""The Ray that `baton serve` starts: on loopback alone, with no process too many, and no file left when it ends."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import node
+
+from cluster.deploy.loopback import keep_ray_to_loopback
+from cluster.deploy.session_folder import claim, remove, remove_abandoned
+
+
+class _OneHostNode(node.Node):
+    """Ray has no option against these three processes, which serve other hosts, other users and its own dashboard."""
+
+    def start_monitor(self) -> None:
+        """The autoscaler has nothing to scale."""
+
+    def start_log_monitor(self) -> None:
+        """Nobody reads the workers' logs through Ray."""
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        """There is no dashboard."""
+
+
+class LocalRay:
+    """A Ray of this host alone, up to `stop`. This process is connected to it."""
+
+    def __init__(self, num_cpus: int, num_gpus: int, namespace: str, environment: Mapping[str, str]) -> None:
+        """`environment`: of all its processes."""
+        keep_ray_to_loopback()
+        os.environ.update(environment)
+        usual, node.Node = node.Node, _OneHostNode
+        try:
+            context: Any = ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                namespace=namespace,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+            )
+        finally:
+            node.Node = usual
+        self._session = Path(context.address_info["session_dir"])
+        claim(self._session)
+        remove_abandoned(self._session.parent)
+
+    def stop(self) -> None:
+        """Ends its processes and removes their folder."""
+        ray.shutdown(wait_for_processes=True)
+        remove(self._session)
