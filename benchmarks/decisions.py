@@ -157,6 +157,8 @@ def main() -> None:
     options.add_argument("--replays", type=int, default=5)
     options.add_argument("--scan", action="store_true", help="look at the whole fleet each time")
     args = options.parse_args()
+    if args.smoke:
+        args.sizes, args.events, args.replays = "10", 10, 1
     rows = [row for row in read_trace(args.trace) if row.input_tokens < 300_000]
     results: list[dict[str, Any]] = []
     for size in (int(part) for part in args.sizes.split(",")):

@@ -8,6 +8,7 @@ multiplied as 16 (the routine for a single row adds up in another order); 2 for 
 
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -48,6 +49,9 @@ class _RandomWeights(Checkpoint):
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
         return (torch.randn(shape) * shape[-1] ** -0.5).to(dtype or self.dtype)
 
+    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
+        return self.take(name, shape)
+
     def ignore(self, *names: str) -> None:
         pass
 
@@ -56,13 +60,13 @@ class _RandomWeights(Checkpoint):
 
 
 class Bench:
-    def __init__(self, dtype: torch.dtype, deterministic: bool) -> None:
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, deterministic: bool) -> None:
         torch.manual_seed(0)
         ops = select_ops(CPU, deterministic=deterministic)
-        self.model = Model(SPEC, ops, _RandomWeights(dtype), CPU)
+        self.model = Model(spec, ops, _RandomWeights(dtype), CPU)
         blocks = 32 * CONTEXT // BLOCK_SIZE
-        shape = (blocks, 2, SPEC.num_kv_heads, BLOCK_SIZE, SPEC.head_dim)
-        self.kv = [torch.randn(shape).to(dtype) for _ in range(SPEC.num_layers)]
+        shape = (blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
+        self.kv = [torch.randn(shape).to(dtype) for _ in range(spec.num_layers)]
 
     @torch.inference_mode()
     def step(self, lens: list[tuple[int, int]]) -> float:
@@ -87,8 +91,8 @@ class Bench:
         return time.perf_counter() - started
 
 
-def measure(dtype: torch.dtype, rounds: int) -> dict[str, dict[str, float]]:
-    benches = {"ordinary": Bench(dtype, False), "deterministic": Bench(dtype, True)}
+def measure(spec: ModelSpec, dtype: torch.dtype, rounds: int) -> dict[str, dict[str, float]]:
+    benches = {"ordinary": Bench(spec, dtype, False), "deterministic": Bench(spec, dtype, True)}
     found: dict[str, dict[str, float]] = {}
     for name, lens in STEPS.items():
         times: dict[str, list[float]] = {which: [] for which in benches}
@@ -106,9 +110,12 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=7)
     args = options.parse_args()
+    spec, rounds = SPEC, args.rounds
+    if args.smoke:
+        spec, rounds = replace(SPEC, num_layers=1, windows=(0,), vocab_size=1024, intermediate_size=256), 1
     torch.set_num_threads(1)
     results = {
-        str(dtype).removeprefix("torch."): measure(dtype, args.rounds)
+        str(dtype).removeprefix("torch."): measure(spec, dtype, rounds)
         for dtype in (torch.float32, torch.bfloat16)
     }
     for dtype, steps in results.items():

@@ -52,7 +52,7 @@ class Bench:
         for work in plan.work:
             if work.samples:
                 self.seqs[work.key].append(5)
-        self.timed("commit", self.scheduler.commit, plan, StepResult(step=plan.step, sampled=sampled))
+        self.timed("commit", self.scheduler.commit, plan, StepResult(step=plan.step, sampled=sampled), 0.0)
 
     @staticmethod
     def prepare_sampler(seqs: list[RankSeq]) -> None:
@@ -78,7 +78,7 @@ def main() -> None:
     args = parser(__doc__).parse_args()
     torch.set_num_threads(1)
     results = {
-        f"batch {b}, prompt {p}": run(b, p, steps=300)
+        f"batch {b}, prompt {p}": run(b, p, steps=30 if args.smoke else 300)
         for b, p in ((1, 128), (32, 128), (32, 1024), (64, 128))
     }
     for name, figures in results.items():

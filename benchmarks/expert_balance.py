@@ -80,13 +80,13 @@ def forward(part: ModelPart, tokens: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def measure(folder: Path, rank: int, path: str) -> dict[str, Any]:
+def measure(folder: Path, num_steps: int, num_rounds: int, rank: int, path: str) -> dict[str, Any]:
     store = dist.FileStore(path)  # pyright: ignore[reportPrivateImportUsage]
     part = load_part(folder, "float32", CPU, Mesh(ep=RANKS), rank=rank, store=store, num_spare=SPARE)
     spread = part.spread
     assert spread is not None
     watched = spread._all = Watched(spread._all)  # pyright: ignore[reportPrivateUsage]
-    batches = torch.randint(0, 1024, (STEPS, ROWS), generator=torch.Generator().manual_seed(1))
+    batches = torch.randint(0, 1024, (num_steps, ROWS), generator=torch.Generator().manual_seed(1))
     part.model.expert_load.zero_()
 
     def steps() -> tuple[dict[str, float], list[Tensor]]:
@@ -113,7 +113,7 @@ def measure(folder: Path, rank: int, path: str) -> dict[str, Any]:
     after, others = steps()
     change = max(float((a - b).abs().max()) for a, b in zip(hidden, others, strict=True))
     walks = {most: list[list[float]]() for most in LIMITS}
-    for _ in range(ROUNDS):
+    for _ in range(num_rounds):
         for most, found in walks.items():
             found += [walk(part, target, most) for target in (first, even)]
     part.comms.close()
@@ -217,12 +217,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint(folder)
-        answers = on_ranks(partial(measure, folder), RANKS)
+        steps, rounds, meshes = (2, 1, MESHES[:2]) if args.smoke else (STEPS, ROUNDS, MESHES)
+        answers = on_ranks(partial(measure, folder, steps, rounds), RANKS)
         results = {
             "balancing, ep 4": summary(answers),
             "moving, ep 4": walked(answers),
             "deciding": deciding(),
-            "loading, worst rank": loading(folder, MESHES),
+            "loading, worst rank": loading(folder, meshes),
         }
     print(json.dumps(results, indent=1))
     write(

@@ -7,19 +7,17 @@ if each token of service took as long as any other.
 Predicted when slacks of 0 and 0.3 had been tried on two seeds (index 1.00 and 0.99, cost 3 % and 2 %): a slack of 0.4 costs 1.5 %
 at an index of 0.98, one of 0.6 costs 1 % at 0.97; equal shares cost the ideal 2.6 %.
 
-    python -m benchmarks.fairness --out benchmarks/results/fairness.json"""
+    python -m benchmarks.fairness [--json FILE]"""
 
-import argparse
 import json
-import platform
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.progress import Progress
 
+from benchmarks.report import parser, write
 from core.config import ScheduleConfig
 from core.types import Request, SamplingParams, Slo
 from sim.coarse.simulated_sequence import Job
@@ -126,13 +124,12 @@ def measure(seed: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--seconds", type=float, default=60.0)
+    args = options.parse_args()
+    if args.smoke:
+        args.seeds, args.seconds = 1, 3.0
     runs: list[dict[str, Any]] = []
     with Progress() as bar:
         task = bar.add_task("seeds", total=args.seeds)
@@ -148,12 +145,10 @@ def main() -> None:
     ideal = fmean(run["ideal_loss_with_equal_shares"] for run in runs)
     means["ideal with equal shares"] = {"jain": 1.0, "loss": round(ideal, 4)}
     setup = {
-        "python": platform.python_version(),
         "engine": "baton simulate --coarse",
         "load": f"{RATE:g} requests/s for {args.seconds:g} s of {SHARES}, two instances for any role",
-        "command": "python -m benchmarks.fairness --out benchmarks/results/fairness.json",
     }
-    args.out.write_text(json.dumps({"setup": setup, "means": means, "runs": runs}, indent=1) + "\n")
+    write(args.json, "benchmarks.fairness", {"setup": setup, "means": means, "runs": runs})
     print(json.dumps(means, indent=1))
 
 

@@ -1,6 +1,6 @@
 """The real server on this machine against its simulation on what `baton profile` has measured.
 
-    python -m benchmarks.fidelity --profile profile.json --out benchmarks/results/fidelity.json
+    python -m benchmarks.fidelity --profile profile.json --json benchmarks/results/fidelity.json
 
 For every rate, in turn and several times over: a few lone requests (the machine's pace), a few at once, then an open loop
 against the server, then the same arrivals, prompt and output lengths in the full simulation. Three figures are taken from the
@@ -14,7 +14,6 @@ Predicted before the first run: on a busy machine the floor is above the targets
 knee 5 %); the simulation is off by no more than twice the floor below the knee, and too optimistic above it, where client and
 server compete for cores, which it does not know."""
 
-import argparse
 import asyncio
 import json
 import os
@@ -32,6 +31,7 @@ from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import gaps_s, ttft_s
 from baton.bench.report import machine
 from baton.bench.workload import Job, synthetic
+from benchmarks.report import parser
 from benchmarks.serving_overhead import server
 from core.config import load
 from core.step_profile import Profile, read_profile
@@ -251,29 +251,28 @@ def study(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--profile", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--fleets", nargs="*", default=[*FLEETS])
-    parser.add_argument("--rates", nargs="*", type=float, default=[2.0, 4.0, 8.0, 12.0, 16.0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=100)
-    args = parser.parse_args()
-    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    options = parser(__doc__, must_write=True)
+    options.add_argument("--profile", type=Path, required=True)
+    options.add_argument("--fleets", nargs="*", default=[*FLEETS])
+    options.add_argument("--rates", nargs="*", type=float, default=[2.0, 4.0, 8.0, 12.0, 16.0])
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--requests", type=int, default=100)
+    args = options.parse_args()
+    if args.smoke:
+        args.fleets, args.rates, args.rounds, args.requests = ["local"], [4.0], 2, 4
+    result: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {}
     profile = read_profile(args.profile)
     setup = machine() | {
         "load_average": os.getloadavg()[0],
         "profile": profile.model_dump(),
         "slo": {"ttft_s": SLO.ttft_s, "tpot_s": SLO.tpot_s},
         "work": f"{args.requests} requests of {INPUT_TOKENS} + {OUTPUT_TOKENS} tokens, each +-{SPREAD:.0%}",
-        "command": "python -m benchmarks.fidelity --profile profile.json --out benchmarks/results/fidelity.json "
+        "command": "python -m benchmarks.fidelity --profile profile.json --json benchmarks/results/fidelity.json "
         f"--rates {' '.join(f'{rate:g}' for rate in args.rates)} --rounds {args.rounds} --requests {args.requests}",
     }
     for name in args.fleets:
         result[name] = {"setup": setup} | study(name, profile, args.rates, args.rounds, args.requests)
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
         print(name, json.dumps(result[name]["summary"], indent=1))
 
 

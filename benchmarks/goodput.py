@@ -4,18 +4,18 @@ Predicted before the first run: least-loaded leads the static ones on short prom
 trace; aggregation wins where prompts are short and the time per token is loose; early rejection pays only above capacity, which
 goodput at 99 % never reaches.
 
-    python -m benchmarks.goodput --traces ../shared/traces --out benchmarks/results/goodput.json
+    python -m benchmarks.goodput --traces ../shared/traces --json benchmarks/results/goodput.json
 
 Cells that the output file has are not run again; --hours bounds the time, --processes 2 halves it, --schedulers runs some only.
 Every trace comes with its first seed before any comes with its second, so that a run that was cut short says something of all."""
 
-import argparse
 import json
 import multiprocessing
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.progress import Progress, track
 
 from baton.bench.traces import read_trace
 from benchmarks.goodput_report import summarise
+from benchmarks.report import parser
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.bound import Needs
@@ -54,11 +55,15 @@ LEAST_REQUESTS = 30
 """Of a window; where a trace pauses, the next one that has so many is taken."""
 TARGETS = (0.9, 0.99)
 EVER_PRECISION, EVER_STEPS = 1.01, 24
+MAX_STEPS = 9
+"""Of a search for the highest rate."""
 SPLIT = "baton-split"
 """Our scheduler on a fleet of fixed roles, in the ratio that suits the static ones best."""
 
 Task = tuple[Path, str, str, int, str, int]
 """(traces, trace, targets, seed, scheduler, prefill instances); of these 0: any instance does either role."""
+Grid = Sequence[tuple[str, str]]
+"""(trace, targets)"""
 
 
 @cache
@@ -110,7 +115,7 @@ class Limits:
         return Needs(work, self._slo, self._engine, self._part.block_tokens)
 
 
-def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
+def run_cell(task: Task, max_steps: int = MAX_STEPS) -> tuple[str, dict[str, Any]]:
     """One scheduler on one window. What its curve says below the first target is a bound: such runs are cut short."""
     folder, trace, slo_name, seed, name, num_prefill = task
     part, slo = window(folder, trace, seed), SLOS[slo_name]
@@ -122,7 +127,9 @@ def run_cell(task: Task) -> tuple[str, dict[str, Any]]:
     guess = Limits(part, slo, seed).guess / 2
     began = time.perf_counter()
     per_copy = part.rate / NUM_GPUS
-    goodput = {f"{target:g}": highest(curve, target, guess) * per_copy for target in TARGETS}
+    goodput = {
+        f"{target:g}": highest(curve, target, guess, max_steps=max_steps) * per_copy for target in TARGETS
+    }
     cell: dict[str, Any] = {
         "goodput": goodput,
         "num_prefill": num_prefill,
@@ -146,28 +153,42 @@ def tuned_ratio(cells: dict[str, Any], trace: str, slo: str) -> int:
     )
 
 
-def tuning(folder: Path) -> Iterator[Task]:
-    for trace, slo in GRID:
+def tuning(folder: Path, grid: Grid) -> Iterator[Task]:
+    for trace, slo in grid:
         for num_prefill in range(1, NUM_GPUS):
             yield folder, trace, slo, 0, "least-loaded", num_prefill
 
 
-def study(folder: Path, cells: dict[str, Any], seeds: int) -> Iterator[Task]:
+def study(folder: Path, grid: Grid, cells: dict[str, Any], seeds: int) -> Iterator[Task]:
     for seed in range(seeds):
-        for trace, slo in GRID:
+        for trace, slo in grid:
             ratio = tuned_ratio(cells, trace, slo)
             yield folder, trace, slo, seed, SPLIT, ratio
             for name, entry in SCHEDULERS.items():
                 yield folder, trace, slo, seed, name, ratio if entry.kind == "static" else 0
 
 
-def run(tasks: Sequence[Task], out: Path, result: dict[str, Any], processes: int, until_s: float) -> bool:
+def run(
+    tasks: Sequence[Task],
+    out: Path,
+    result: dict[str, Any],
+    processes: int,
+    *,
+    until_s: float,
+    max_steps: int,
+) -> bool:
     """Add the cells that are missing, each to the file as it is done; False when time was up before."""
     cells: dict[str, Any] = result["cells"]
     left = [task for task in tasks if key(*task[1:]) not in cells]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool, Progress() as bar:
+    measure = partial(run_cell, max_steps=max_steps)
+    with ExitStack() as stack:
+        bar = stack.enter_context(Progress())
         progress = bar.add_task("cells", total=len(left))
-        for name, cell in pool.imap_unordered(run_cell, left):
+        found = map(measure, left)
+        if processes > 1:
+            pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(processes))
+            found = pool.imap_unordered(measure, left)
+        for name, cell in found:
             cells[name] = cell
             bar.advance(progress)
             save(result, out)
@@ -183,10 +204,10 @@ def save(result: dict[str, Any], out: Path) -> None:
     fresh.replace(out)
 
 
-def bounds(folder: Path, seeds: int) -> dict[str, dict[str, float]]:
+def bounds(folder: Path, grid: Grid, seeds: int) -> dict[str, dict[str, float]]:
     """Requests per second and GPU that no scheduler can exceed, by trace, targets, seed and attainment."""
     found: dict[str, dict[str, float]] = {}
-    for trace, slo in track(GRID, "bounds"):
+    for trace, slo in track(grid, "bounds"):
         for seed in range(seeds):
             part = window(folder, trace, seed)
             limits, per_copy = Limits(part, SLOS[slo], seed), part.rate / NUM_GPUS
@@ -198,22 +219,21 @@ def bounds(folder: Path, seeds: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--traces", type=Path, required=True)
-    made.add_argument("--out", type=Path, required=True)
-    made.add_argument("--seeds", type=int, default=5)
-    made.add_argument("--hours", type=float, default=24.0, help="Then it stops; go on with the same command.")
-    made.add_argument("--processes", type=int, default=1)
-    made.add_argument("--schedulers", nargs="*", default=[SPLIT, *SCHEDULERS], help="Only these.")
-    made.add_argument("--again", nargs="*", default=[], help="Schedulers whose cells are measured anew.")
-    return made
-
-
 def main() -> None:
-    args = parser().parse_args()
+    options = parser(__doc__, must_write=True)
+    options.add_argument("--traces", type=Path, required=True)
+    options.add_argument("--seeds", type=int, default=5)
+    options.add_argument(
+        "--hours", type=float, default=24.0, help="Then it stops; go on with the same command."
+    )
+    options.add_argument("--processes", type=int, default=1)
+    options.add_argument("--schedulers", nargs="*", default=[SPLIT, *SCHEDULERS], help="Only these.")
+    options.add_argument("--again", nargs="*", default=[], help="Schedulers whose cells are measured anew.")
+    args = options.parse_args()
+    grid, seeds = ([("azure-code", "standard")], 1) if args.smoke else (GRID, args.seeds)
+    max_steps = 2 if args.smoke else MAX_STEPS
     until_s = time.monotonic() + args.hours * 3600
-    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {"cells": {}}
+    result: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {"cells": {}}
     cells: dict[str, Any] = result["cells"]
     for name in [name for name in cells if name.split("/")[3] in args.again]:
         del cells[name]
@@ -223,14 +243,17 @@ def main() -> None:
         "slos": {name: {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s} for name, slo in SLOS.items()},
         "engine": "baton simulate --coarse",
         "python": platform.python_version(),
-        "command": "python -m benchmarks.goodput --traces ../shared/traces --out benchmarks/results/goodput.json",
+        "command": "python -m benchmarks.goodput --traces ../shared/traces --json benchmarks/results/goodput.json",
     }
-    if run([*tuning(args.traces)], args.out, result, args.processes, until_s):
-        tasks = [task for task in study(args.traces, cells, args.seeds) if task[4] in args.schedulers]
-        run(tasks, args.out, result, args.processes, until_s)
-    result["bound"] = bounds(args.traces, args.seeds)
-    result["summary"] = summarise(result, args.out.with_suffix(".png"))
-    save(result, args.out)
+    measure = partial(
+        run, out=args.json, result=result, processes=args.processes, until_s=until_s, max_steps=max_steps
+    )
+    if measure([*tuning(args.traces, grid)]):
+        tasks = [task for task in study(args.traces, grid, cells, seeds) if task[4] in args.schedulers]
+        measure(tasks)
+    result["bound"] = bounds(args.traces, grid, seeds)
+    result["summary"] = summarise(result, args.json.with_suffix(".png"))
+    save(result, args.json)
     print(json.dumps(result["summary"], indent=1))
 
 

@@ -58,6 +58,8 @@ def main() -> None:
     trace, slo, seed = args.window.split("/")
     part = window(args.traces, trace, int(seed))
     fleet, per_copy = fleet_of(0), part.rate / NUM_GPUS
+    if args.smoke:
+        args.step = args.last - args.first
     rates = [args.first + index * args.step for index in range(int((args.last - args.first) / args.step) + 1)]
     curves: dict[str, dict[str, float]] = {name: {} for name in args.schedulers}
     for rate in track(rates):

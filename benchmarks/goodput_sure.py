@@ -13,6 +13,7 @@ is luck with one request of a hundred, which a scheduler that misses few at any 
 
 import json
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -25,12 +26,13 @@ from sim.baselines.table import SCHEDULERS
 from sim.goodput import attained
 
 FIRST_SHARE, STEP, LAST_SHARE = 0.3, 1.05, 1.5
+SMOKE_STEP = 4.0
 
 Task = tuple[Path, str, float, str, int, float]
 """(traces, trace/targets/seed, target, scheduler, prefill instances, bound in requests per second and GPU)"""
 
 
-def highest_sure(task: Task) -> tuple[str, str, str, float]:
+def highest_sure(task: Task, step: float = STEP) -> tuple[str, str, str, float]:
     """(target, window, scheduler, requests per second and GPU)"""
     folder, where, target, name, num_prefill, bound = task
     trace, slo, seed = where.split("/")
@@ -45,7 +47,7 @@ def highest_sure(task: Task) -> tuple[str, str, str, float]:
             < target
         ):
             break
-        sure, rate = rate, rate * STEP
+        sure, rate = rate, rate * step
     return f"{target:g}", where, name, sure
 
 
@@ -96,10 +98,15 @@ def main() -> None:
     options.add_argument("--targets", nargs="*", type=float, default=[0.99])
     options.add_argument("--processes", type=int, default=1)
     args = options.parse_args()
+    step: float = SMOKE_STEP if args.smoke else STEP
     todo = tasks(args.traces, json.loads(args.cells.read_text()), args.schedulers, args.targets)
+    if args.smoke:
+        todo = [task for task in todo if task[1] == todo[0][1]]
     rates: dict[str, dict[str, dict[str, float]]] = {}
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        for target, where, name, rate in track(pool.imap_unordered(highest_sure, todo), total=len(todo)):
+        for target, where, name, rate in track(
+            pool.imap_unordered(partial(highest_sure, step=step), todo), total=len(todo)
+        ):
             rates.setdefault(target, {}).setdefault(name, {})[where] = round(rate, 4)
     ours, *others = args.schedulers
     summary = {

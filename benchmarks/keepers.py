@@ -66,7 +66,7 @@ def started(name: str, receives: bool) -> FarHost:
     return far
 
 
-async def measure() -> dict[str, dict[str, float]]:
+async def measure(most_rounds: int) -> dict[str, dict[str, float]]:
     holder, writer = started("holder", True), started("writer", False)
     (region,), (far,) = holder.regions(POOL), writer.senders
     source = memoryview(bytearray(POOL.num_bytes))
@@ -75,9 +75,9 @@ async def measure() -> dict[str, dict[str, float]]:
     for name, (num_bytes, rounds) in SIZES.items():
         found[name] = await _by_turns(
             {way: _write(sender, region, num_bytes) for way, sender in (("own", own), ("keeper", far))},
-            rounds,
+            min(rounds, most_rounds),
         )
-    found["a grant is admitted"] = await _by_turns({"keeper": lambda: _opened(writer)}, 300)
+    found["a grant is admitted"] = await _by_turns({"keeper": lambda: _opened(writer)}, min(300, most_rounds))
     await own.close()
     for host in (holder, writer):
         await host.close()
@@ -109,7 +109,7 @@ async def _by_turns(calls: dict[str, Callable[[], Awaitable[Any]]], rounds: int)
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     with suppress(KeyboardInterrupt):
-        found = asyncio.run(measure())
+        found = asyncio.run(measure(3 if arguments.smoke else 300))
         for name, times in found.items():
             print(f"{name:20}", *(f"{way} {ms:.3f} ms" for way, ms in times.items()))
         write(arguments.json, "benchmarks.keepers", {"p50 ms": found})

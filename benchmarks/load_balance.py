@@ -57,11 +57,11 @@ class Counting:
         return actions
 
 
-def run(rows: list[TraceRow], name: str, rate: float) -> dict[str, Any]:
+def run(rows: list[TraceRow], name: str, rate: float, seconds: float) -> dict[str, Any]:
     roles, block_tokens = FLEETS[name], natural_block_tokens(rows)
-    per_s = sum(START_S <= row.arrival_s < START_S + SECONDS for row in rows) / SECONDS
+    per_s = sum(START_S <= row.arrival_s < START_S + seconds for row in rows) / seconds
     work = jobs(
-        Load(rows=rows, duration_s=SECONDS, copies=rate * NUM_INSTANCES / per_s, start_s=START_S),
+        Load(rows=rows, duration_s=seconds, copies=rate * NUM_INSTANCES / per_s, start_s=START_S),
         SLO,
         block_tokens,
     )
@@ -85,7 +85,7 @@ def run(rows: list[TraceRow], name: str, rate: float) -> dict[str, Any]:
     shares = [
         max(given.values()) / (sum(given.values()) / num_computing)
         for minute, given in counted.minutes.items()
-        if (minute + 1) * MINUTE_S <= SECONDS
+        if (minute + 1) * MINUTE_S <= seconds
     ]
     seen: set[int] = set()
     endless = 0
@@ -113,7 +113,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for name in FLEETS:
         for rate in RATES:
-            results.append(run(rows, name, rate))
+            results.append(run(rows, name, rate, MINUTE_S if args.smoke else SECONDS))
             print(json.dumps(results[-1]), flush=True)
     write(args.json, f"benchmarks.load_balance {args.trace.name}", {"results": results})
 

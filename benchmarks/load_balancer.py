@@ -1,11 +1,10 @@
 """What a load balancer adds to streams, and what clients see when one of two ingresses is drained or killed.
 
-    python -m benchmarks.load_balancer --out benchmarks/results/load_balancer.json
+    python -m benchmarks.load_balancer --json benchmarks/results/load_balancer.json
 
 Two ingresses emit tokens at a fixed pace, so that every gap that is not the pace comes from the way: HTTP, balancer, client.
 Prediction, written first: the median is the pace with and without one, p99 within 15 ms of the direct one."""
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.bench.report import plt
-from benchmarks.report import write
+from benchmarks.report import parser, write
 from tests.deploy.balancers import BALANCERS, Ingress, balancer
 from tests.deploy.streams import Load, Stream, burst
 
@@ -25,25 +24,27 @@ PAUSE_S, NUM_STREAMS, NUM_TOKENS, ROUNDS = 0.05, 64, 60, 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    out: Path = parser.parse_args().out
+    args = parser(__doc__, must_write=True).parse_args()
+    out: Path = args.json
+    num_streams, num_tokens, rounds = (4, 5, 1) if args.smoke else (NUM_STREAMS, NUM_TOKENS, ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
-        gaps_ms, faults = measure(Path(folder))
+        gaps_ms, faults = measure(Path(folder), num_streams, num_tokens, rounds)
     result = {
         "balancers": {kind: version_of(kind) for kind in BALANCERS},
-        "streams": NUM_STREAMS,
-        "tokens": NUM_TOKENS,
+        "streams": num_streams,
+        "tokens": num_tokens,
         "pace_ms": PAUSE_S * 1e3,
         "gaps_ms": {way: quantiles(values) for way, values in gaps_ms.items()},
         "faults": faults,
     }
-    write(out, f"benchmarks.load_balancer --out {out}", result)
-    picture(gaps_ms, out.with_suffix(".png"))
+    write(out, "benchmarks.load_balancer --json FILE", result)
+    picture(gaps_ms, num_streams, out.with_suffix(".png"))
     print(json.dumps({"gaps_ms": result["gaps_ms"], "faults": faults}, indent=1))
 
 
-def measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]]]:
+def measure(
+    folder: Path, num_streams: int, num_tokens: int, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]]]:
     """Gaps by way, in ms, from rounds that take turns; and what became of streams under each fault."""
     ingresses = [Ingress(PAUSE_S, 3.0, folder / f"{i}.log") for i in range(2)]
     gaps_ms: dict[str, list[float]] = {"direct": [], **{kind: [] for kind in BALANCERS}}
@@ -57,9 +58,9 @@ def measure(folder: Path) -> tuple[dict[str, list[float]], dict[str, dict[str, A
                 (folder / kind).mkdir()
                 ports = [ingress.port for ingress in ingresses]
                 urls[kind] = stack.enter_context(balancer(kind, ports, folder / kind))
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 for way, url in urls.items():
-                    streams = asyncio.run(burst(url, NUM_STREAMS, NUM_TOKENS))
+                    streams = asyncio.run(burst(url, num_streams, num_tokens))
                     assert all(stream.done for stream in streams), way
                     gaps_ms[way] += [gap * 1e3 for stream in streams for gap in stream.gaps_s]
             for kind in BALANCERS:
@@ -106,13 +107,13 @@ def version_of(kind: str) -> str:
     return (done.stdout or done.stderr).splitlines()[0]
 
 
-def picture(gaps_ms: dict[str, list[float]], path: Path) -> None:
+def picture(gaps_ms: dict[str, list[float]], num_streams: int, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 3.2))
     bins = [i * 2.0 for i in range(76)]
     for way, values in gaps_ms.items():
         axes.hist(values, bins=bins, histtype="step", label=way, density=True)
     axes.set(xlabel="gap between two tokens at the client, ms", ylabel="density", yscale="log")
-    axes.set_title(f"{NUM_STREAMS} streams, a token every {PAUSE_S * 1e3:g} ms", fontsize=10)
+    axes.set_title(f"{num_streams} streams, a token every {PAUSE_S * 1e3:g} ms", fontsize=10)
     axes.legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,16 @@ from engine.ranks.start_ranks import setups_of
 from parallel.comm import Comm, connect
 from parallel.mesh import Mesh
 
-HIDDEN, ROWS = 2048, (1, 64, 512)
+HIDDEN, ROWS, ROUNDS = 2048, (1, 64, 512), 60
 STAGE_S, STEPS = 0.02, 12
 CPU = torch.device("cpu")
 
 
-def collectives(rank: int, path: str) -> dict[str, float]:
+def collectives(num_rounds: int, rank: int, path: str) -> dict[str, float]:
     """p50 of a call in ms, by kind and rows; kinds interleaved."""
     comm = connect(dist.FileStore(path), "bench", (0, 1), rank, backend="gloo", device=CPU)  # pyright: ignore[reportPrivateImportUsage]
     found: dict[str, list[float]] = {}
-    for _ in range(60):
+    for _ in range(num_rounds):
         for rows in ROWS:
             x, half = torch.ones(rows, HIDDEN), [rows - rows // 2, rows // 2]
             received = [half[rank]] * 2
@@ -59,22 +60,22 @@ def collectives(rank: int, path: str) -> dict[str, float]:
     return {name: 1e3 * statistics.median(times) for name, times in found.items()}
 
 
-def pipeline(rank: int, path: str) -> dict[str, float]:
+def pipeline(num_steps: int, rank: int, path: str) -> dict[str, float]:
     """The share of its time that this stage of two waits for the other, by micro-batches in a step."""
     comm = connect(dist.FileStore(path), "stages", (0, 1), rank, backend="gloo", device=CPU)  # pyright: ignore[reportPrivateImportUsage]
     found: dict[str, float] = {}
     for linked in (True, False):
         for num_parts in (1, 2, 4, 8):
             name = f"{num_parts} micro-batches, steps {'wait for tokens' if linked else 'one ahead'}"
-            found[name] = _waiting_share(comm, num_parts, linked)
+            found[name] = _waiting_share(comm, num_parts, linked, num_steps)
     comm.close()
     return found
 
 
-def _waiting_share(comm: Comm, num_parts: int, linked: bool) -> float:
+def _waiting_share(comm: Comm, num_parts: int, linked: bool, num_steps: int) -> float:
     """`linked`: no step begins before the last one's token is drawn, as when one prompt's or batch's steps follow each other."""
     waited_s, started = 0.0, time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(num_steps):
         for _ in range(num_parts):
             if comm.rank == 1:
                 begun = time.perf_counter()
@@ -129,10 +130,13 @@ def main() -> None:
     args = parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(Path(folder))
-        loads = loading(Path(folder), (Mesh(), Mesh(tp=2), Mesh(pp=2)))
+        loads = loading(
+            Path(folder), (Mesh(), Mesh(tp=2)) if args.smoke else (Mesh(), Mesh(tp=2), Mesh(pp=2))
+        )
+    rounds, steps = (1, 1) if args.smoke else (ROUNDS, STEPS)
     results = {
-        "collectives, ms": on_ranks(collectives, 2)[1],
-        "last stage waits, share": on_ranks(pipeline, 2)[1],
+        "collectives, ms": on_ranks(partial(collectives, rounds), 2)[1],
+        "last stage waits, share": on_ranks(partial(pipeline, steps), 2)[1],
         "loading, worst rank": loads,
     }
     print(json.dumps(results, indent=1))

@@ -151,6 +151,8 @@ def main() -> None:
     options.add_argument("--seed", type=int, default=0)
     args = options.parse_args()
     trace = read_trace(args.trace, args.seed)
+    if args.smoke:
+        trace = trace[:200]
     results = run(prompts_of(trace), trace[0].prefix_block_tokens, args.seed)
     for row in results:
         print(

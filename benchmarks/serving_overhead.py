@@ -33,8 +33,8 @@ from core.types import Request, SamplingParams
 STREAMS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 16, 48, 64, 64
 
 
-def jobs(round_number: int) -> list[Job]:
-    return synthetic(REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, 0.25, vocab_size=4000, seed=round_number)
+def jobs(round_number: int, num_requests: int) -> list[Job]:
+    return synthetic(num_requests, INPUT_TOKENS, OUTPUT_TOKENS, 0.25, vocab_size=4000, seed=round_number)
 
 
 async def direct(work: Sequence[Job]) -> list[Record]:
@@ -112,13 +112,15 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=5)
     args = options.parse_args()
+    num_rounds, num_requests = (1, STREAMS) if args.smoke else (args.rounds, REQUESTS)
     rounds: dict[str, list[dict[str, float]]] = {"engine": [], "local": [], "ray": []}
     with server("--local", "--prefill", "0") as local, server("--prefill", "0", "--decode", "1") as ray:
-        for number in range(args.rounds + 1):  # the first warms up
+        for number in range(num_rounds + 1):  # the first warms up
+            work = jobs(number, num_requests)
             results = {
-                "engine": figures(asyncio.run(direct(jobs(number)))),
-                "local": figures(asyncio.run(over_http(local, jobs(number)))),
-                "ray": figures(asyncio.run(over_http(ray, jobs(number)))),
+                "engine": figures(asyncio.run(direct(work))),
+                "local": figures(asyncio.run(over_http(local, work))),
+                "ray": figures(asyncio.run(over_http(ray, work))),
             }
             for name, result in results.items():
                 if number:

@@ -50,15 +50,15 @@ CASES = {
 }
 
 
-def attained(rows: list[TraceRow], case: Case, seed: int, variant: str) -> float:
+def attained(rows: list[TraceRow], case: Case, seed: int, variant: str, window_s: float) -> float:
     half = NUM_INSTANCES // 2
     roles = (0, 0, NUM_INSTANCES) if case.any_role else (half, half, 0)
     block_tokens, start_s = natural_block_tokens(rows), FIRST_S + seed * BETWEEN_S
-    base = sum(start_s <= row.arrival_s < start_s + WINDOW_S for row in rows) / WINDOW_S
+    base = sum(start_s <= row.arrival_s < start_s + window_s for row in rows) / window_s
     work = jobs(
         Load(
             rows=rows,
-            duration_s=WINDOW_S,
+            duration_s=window_s,
             copies=case.rate * NUM_INSTANCES / base,
             start_s=start_s,
             seed=seed,
@@ -71,16 +71,18 @@ def attained(rows: list[TraceRow], case: Case, seed: int, variant: str) -> float
         block_tokens,
     )
     config = replace(config, schedule=ScheduleConfig(report_interval_s=REPORT_INTERVAL_S))
-    outcome = simulate(config, work, several(*VARIANTS[variant]), until_s=WINDOW_S + PATIENCE_S)
+    outcome = simulate(config, work, several(*VARIANTS[variant]), until_s=window_s + PATIENCE_S)
     return attainment(served_coarsely(outcome), case.slo)
 
 
-def study(folder: Path, names: list[str], seeds: int) -> Iterator[dict[str, Any]]:
+def study(folder: Path, names: list[str], seeds: int, window_s: float) -> Iterator[dict[str, Any]]:
     for name in names:
         case = CASES[name]
         rows = [row for row in read_trace(folder / case.trace) if row.input_tokens < 100_000]
         for seed in range(seeds):
-            shares = {variant: round(attained(rows, case, seed, variant), 4) for variant in VARIANTS}
+            shares = {
+                variant: round(attained(rows, case, seed, variant, window_s), 4) for variant in VARIANTS
+            }
             yield {"case": name, "rate": case.rate, "seed": seed, "attained": shares}
 
 
@@ -96,7 +98,8 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=6)
     args = options.parse_args()
     found: list[dict[str, Any]] = []
-    for row in study(args.traces, args.cases, args.seeds):
+    seeds, window_s = (1, 1.0) if args.smoke else (args.seeds, WINDOW_S)
+    for row in study(args.traces, args.cases, seeds, window_s):
         found.append(row)
         print(json.dumps(row), flush=True)
         summary = {

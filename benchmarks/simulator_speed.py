@@ -273,6 +273,8 @@ def main() -> None:
     options.add_argument("--seconds", type=float, metavar="S", help="10; an hour with --whole")
     options.add_argument("--whole", action="store_true", help="from the first second to the last")
     args = options.parse_args()
+    if args.smoke:
+        args.sizes, args.warm, args.seconds = [2], 1.0, 2.0
     name = args.trace.name.partition(".")[0]
     offered = Offered(name, cast(list[Row], read_trace(args.trace)), args.per_minute)
     known = json.loads(args.json.read_text())["results"] if args.json and args.json.exists() else []

@@ -1,6 +1,6 @@
 """A cluster of real processes under load, one of which is killed, stopped or restarted every few seconds.
 
-    python -m benchmarks.soak --minutes 10 --out benchmarks/results/soak.json
+    python -m benchmarks.soak --minutes 10 --json benchmarks/results/soak.json
 
 The device is the chaos tests' witness: the next token is a hash of every KV byte of the sequence, so each token checks the whole
 cache. Expected: no failed request, no wrong token, and at the end no block, grant, segment or request held anywhere."""
@@ -8,8 +8,6 @@ cache. Expected: no failed request, no wrong token, and at the end no block, gra
 import argparse
 import asyncio
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -21,6 +19,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from benchmarks.report import parser, write
 from tests.chaos.witness import SHARD
 from tests.chaos.world import Stream, World
 
@@ -109,12 +108,6 @@ class Soak:
 def report(soak: Soak, seconds: float, held: dict[str, Any], leaked: list[str]) -> dict[str, Any]:
     gaps = sorted(soak.longest_gaps_s)
     return {
-        "command": "python -m benchmarks.soak " + " ".join(sys.argv[1:]),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-        },
         "seconds": round(seconds),
         "streams": soak.num_streams,
         "faults": dict(soak.events),
@@ -158,20 +151,20 @@ async def soak(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--every", type=float, default=3.0, help="seconds between two faults")
-    parser.add_argument("--transport", default="auto", choices=["auto", "shm", "tcp"])
-    parser.add_argument("--tiers", action="store_true", help="small pools over host memory and disk")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--minutes", type=float, default=10.0)
+    options.add_argument("--streams", type=int, default=32)
+    options.add_argument("--every", type=float, default=3.0, help="seconds between two faults")
+    options.add_argument("--transport", default="auto", choices=["auto", "shm", "tcp"])
+    options.add_argument("--tiers", action="store_true", help="small pools over host memory and disk")
+    options.add_argument("--seed", type=int, default=1)
+    args = options.parse_args()
+    if args.smoke:
+        args.minutes, args.streams, args.every = 0.05, 4, 1.0
     result = asyncio.run(soak(args))
-    text = json.dumps(result, indent=1)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+    print(json.dumps(result, indent=1))
+    flags = f" --minutes {args.minutes:g} --seed {args.seed} --transport {args.transport}"
+    write(args.json, f"benchmarks.soak{flags}{' --tiers' if args.tiers else ''}", result)
     sys.exit(1 if result["failed_requests"] or result["wrong_tokens"] else 0)
 
 

@@ -60,7 +60,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--contexts", default="1000,8000,32000,128000")
     args = options.parse_args()
-    contexts = [int(size) for size in args.contexts.split(",")]
+    contexts = [100, 200] if args.smoke else [int(size) for size in args.contexts.split(",")]
     batches = {context: started(context) for context in track(contexts, "prompts")}
     times_ms: dict[int, list[float]] = {context: [] for context in contexts}
     for _ in range(ROUNDS):

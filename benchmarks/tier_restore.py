@@ -11,6 +11,7 @@ import asyncio
 import mmap
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.report import parser, write
@@ -112,13 +113,13 @@ async def one_round(store: TierStore, prompt: tuple[int, ...], step_s: float) ->
     return copy_s, await ttft_s(store, prompt, False, step_s), await ttft_s(store, prompt, True, step_s)
 
 
-async def measure(rounds: int) -> list[dict[str, Any]]:
+async def measure(prefixes: Sequence[int], ratios: Sequence[float], rounds: int) -> list[dict[str, Any]]:
     tokens = tuple(range(PREFIXES[-1]))
     store, rows = filled_store(tokens), list[dict[str, Any]]()
-    for size in PREFIXES:
+    for size in prefixes:
         prompt = (*tokens[:size], *range(1_000_000, 1_000_000 + NUM_NEW))
         guess_s = min([await ttft_s(store, prompt, False, 0.0) for _ in range(3)])
-        for ratio in RATIOS:
+        for ratio in ratios:
             step_s = ratio * guess_s
             runs = [await one_round(store, prompt, step_s) for _ in range(rounds)]
             copy_s, before_s, under_s = (statistics.median(column) for column in zip(*runs, strict=True))
@@ -140,7 +141,8 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=10)
     args = options.parse_args()
-    rows = asyncio.run(measure(args.rounds))
+    sizes = ([512], [1.0], 1) if args.smoke else (PREFIXES, RATIOS, args.rounds)
+    rows = asyncio.run(measure(*sizes))
     write(args.json, "benchmarks.tier_restore", {"prediction": PREDICTION, "rows": rows})
 
 

@@ -18,7 +18,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ PREDICTIONS = {
 POOL_BYTES = 256 << 20
 BURST_BYTES = 32 << 20
 SIZES = [64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20]
+SMOKE_SIZES = [4 << 20, 16 << 20]
 SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=1024, block_size=16, dtype="float32"))
 KEY = b"benchmark"
 Transfer = Callable[[int, int], Awaitable[None]]
@@ -142,10 +143,13 @@ class Ways:
         ]
         copy = RawCopy(path, self.source)
         self.calls: dict[str, Transfer] = {"raw_copy": _at_once(copy.transfer)}
-        for count in STREAMS:
-            self.calls[f"raw_socket_{count}"] = _at_once(RawSockets(raw, count, self.source).transfer)
+        links: dict[str, RawSockets | RawNixl] = {
+            f"raw_socket_{count}": RawSockets(raw, count, self.source) for count in STREAMS
+        }
         if available():
-            self.calls["raw_nixl"] = _at_once(RawNixl(raw_nixl, self.source).transfer)
+            links["raw_nixl"] = RawNixl(raw_nixl, self.source)
+        self.calls |= {name: _at_once(link.transfer) for name, link in links.items()}
+        self.links = [*links.values()]
         for sender in self.senders:
             (region,) = (region for region in regions if sender.reaches(region))
             self.calls[sender.name] = self._through(sender, region)
@@ -181,11 +185,11 @@ RAW_OF = {
 }
 
 
-async def measure(ways: Ways, rounds: int) -> dict[str, dict[str, float]]:
+async def measure(ways: Ways, sizes: Sequence[int], rounds: int) -> dict[str, dict[str, float]]:
     results: dict[str, dict[str, float]] = {}
-    for size, burst in [(4 << 10, 1), *((size, max(1, BURST_BYTES // size)) for size in SIZES)]:
+    for size, burst in [(4 << 10, 1), *((size, max(1, BURST_BYTES // size)) for size in sizes)]:
         times: dict[str, list[float]] = {name: [] for name in ways.measured}
-        for number in range(max(9, min(rounds, rounds * (64 << 20) // size)) + 2):
+        for number in range(min(rounds, max(9, rounds * (64 << 20) // size)) + 2):
             for name, call in ways.measured.items():
                 started = time.perf_counter()
                 await call(size, burst)
@@ -201,6 +205,8 @@ async def measure(ways: Ways, rounds: int) -> dict[str, dict[str, float]]:
         )
     for sender in ways.senders:
         await sender.close()
+    for link in ways.links:
+        link.close()
     return results
 
 
@@ -235,9 +241,11 @@ def main() -> None:
         kept = {*chosen, *(raw for name in chosen for raw in RAW_OF.get(name, []))}
         ways.measured = {name: call for name, call in ways.calls.items() if name in kept}
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        results = runner.run(measure(ways, args.rounds))
+        results = runner.run(measure(ways, *((SMOKE_SIZES, 1) if args.smoke else (SIZES, args.rounds))))
     ours.send(None)
     process.join(10)
+    for end in (back, their_back):
+        end.close()
     write(args.json, "benchmarks.transport", {"predictions": PREDICTIONS, "results": results})
 
 

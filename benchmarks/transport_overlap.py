@@ -16,7 +16,6 @@ import asyncio
 import mmap
 import multiprocessing
 import statistics
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -201,7 +200,9 @@ async def link_rate(prefill: Prefill) -> float:
     return best
 
 
-async def measure(pipe: Any, only: Sequence[str], num_requests: int) -> dict[str, Any]:
+async def measure(
+    pipe: Any, only: Sequence[str], prompts: Sequence[int], ratios: Sequence[float], num_requests: int
+) -> dict[str, Any]:
     results: dict[str, Any] = {}
     source = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
     source[:] = bytes(range(256)) * (len(source) // 256)
@@ -214,8 +215,8 @@ async def measure(pipe: Any, only: Sequence[str], num_requests: int) -> dict[str
         prefill = Prefill(pipe, mail, Timed(sender))
         rate = await link_rate(prefill)
         rows: list[dict[str, Any]] = []
-        for num_tokens in PROMPTS:
-            for pace in ("h100", *RATIOS):
+        for num_tokens in prompts:
+            for pace in ("h100", *ratios):
                 link_s = LAYER_CHUNK_BYTES / rate
                 h100_s = CHUNK_TOKENS / H100_TOKENS_PER_S / LAYOUT.num_layers
                 layer_s = h100_s if isinstance(pace, str) else link_s * pace
@@ -255,14 +256,14 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=12)
     options.add_argument("--only", default="shm,tcp")
     args = options.parse_args()
+    sizes = ([512], [2.0], 1) if args.smoke else (PROMPTS, RATIOS, args.requests)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=holder, args=(theirs,), daemon=True)
     process.start()
-    results = asyncio.run(measure(ours, args.only.split(","), args.requests))
+    results = asyncio.run(measure(ours, args.only.split(","), *sizes))
     ours.send(None)
     process.join(10)
-    assert threading.active_count() == 1
     write(args.json, "benchmarks.transport_overlap", {"predictions": PREDICTIONS, "results": results})
 
 

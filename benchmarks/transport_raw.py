@@ -61,6 +61,11 @@ class RawSockets:
         for job in jobs:
             job.result()
 
+    def close(self) -> None:
+        self._threads.shutdown()
+        for connection in self._sockets:
+            connection.close()
+
     def _part(self, connection: socket.socket, at: int, size: int, count: int) -> None:
         for _ in range(count):
             connection.sendall(at.to_bytes(8, "little") + size.to_bytes(8, "little"))
@@ -144,3 +149,6 @@ class RawNixl:
                 done += self._socket.recv(count)
             self._agent.get_new_notifs()  # without this side's progress UCX does not even connect
         assert done == b"!" * count
+
+    def close(self) -> None:
+        self._socket.close()

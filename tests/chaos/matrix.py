@@ -1,14 +1,10 @@
-"""Runs cases, several clusters at a time. `python -m tests.chaos.matrix OUT.json [TRANSPORT ...]` runs all of them, or those of some
+"""Runs cases, several clusters at a time. `python -m tests.chaos.matrix [TRANSPORT ...] --json FILE` runs all of them, or those of some
 transports, and writes the table of recovery times; pytest runs a part of those over NIXL and gloo, which stands in for NCCL.
 
 The times are of this set-up, where a silent process is given up after 1 s (5 s by default)."""
 
 import asyncio
 import contextlib
-import json
-import os
-import platform
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -16,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import parser, write
 from kvtransfer.transport.nixl import available
 from tests.chaos.cases import (
     FAULTS,
@@ -148,22 +145,20 @@ def table(results: dict[str, Outcome | Exception]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    options = parser(__doc__, must_write=True)
+    options.add_argument("transports", nargs="*", default=["shm", *REMOTE])
+    args = options.parse_args()
+    chosen = [entry for entry in entries() if entry.name.partition(":")[0] in args.transports]
+    if args.smoke:
+        chosen = chosen[:1]
     with tempfile.TemporaryDirectory() as folder:
-        wanted = sys.argv[2:] or ["shm", *REMOTE]
-        chosen = [entry for entry in entries() if entry.name.partition(":")[0] in wanted]
         results = asyncio.run(run_all(Path(folder), chosen))
-    report = {
-        "command": "python -m tests.chaos.matrix " + " ".join(sys.argv[1:]),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "platform": platform.platform(),
-            "python": platform.python_version(),
-        },
+    content = {
         "set_up": OVERRIDES,
         "rows": table(results),
         "failures": {name: repr(r) for name, r in results.items() if isinstance(r, Exception)},
     }
-    Path(sys.argv[1]).write_text(json.dumps(report, indent=1) + "\n")
+    write(args.json, f"tests.chaos.matrix {' '.join(args.transports)} --json FILE", content)
 
 
 if __name__ == "__main__":
