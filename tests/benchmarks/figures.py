@@ -1,0 +1,95 @@
+"""Where each figure of the results' headlines is in its JSON file, in the order in which its row names them.
+
+A function takes the content of the file and `find`, which finds a row of a list by its fields."""
+
+from collections.abc import Callable
+from typing import Any
+
+Find = Callable[..., Any]
+Figures = Callable[[Any, Find], list[float]]
+
+
+def _baton(measure: str, target: str) -> Figures:
+    return lambda d, _: [d["summary"][target]["ours"]["baton"][measure]]
+
+
+def _decision(any_role: bool) -> Figures:
+    def figures(d: Any, find: Find) -> list[float]:
+        arrived = find(d["results"], instances=10_000, compiled=True, any_role=any_role)["Arrived"]
+        return [arrived["p50_us"], arrived["p99_us"]]
+
+    return figures
+
+
+def _itl_at_4(d: Any, _: Find) -> list[float]:
+    itl = d["local"]["summary"]["by_rate"]["4"]["itl_mean"]
+    return [100 * itl["error"], 100 * itl["floor"]]
+
+
+def _fp8(d: Any, find: Find) -> list[float]:
+    row = find(d["formats"], format="FP8, one scale")
+    return [row["kept_bytes_tp1"] / row["floats_bytes_tp1"]]
+
+
+def _closed_gap(d: Any, find: Find) -> list[float]:
+    closed = find(d["results"], million_tokens=4)["gap_closed"]
+    return [100 * closed["hit_density, all told"], 100 * closed["hit_density"]]
+
+
+def _overlap(d: Any, find: Find) -> list[float]:
+    row = find(d["results"]["shm"]["rows"], num_tokens=512, pace=2.0)
+    return [100 * row["hidden_share"], 100 * row["exposed_of_ttft"]]
+
+
+def _added(d: Any, _: Find) -> list[float]:
+    return [d["added_to_engine"]["ray"][name] for name in ("ttft_p50_ms", "itl_p50_ms")]
+
+
+def _balanced(d: Any, _: Find) -> list[float]:
+    found = d["results"]["balancing, ep 4"]
+    return [found[f"busiest rank by the mean, {when}"] for when in ("before", "after")]
+
+
+FIGURES: dict[str, list[Figures]] = {
+    "goodput.json": [
+        _baton("ratio_to_best_static", "0.9"),
+        _baton("ratio_to_best_dynamic", "0.9"),
+        _baton("ratio_to_best_static", "0.99"),
+        _baton("ratio_to_best_dynamic", "0.99"),
+        lambda d, _: [
+            d["summary"][target]["ours"]["baton"]["worst_cell_against_any"] for target in ("0.9", "0.99")
+        ],
+    ],
+    "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],
+    "decisions.json": [_decision(any_role=False), _decision(any_role=True)],
+    "shortlists.json": [lambda d, _: [d["relative_to_scan"]["conversation, any role"]["4 schedulers"]]],
+    "load_balance.json": [
+        lambda d, find: [find(d["results"], fleet="any role", rate=1.2)["imbalance_median"]]
+    ],
+    "fairness.json": [lambda d, _: [d["means"]["slack 0.4"]["jain"], 100 * d["means"]["slack 0.4"]["loss"]]],
+    "simulator_speed.json": [lambda d, find: [find(d["results"], seconds=3600.0)["took_min"]]],
+    "fidelity.json": [_itl_at_4],
+    "engine_overhead.json": [lambda d, _: [d["results"]["batch 32, prompt 128"]["step p50"]]],
+    "step_planning.json": [
+        lambda d, find: [find(d["results"], context_tokens=n)["step_ms"] for n in (1000, 128_000)]
+    ],
+    "deterministic.json": [lambda d, _: [d["results"]["float32"]["decode, 32"]["ratio"]]],
+    "quantised_weights.json": [_fp8],
+    "serving_overhead.json": [_added],
+    "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],
+    "prefix_cache.json": [_closed_gap],
+    "prefix_tree.json": [lambda d, _: [d["ms"]["find"]]],
+    "tier_restore.json": [lambda d, find: [100 * find(d["rows"], prefix_tokens=512)["hidden"]]],
+    "transport.json": [
+        lambda d, _: [d["results"][f"{mib << 10} KiB"]["tcp_of_raw"] for mib in (4, 16)],
+        lambda d, _: [d["results"]["4096 KiB"]["shm_of_raw"]],
+    ],
+    "transport_overlap.json": [_overlap],
+    "keepers.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("keeper", "own")]],
+    "chaos.json": [lambda d, _: [sum(row["failed"] for row in d["rows"])]],
+    "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_tokens"], d["requests"]]],
+    "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],
+    "served_grid.json": [lambda d, _: [d["wrong"], d["servers"]]],
+    "expert_balance.json": [_balanced],
+}
+"""For each file one function for each row that names it."""

@@ -1,0 +1,49 @@
+"""Made-up traces, named and written as those that the benchmarks read: 2 requests a second for 400 s."""
+
+import csv
+import gzip
+import io
+import json
+import random
+from datetime import datetime, timedelta
+from pathlib import Path
+
+NUM_REQUESTS, SECONDS = 800, 400.0
+START = datetime(2023, 11, 16, 18, 0)
+
+
+def write_traces(folder: Path) -> None:
+    rng = random.Random(1)
+    work = [
+        (SECONDS * i / NUM_REQUESTS, rng.randrange(1000, 3000), rng.randrange(5, 30))
+        for i in range(NUM_REQUESTS)
+    ]
+    for name, block_tokens in (("mooncake_fast25_conversation", 512), ("sharegpt_llama31_300req_blk16", 16)):
+        lines = [
+            {
+                "timestamp": int(at_s * 1000),
+                "input_length": num_prompt,
+                "output_length": num_output,
+                "hash_ids": [
+                    number % 40,
+                    *range(1000 * number + 1000, 1000 * number + 1000 + num_prompt // block_tokens),
+                ],
+            }
+            for number, (at_s, num_prompt, num_output) in enumerate(work)
+        ]
+        _write(folder / f"{name}.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("azure2023_conv", "azure2023_code"):
+        rows = [(START + timedelta(seconds=at_s), *lengths) for at_s, *lengths in work]
+        _write(folder / f"{name}.csv.gz", _table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), rows))
+    columns = ("arrival_s", "input_tokens", "output_tokens")
+    _write(folder / "servegen_deepseek-r1_1h.csv.gz", _table(columns, work))
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows([columns, *rows])
+    return text.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(gzip.compress(text.encode()))

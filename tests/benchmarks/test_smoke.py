@@ -1,0 +1,128 @@
+"""The results' headlines are what their files say, and each command that they name still writes such a file."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks.figures import FIGURES
+from tests.benchmarks.small_traces import write_traces
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+SLOW = {
+    "benchmarks.expert_balance", "benchmarks.fidelity", "benchmarks.load_balancer", "benchmarks.parallel_ranks",
+    "benchmarks.quantised_weights", "benchmarks.served_grid", "benchmarks.serving_overhead", "benchmarks.soak",
+    "tests.chaos.matrix",
+}  # fmt: skip
+"""These start servers or ranks."""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A row of the table."""
+
+    measured: list[str]
+    """The numbers of its cell, as they are written."""
+    file: str
+    command: tuple[str, ...]
+    """What follows `python -m`."""
+
+
+def headlines() -> Iterator[Headline]:
+    for line in (RESULTS / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if line.startswith("|") and len(cells) == 6 and "`" in cells[5]:
+            words = shlex.split(cells[5].strip("`"))
+            file = re.search(r"\]\((.*)\)", cells[4])
+            assert file, line
+            yield Headline(NUMBER.findall(cells[2]), file[1], tuple(words[words.index("-m") + 1 :]))
+
+
+def by_file() -> dict[str, list[Headline]]:
+    found: defaultdict[str, list[Headline]] = defaultdict(list)
+    for headline in headlines():
+        found[headline.file].append(headline)
+    return found
+
+
+def exact(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    (row,) = [row for row in rows if wanted.items() <= row.items()][:1]
+    return row
+
+
+def any_row(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """A smoke run has other sizes: any row that has such fields."""
+    return next(row for row in rows if wanted.keys() <= row.keys())
+
+
+def test_each_file_of_the_table_is_known() -> None:
+    assert {file: len(rows) for file, rows in by_file().items()} == {
+        file: len(functions) for file, functions in FIGURES.items()
+    }
+
+
+@pytest.mark.parametrize("file", FIGURES)
+def test_the_headlines_are_what_the_file_says(file: str) -> None:
+    content = json.loads((RESULTS / file).read_text())
+    for headline, figures in zip(by_file()[file], FIGURES[file], strict=True):
+        values = figures(content, exact)
+        for written, value in zip(headline.measured[: len(values)], values, strict=True):
+            decimals = len(written.partition(".")[2])
+            half = 0.5 * 10**-decimals + 1e-9
+            assert float(written.replace(",", "")) == pytest.approx(value, rel=0, abs=half)
+
+
+def exit_code(main: Callable[[], None]) -> object:
+    try:
+        main()
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def commands() -> Iterator[Any]:
+    for file, rows in by_file().items():
+        (command,) = {row.command for row in rows}
+        marks = [pytest.mark.slow] if command[0] in SLOW else []
+        if command[0] == "benchmarks.load_balancer":
+            there = shutil.which("haproxy") and shutil.which("nginx")
+            marks.append(pytest.mark.skipif(not there, reason="haproxy and nginx are not installed"))
+        yield pytest.param(file, command, id=command[0], marks=marks)
+
+
+@pytest.fixture(scope="session")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    write_traces(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("file", "command"), [*commands()])
+def test_each_command_writes_what_its_headlines_need(
+    file: str, command: tuple[str, ...], traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text(
+        json.dumps(json.loads((RESULTS / "fidelity.json").read_text())["local"]["setup"]["profile"])
+    )
+    out = tmp_path / file
+    replaced = {"profile.json": str(profile), file: str(out)}
+    module, *words = [replaced.get(word, word.replace("../shared/traces", str(traces))) for word in command]
+    arguments = [*words, "--smoke", *(() if "--json" in words else ("--json", str(out)))]
+    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    monkeypatch.chdir(RESULTS.parents[1])
+    assert not exit_code(import_module(module).main)
+    content = json.loads(out.read_text())
+    for figures in FIGURES[file]:
+        assert all(math.isfinite(value) for value in figures(content, any_row))
