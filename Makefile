@@ -51,8 +51,8 @@ lint: $(READY)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-docs: $(READY)
-	@$(BIN)/python docs/check.py
+docs:
+	@$(PYTHON) docs/check.py
 
 # The scheduler and the coarse simulation as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
 compiled: $(READY)
