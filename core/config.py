@@ -28,7 +28,9 @@ class ModelConfig(_Frozen):
     name: str = ""
     """The name clients use; empty: the folder's or hub id's own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """`auto`: float32 on CPUs, the checkpoint's on GPUs."""
+    """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices in 16 bits where the checkpoint has no more."""
+    quantization: Literal["none", "int8"] = "none"
+    """`int8`: CPUs keep the matrices of a full-precision checkpoint in 8 bits, and round what they multiply with them."""
     max_context_tokens: int = Field(default=0, ge=0)
     """Prompt and output together; 0: what the model was made for."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.packed import Kind, Weight, tensors_of
+from kernels.packed import Kind, LinearWeight, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
 from kernels.sampling import Draw, Penalties
@@ -132,7 +132,9 @@ class Ops:
     clamped_swiglu: Callable[[Tensor, float, float], Tensor]
     """(x (T, 2N), alpha, limit) -> g * sigmoid(alpha * g) * (u + 1), g being x[:, :N] where it is at most `limit`, and u being
     x[:, N:] where it is between -limit and limit."""
-    linear: Callable[[Activations, Weight, Tensor | None], Tensor]
+    pack: Callable[[Weight, torch.dtype], LinearWeight]
+    """(weight, what x will be) -> the same as `linear` multiplies it fastest. Called once for a weight, as a model is loaded."""
+    linear: Callable[[Activations, LinearWeight, Tensor | None], Tensor]
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M). x is rounded first as `rounds` says, unless it has been."""
     rounds: Callable[[Weight], Rounding | None]
     """What `linear` rounds the other side of a weight to: whoever makes it can make it so, once for all who take it."""

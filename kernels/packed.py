@@ -75,6 +75,19 @@ class FourBit:
 Weight = Tensor | EightBit | FourBit
 
 
+@dataclass(frozen=True, slots=True)
+class Prepacked:
+    """A matrix in a layout that one implementation of `Ops.linear` knows; it cannot be read back."""
+
+    shape: tuple[int, int]
+    """(N, K)"""
+    product: Callable[[Tensor, Tensor | None], Tensor]
+    """(x (T, K), T at least 1; bias (N,) or None) -> (T, N)"""
+
+
+LinearWeight = Weight | Prepacked
+
+
 def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
     """What a weight consists of; they may be written to."""
     return (weight,) if isinstance(weight, Tensor) else weight.tensors

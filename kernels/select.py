@@ -19,6 +19,7 @@ from kernels.attention.trial import device_timer
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import FLOAT8_CAPABILITY
 from kernels.torch.invariant_ops import invariant_ops
+from kernels.torch.prepacked import WeightFormat, prepacked_ops
 from kernels.torch.reference import reference_ops
 
 Kernels = Literal["auto", "triton", "torch", "flashinfer", "flash_attention"]
@@ -43,11 +44,12 @@ def select_ops(
     deterministic: bool = False,
     cases: Sequence[Case] = (),
     kv_dtype: str = "",
+    weights: WeightFormat = "full",
 ) -> Ops:
     """The fastest implementation that works on `device`, or the `wanted` one; pure PyTorch works on all of them. `deterministic`:
     of those whose bits for a token do not depend on what it is batched with, nor on how its prompt is chunked. `cases`: what
     `paged_attention` will be called with, by which its backend is chosen; none where it is not called. `kv_dtype`: of the KV
-    pool.
+    pool. `weights`: how a CPU keeps matrices.
 
     One model's, on one thread: implementations may keep scratch memory. Raises ConfigError."""
     if device.type == "cpu":
@@ -55,7 +57,7 @@ def select_ops(
             raise ConfigError(
                 f"engine.kernels is {wanted}, whose kernels run on GPUs only; on a CPU use torch or auto"
             )
-        return invariant_ops() if deterministic else reference_ops()
+        return invariant_ops() if deterministic else prepacked_ops(weights)
     _check_triton(wanted, deterministic)
     if kv_dtype in EIGHT_BITS:
         _check_eight_bits(device, wanted, kv_dtype)

@@ -48,7 +48,6 @@ class Attention:
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
         self._read_projections(spec, checkpoint, prefix)
-        self.takes = ops.rounds(self._qkv)
         self._norms = self._sinks = None
         if spec.qk_norm:
             q_norm, k_norm = (
@@ -66,12 +65,14 @@ class Attention:
             checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in sizes.items()
         ]
         self._heads = parts[0].shape[0] // dim
-        self._qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
+        qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
+        self.takes, self._qkv = self._ops.rounds(qkv), self._ops.pack(qkv, checkpoint.dtype)
         if spec.qkv_bias:
             self._qkv_bias = torch.cat(
                 [checkpoint.take(f"{prefix}{name}_proj.bias", (size,)) for name, size in sizes.items()]
             )
-        self._out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
+        out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
+        self._out = self._ops.pack(out, checkpoint.dtype)
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:

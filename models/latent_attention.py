@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.collectives import Joins
 from kernels.ops import KVLayer, Ops
+from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
 from models.attention import Step
 from models.spec import MlaSpec, ModelSpec
@@ -20,7 +21,7 @@ _EPS = 1e-6
 class _Down:
     """To a low rank, normalised there."""
 
-    weight: Tensor
+    weight: LinearWeight
     bias: Tensor | None
     norm: Tensor
 
@@ -37,20 +38,15 @@ class LatentAttention:
         assert mla is not None
         self._ops, self._joins, self._index, self._mla = ops, joins, index, mla
         self._scale = spec.attention_scale
-        self._q_down, self._q = _read_queries(spec, mla, checkpoint, prefix)
-        self._kv_down = _read_down(
-            spec, checkpoint, prefix, ("kv_a_proj_with_mqa", "kv_a_layernorm"), mla.kv_rank, mla.rope_dim
-        )
-        if mla.interleaved:
-            order = _halves_order(mla.kv_rank, mla.rope_dim)
-            down = self._kv_down
-            bias = None if down.bias is None else down.bias[order]
-            self._kv_down = _Down(down.weight[order], bias, down.norm)
+        self._q_down, self._q = _read_queries(spec, mla, checkpoint, prefix, ops)
+        names = ("kv_a_proj_with_mqa", "kv_a_layernorm")
+        self._kv_down = _read_down(spec, checkpoint, prefix, names, mla.kv_rank, more=mla.rope_dim, ops=ops)
         up = checkpoint.take(
             f"{prefix}kv_b_proj.weight", (spec.num_heads * (mla.nope_dim + mla.value_dim), mla.kv_rank)
         ).unflatten(0, (-1, mla.nope_dim + mla.value_dim))
         self._k_up, self._v_up = up[:, : mla.nope_dim].contiguous(), up[:, mla.nope_dim :].contiguous()
-        self._out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
+        out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
+        self._out = ops.pack(out, checkpoint.dtype)
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
@@ -84,27 +80,41 @@ class LatentAttention:
 
 
 def _read_queries(
-    spec: ModelSpec, mla: MlaSpec, checkpoint: Checkpoint, prefix: str
-) -> tuple[_Down | None, Tensor]:
+    spec: ModelSpec, mla: MlaSpec, checkpoint: Checkpoint, prefix: str, ops: Ops
+) -> tuple[_Down | None, LinearWeight]:
     dim = mla.nope_dim + mla.rope_dim
     if mla.q_rank:
-        down = _read_down(spec, checkpoint, prefix, ("q_a_proj", "q_a_layernorm"), mla.q_rank, 0)
+        down = _read_down(
+            spec, checkpoint, prefix, ("q_a_proj", "q_a_layernorm"), mla.q_rank, more=0, ops=ops
+        )
         weight = checkpoint.take(f"{prefix}q_b_proj.weight", (spec.num_heads * dim, mla.q_rank))
     else:
         down = None
         weight = checkpoint.take(f"{prefix}q_proj.weight", (spec.num_heads * dim, spec.hidden_size))
     if mla.interleaved:
         weight = weight.unflatten(0, (-1, dim))[:, _halves_order(mla.nope_dim, mla.rope_dim)].flatten(0, 1)
-    return down, weight
+    return down, ops.pack(weight, checkpoint.dtype)
 
 
 def _read_down(
-    spec: ModelSpec, checkpoint: Checkpoint, prefix: str, names: tuple[str, str], rank: int, more: int
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    prefix: str,
+    names: tuple[str, str],
+    rank: int,
+    *,
+    more: int,
+    ops: Ops,
 ) -> _Down:
+    """`more` of its outputs are rotated and pass no norm."""
     projection, norm = names
     weight = checkpoint.take(f"{prefix}{projection}.weight", (rank + more, spec.hidden_size))
     bias = checkpoint.take(f"{prefix}{projection}.bias", (rank + more,)) if spec.qkv_bias else None
-    return _Down(weight, bias, checkpoint.take(f"{prefix}{norm}.weight", (rank,), torch.float32))
+    if more and spec.mla is not None and spec.mla.interleaved:
+        order = _halves_order(rank, more)
+        weight, bias = weight[order], None if bias is None else bias[order]
+    packed = ops.pack(weight, checkpoint.dtype)
+    return _Down(packed, bias, checkpoint.take(f"{prefix}{norm}.weight", (rank,), torch.float32))
 
 
 def _halves_order(start: int, count: int) -> list[int]:

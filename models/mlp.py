@@ -44,9 +44,10 @@ class Mlp:
         hidden, bias = spec.hidden_size, spec.mlp_bias
         self._linear, self._sum = ops.linear, joins.sum_partial
         gate_up = [checkpoint.matrix(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
-        self._gate_up, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
-        self._down = checkpoint.matrix(f"{prefix}down_proj.weight", (hidden, inner))
-        self.takes, self._activate = ops.rounds(self._gate_up), activation_for(spec, ops, self._down)
+        ups, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
+        down = checkpoint.matrix(f"{prefix}down_proj.weight", (hidden, inner))
+        self.takes, self._activate = ops.rounds(ups), activation_for(spec, ops, down)
+        self._gate_up, self._down = ops.pack(ups, checkpoint.dtype), ops.pack(down, checkpoint.dtype)
         self._down_bias = None
         if bias:
             self._gate_up_bias = torch.cat(

@@ -70,7 +70,10 @@ class Model:
         self._norm = read_norm(spec, checkpoint, "model.norm.weight") if self.is_last else None
         self._head = None
         if self.is_last:
-            self._head = self._embedding if self.is_first and spec.tied else checkpoint.take(head, shape)
+            is_here = self._embedding is not None and spec.tied
+            matrix = self._embedding if is_here else checkpoint.take(head, shape)
+            assert matrix is not None
+            self._head = self.ops.pack(matrix, checkpoint.dtype)
         checkpoint.ignore(*names, "model.norm.weight")
 
     def forward(

@@ -7,6 +7,7 @@ import torch
 from core.errors import UnsupportedModel
 from kernels.collectives import ONE_RANK, Joins
 from kernels.select import Kernels, select_ops
+from kernels.torch.prepacked import WeightFormat
 from models.attention_cases import attention_cases
 from models.families import read_spec
 from models.model import Model
@@ -24,6 +25,22 @@ def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
     return wanted
 
 
+def choose_weights(
+    spec: ModelSpec, wanted: str, quantization: str, deterministic: bool, device: torch.device
+) -> WeightFormat:
+    """How ranks keep matrices of a model whose `dtype` is `wanted`: with `auto` a CPU keeps those of a 16-bit checkpoint in 16
+    bits and adds up in float32. Raises UnsupportedModel."""
+    if quantization == "int8":
+        if device.type != "cpu" or deterministic or spec.quantisation is not None:
+            raise UnsupportedModel(
+                "model.quantization is int8, which CPUs do to full-precision checkpoints, and not with engine.deterministic: "
+                "leave it at none here"
+            )
+        return "int8"
+    halves = wanted == "auto" and spec.dtype in ("bfloat16", "float16") and spec.quantisation is None
+    return "float16" if halves and device.type == "cpu" and not deterministic else "full"
+
+
 @torch.inference_mode()
 def load_model(
     folder: Path,
@@ -37,16 +54,18 @@ def load_model(
     deterministic: bool = False,
     block_size: int = 16,
     kv_dtype: str = "",
+    weights: WeightFormat = "full",
 ) -> Model:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
-    (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it.
+    (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
+    `choose_weights`.
 
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder)
     chosen = choose_dtype(spec, dtype, device)
     torch_dtype = getattr(torch, chosen)
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
-    ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen)
+    ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
     model = Model(spec, ops, checkpoint, device, layers, joins)
     checkpoint.close()

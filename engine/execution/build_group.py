@@ -20,9 +20,10 @@ from engine.execution.kv_pool import KVPool, Pool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.model_dims import dims_of, shards_of
 from engine.execution.runner import Runner
+from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.model import Model
-from models.registry import choose_dtype, load_model
+from models.registry import choose_dtype, choose_weights, load_model
 from parallel.mesh import ONE_RANK, Mesh
 from parallel.plans import check
 
@@ -36,6 +37,8 @@ class PoolSize:
     max_context_tokens: int
     dtype: str
     """What the model computes in."""
+    weights: WeightFormat
+    """How ranks on CPUs keep matrices."""
     pools: tuple[RankPool, ...]
     """Of the instance's ranks."""
 
@@ -60,7 +63,9 @@ def size_pool(
 
     `device`: what its ranks compute on, where this process has another one. `memories`: on which of its hosts each rank is."""
     spec = read_spec(folder)
-    dtype = choose_dtype(spec, model.dtype, device or choose_device(engine.device))
+    device = device or choose_device(engine.device)
+    dtype = choose_dtype(spec, model.dtype, device)
+    weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
     check(dims_of(spec), mesh, role, num_spare)
     layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, dtype))
     shards = shards_of(spec, mesh, layout)
@@ -79,6 +84,7 @@ def size_pool(
         num_blocks=num_blocks * mesh.dp,
         max_context_tokens=max_context_tokens,
         dtype=dtype,
+        weights=weights,
         pools=pools,
     )
 
@@ -104,6 +110,7 @@ def build_group(
         deterministic=engine.deterministic,
         block_size=engine.block_size,
         kv_dtype=size.shard.layout.dtype,
+        weights=size.weights,
     )
     pool = make_pool(size.pools[0], buffer, device)
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)

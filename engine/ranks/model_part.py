@@ -9,6 +9,7 @@ import torch
 
 from engine.execution.model_dims import dims_of, rules_of
 from kernels.select import Kernels
+from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.model import Model
 from models.registry import load_model
@@ -75,9 +76,10 @@ def load_part(
     block_size: int = 16,
     address: str = "127.0.0.1",
     kv_dtype: str = "",
+    weights: WeightFormat = "full",
 ) -> ModelPart:
     """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other, `address` where they reach this one's host;
-    `num_spare`: slots for more copies of experts; `block_size`, `kv_dtype`: see `load_model`. Raises ConfigError and
+    `num_spare`: slots for more copies of experts; `block_size`, `kv_dtype`, `weights`: see `load_model`. Raises ConfigError and
     ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
@@ -103,6 +105,7 @@ def load_part(
         deterministic=deterministic,
         block_size=block_size,
         kv_dtype=kv_dtype,
+        weights=weights,
     )
     return ModelPart(model, sharding.part, comms, spread)
 

@@ -38,6 +38,7 @@ class RankSetup:
     folder: str
     """Of the model."""
     dtype: str
+    weights: str
     device: str
     kernels: str
     deterministic: bool

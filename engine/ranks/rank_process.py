@@ -38,6 +38,7 @@ from engine.ranks.rank_messages import (
 from engine.ranks.rank_share import Share, share_of
 from engine.ranks.rendezvous import join
 from kernels.select import Kernels
+from kernels.torch.prepacked import WeightFormat
 
 _PR_SET_PDEATHSIG = 1
 
@@ -101,6 +102,7 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         block_size=layout.block_size,
         address=setup.address,
         kv_dtype=layout.dtype,
+        weights=cast(WeightFormat, setup.weights),
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

@@ -76,6 +76,7 @@ def setups_of(
             mesh=mesh,
             folder=str(folder),
             dtype=size.dtype,
+            weights=size.weights,
             device=devices[rank],
             kernels=engine.kernels,
             deterministic=engine.deterministic,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights, Ops
-from kernels.packed import Weight, as_float
+from kernels.packed import LinearWeight, Prepacked, as_float
 from kernels.rounding import Activations
 from kernels.routing import Routing
 from kernels.torch import reference
@@ -56,8 +56,9 @@ def _clamped_swiglu(tiles: RowTiles, x: Tensor, alpha: float, limit: float) -> T
     )
 
 
-def _linear(tiles: RowTiles, x: Activations, stored: Weight, bias: Tensor | None) -> Tensor:
+def _linear(tiles: RowTiles, x: Activations, stored: LinearWeight, bias: Tensor | None) -> Tensor:
     assert isinstance(x, Tensor), "nothing is rounded here"
+    assert not isinstance(stored, Prepacked), "nothing is packed here"
     weight = as_float(stored, x.dtype)
     key = ("linear", weight.shape, weight.stride(), bias is None)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import AttentionMeta, Gate, HeadNorms, KVLayer, Ops
-from kernels.packed import Weight, as_float
+from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.latent_attention import latent_attention, write_latent
@@ -90,8 +90,15 @@ def write_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, meta: AttentionMeta) -> No
     store_vectors(v.reshape(-1, head_dim), kv_layer, rows[1])
 
 
-def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    assert not isinstance(weight, Prepacked), "nothing is packed here"
     return F.linear(as_floats(x), as_float(weight, x.dtype), bias)
+
+
+def as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
+    """`Ops.pack` where products read weights as they are."""
+    del dtype
+    return weight
 
 
 def no_rounding(weight: Weight) -> Rounding | None:
@@ -123,6 +130,7 @@ def reference_ops() -> Ops:
         silu_mul=silu_mul,
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
+        pack=as_stored,
         linear=linear,
         rounds=no_rounding,
         norm_rounded=norm_rounded,

@@ -2,10 +2,14 @@
 token-id order."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from kernels.sampling import Draw, Penalties, Shape
+
+_NUM_SORTED: Final = 1024
+"""The likeliest tokens, among which top-p mostly ends."""
 
 
 def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
@@ -63,7 +67,28 @@ def _top_k(logits: torch.Tensor, top_k: list[int]) -> torch.Tensor:
 
 
 def _top_p(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the likeliest tokens up to and including the one that reaches `top_p`."""
+    """Keep the likeliest tokens up to and including the one that reaches `top_p`; of equal ones those with smaller ids.
+
+    Sorting a whole vocabulary costs more than a small model's step, and the tokens that are kept are few: only those at least as
+    likely as the `_NUM_SORTED`-th are sorted, where they reach `top_p`."""
+    if probs.shape[1] <= _NUM_SORTED:
+        return _cut(probs, top_p)
+    smallest = probs.topk(_NUM_SORTED, -1).values[:, -1]
+    kept = torch.empty_like(probs)
+    for row, (own, share, least) in enumerate(zip(probs, top_p, smallest, strict=True)):
+        if share >= 1:
+            kept[row] = own
+            continue
+        index = torch.nonzero(own >= least)[:, 0]
+        likely = own[index]
+        if likely.sum() < share:
+            kept[row] = _cut(own[None], share[None])[0]
+        else:
+            kept[row] = torch.zeros_like(own).scatter_(0, index, _cut(likely[None], share[None])[0])
+    return kept
+
+
+def _cut(probs: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     ordered, index = torch.sort(probs, dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
     ordered = ordered.masked_fill((before >= top_p[:, None]) & (top_p < 1)[:, None], 0.0)

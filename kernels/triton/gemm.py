@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.packed import Weight, as_float
+from kernels.packed import LinearWeight, Prepacked, as_float
 from kernels.rounding import Activations
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
@@ -57,8 +57,9 @@ def _gemm_kernel(
     tl.store(target, acc.to(out.dtype.element_ty), exists[:, None] & inside[None, :])
 
 
-def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """`Ops.linear`."""
+    assert not isinstance(weight, Prepacked), "nothing is packed here"
     assert isinstance(x, Tensor), "nothing is rounded here"
     return _multiply(x[:, None], as_float(weight, x.dtype)[None], bias)[:, 0]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights
-from kernels.packed import FLOAT8_CAPABILITY, EightBit, FourBit, Kind, Weight
+from kernels.packed import FLOAT8_CAPABILITY, EightBit, FourBit, Kind, LinearWeight, Prepacked, Weight
 from kernels.rounding import Activations, rounding_of
 from kernels.triton.gemm_four_bit import linear_four_bit, most_rows
 from kernels.triton.gemm_scaled import linear_scaled
@@ -23,8 +23,9 @@ def kept(device: torch.device) -> frozenset[Kind]:
     return every if capability(device) >= FLOAT8_CAPABILITY else every - {"float8"}
 
 
-def linear(x: Activations, weight: Weight, bias: Tensor | None) -> Tensor:
+def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     """`Ops.linear`. Plain products are cuBLAS'."""
+    assert not isinstance(weight, Prepacked), "nothing is packed here"
     if (how := rounding_of(weight)) is not None:
         x = round_to(x, how) if isinstance(x, Tensor) else x
         assert isinstance(weight, EightBit)

@@ -157,3 +157,27 @@ def test_mixed_batches_leave_greedy_rows_greedy() -> None:
     ]
     tokens = draw(logits, mixed)
     assert [tokens[0], tokens[2]] == logits[[0, 2]].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [0.05, 0.9, 0.999])
+def test_top_p_over_a_large_vocabulary_keeps_what_sorting_all_of_it_would(
+    spread: float, top_p: float
+) -> None:
+    logits = (torch.randn(6, 5000, generator=torch.Generator().manual_seed(2)) * spread).round(decimals=2)
+    sampling = [SamplingParams(top_p=top_p if row % 3 else 1.0) for row in range(6)]
+    ours = distribution(logits, sampling)
+    for row, own, probs in zip(logits, sampling, ours, strict=True):
+        whole = torch.softmax(row, -1)
+        order = sorted(range(5000), key=lambda token: (-float(whole[token]), token))
+        kept, reached = set[int](), 0.0
+        for token in order:
+            if own.top_p < 1 and reached >= own.top_p + 1e-5:
+                break
+            kept.add(token)
+            reached += float(whole[token])
+        found = set(torch.nonzero(probs)[:, 0].tolist())
+        # Sums of five thousand float32 numbers differ in their last bits: so may the tokens at the edge, which are as likely.
+        edge = min((float(whole[token]) for token in kept), default=0.0)
+        assert all(abs(float(whole[token]) - edge) < 1e-4 for token in found ^ kept)
+        assert torch.equal(probs[sorted(found)], whole[sorted(found)])

@@ -12,7 +12,11 @@ from kernels.select import select_ops
 OPS = select_ops(torch.device("cpu"))
 ROUTINGS = st.one_of(
     st.builds(
-        Routing, st.integers(1, 5), st.sampled_from(("softmax", "sigmoid")), st.booleans(), st.sampled_from((1.0, 2.5))
+        Routing,
+        top_k=st.integers(1, 5),
+        scoring=st.sampled_from(("softmax", "sigmoid")),
+        renormalise=st.booleans(),
+        scale=st.sampled_from((1.0, 2.5)),
     ),
     st.builds(
         Routing,

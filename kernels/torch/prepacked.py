@@ -1,0 +1,110 @@
+"""Products with matrices in the layouts in which a CPU multiplies them fastest; a matrix is laid out once, as a model is loaded.
+
+- float32 and bfloat16: oneDNN's blocks. A processor without products of bfloat16 gets FBGEMM's float16 instead.
+- float16: FBGEMM's panels, made float32 in registers and added up in float32.
+- int8: FBGEMM's panels with one scale for the matrix; inputs are rounded to 8 bits as they come.
+
+The matrix itself is not kept. PyTorch calls FBGEMM's functions deprecated: kernels of our own are to take their place."""
+
+import warnings
+from dataclasses import replace
+from functools import cache, partial
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from kernels.ops import Ops
+from kernels.packed import LinearWeight, Prepacked, Weight, as_float
+from kernels.rounding import Activations, as_floats
+from kernels.torch import reference
+
+WeightFormat = Literal["full", "float16", "int8"]
+"""`full` is what the model computes in."""
+_LARGEST_FLOAT16: Final = 65504.0
+_LEAST_PACKED: Final = 1 << 18
+"""Numbers of a matrix. Products with smaller ones take less time than oneDNN's function takes to be called."""
+
+
+def prepacked_ops(weights: WeightFormat) -> Ops:
+    """The reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
+    return replace(reference.reference_ops(), linear=linear, pack=partial(pack, weights))
+
+
+def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
+    """`Ops.linear`."""
+    if not isinstance(weight, Prepacked):
+        return reference.linear(x, weight, bias)
+    rows = as_floats(x)
+    return weight.product(rows, bias) if len(rows) else rows.new_empty(0, weight.shape[0])
+
+
+def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWeight:
+    """`Ops.pack`. A matrix that float16 cannot hold, or that a layout does not exist for, stays as wide as it is."""
+    matrix = as_float(weight, dtype)
+    match weights:
+        case "int8":
+            return _int8(matrix.float())
+        case "float16" if _fits_float16(matrix):
+            return _float16(matrix.float())
+        case _ if dtype == torch.bfloat16 and not has_bfloat16() and _fits_float16(matrix):
+            return _float16(matrix.float())
+        case _:
+            return _full(matrix)
+
+
+@cache
+def has_bfloat16() -> bool:
+    """Does this processor multiply bfloat16? Without it such a product is 8 times as slow as one of float32."""
+    cpu = torch.cpu
+    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
+
+
+def _fits_float16(matrix: Tensor) -> bool:
+    return bool(matrix.abs().amax() <= _LARGEST_FLOAT16)
+
+
+def _full(matrix: Tensor) -> LinearWeight:
+    if matrix.numel() < _LEAST_PACKED or not torch.backends.mkldnn.is_available():
+        return matrix
+    packed = torch.ops.mkldnn._reorder_linear_weight(matrix, 1)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, bias, "none", [], "")
+
+    return Prepacked((matrix.shape[0], matrix.shape[1]), product)
+
+
+def _float16(matrix: Tensor) -> Prepacked:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        packed = torch.fbgemm_pack_gemm_matrix_fp16(matrix)
+        no_bias = torch.zeros(matrix.shape[0])
+        torch.fbgemm_linear_fp16_weight(torch.zeros(1, matrix.shape[1]), packed, no_bias)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        own = no_bias if bias is None else bias.float()
+        return torch.fbgemm_linear_fp16_weight(x.float().contiguous(), packed, own).to(x.dtype)
+
+    return Prepacked((matrix.shape[0], matrix.shape[1]), product)
+
+
+def _int8(matrix: Tensor) -> Prepacked:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values, offsets, scale, zero_point = torch.fbgemm_linear_quantize_weight(matrix)
+        packed = torch.fbgemm_pack_quantized_matrix(values)
+        no_bias = torch.zeros(matrix.shape[0])
+        # The product reads the panels; of the matrix itself it asks the shape alone, which needs no memory.
+        shape = torch.empty(1, 1, dtype=values.dtype).expand(values.shape)
+        some = torch.zeros(1, matrix.shape[1])
+        torch.fbgemm_linear_int8_weight(some, shape, packed, offsets, scale, zero_point, no_bias)
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        own = no_bias if bias is None else bias.float()
+        rows = x.float().contiguous()
+        return torch.fbgemm_linear_int8_weight(rows, shape, packed, offsets, scale, zero_point, own).to(
+            x.dtype
+        )
+
+    return Prepacked((matrix.shape[0], matrix.shape[1]), product)

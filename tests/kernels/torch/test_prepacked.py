@@ -1,0 +1,82 @@
+"""Matrices that are laid out for a CPU once give the products of the matrices that they were made of."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from kernels.packed import FourBit, Prepacked
+from kernels.torch import prepacked
+from kernels.torch.prepacked import WeightFormat, linear, pack
+
+SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (65, 200, 129), (1, 640, 512), (70, 511, 520)]
+"""(rows, outputs, inputs)"""
+
+
+def matrix(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return (0.05 * torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(inputs))).to(dtype)
+
+
+def rows(count: int, inputs: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(count, inputs, generator=torch.Generator().manual_seed(count)).to(dtype)
+
+
+def error(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> float:
+    """Relative, against the product in float64."""
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("weights", "most"), [("full", 1e-6), ("float16", 1e-6), ("int8", 0.02)])
+def test_a_product_is_that_of_the_matrix(
+    count: int, outputs: int, inputs: int, has_bias: bool, weights: WeightFormat, most: float
+):
+    weight, x = matrix(outputs, inputs), rows(count, inputs)
+    bias = rows(1, outputs)[0] if has_bias else None
+    packed = pack(weights, weight, torch.float32)
+    assert packed.shape == (outputs, inputs)
+    kept = weight.half().float() if weights == "float16" else weight
+    got = linear(x, packed, bias)
+    assert got.dtype == torch.float32
+    assert error(got, x, kept, bias) < most
+
+
+def test_bfloat16_checkpoints_lose_nothing_in_float16():
+    weight, x = matrix(96, 64, torch.bfloat16), rows(5, 64)
+    assert torch.equal(weight.half().float(), weight.float())
+    assert error(linear(x, pack("float16", weight.float(), torch.float32), None), x, weight, None) < 1e-6
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_bfloat16_products_need_no_processor_that_has_them(monkeypatch: pytest.MonkeyPatch, has_it: bool):
+    monkeypatch.setattr(prepacked, "has_bfloat16", lambda: has_it)
+    weight, x = matrix(600, 512, torch.bfloat16), rows(9, 512, torch.bfloat16)
+    got = linear(x, pack("full", weight, torch.bfloat16), None)
+    assert got.dtype == torch.bfloat16
+    assert error(got, x, weight, None) < 0.005
+
+
+def test_what_float16_cannot_hold_stays_wider():
+    weight, x = matrix(16, 32), rows(2, 32)
+    weight[3, 5] = 1e5
+    got = linear(x, pack("float16", weight, torch.float32), None)
+    assert error(got, x, weight, None) < 1e-6
+
+
+@pytest.mark.parametrize("weights", ["full", "float16", "int8"])
+def test_a_step_without_rows_has_a_product_without_rows(weights: WeightFormat):
+    assert linear(torch.empty(0, 64), pack(weights, matrix(96, 64), torch.float32), None).shape == (0, 96)
+
+
+def test_weights_that_a_checkpoint_stores_in_four_bits_are_packed_as_what_they_mean():
+    stored = FourBit(
+        words=torch.randint(-(2**31), 2**31 - 1, (16, 2048), dtype=torch.int32),
+        scales=torch.rand(1, 2048) / 8,
+        zeros=torch.full((1, 2048), 8, dtype=torch.uint8),
+        group=128,
+        inputs=128,
+    )
+    packed, x = pack("full", stored, torch.float32), rows(4, 128)
+    assert isinstance(packed, Prepacked)
+    assert torch.allclose(linear(x, packed, None), linear(x, stored, None), atol=1e-4)
