@@ -1,6 +1,6 @@
 """Check every Markdown page: relative links and anchors resolve, and what a page names in backticks exists.
 
-A path must exist, and each word of a class or dotted name must occur in the code.
+A path must exist, a name in CamelCase must be defined, and each word of a dotted name must occur in the code.
 
 `python docs/check.py [ROOT]` prints one line for each mistake and exits with 1 when there is any.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 
 CODE_SUFFIXES = {".py", ".yaml", ".tpl", ".toml"}
 FILE_SUFFIX = re.compile(r"\.(c|cpp|h|html|json|md|png|py|sh|svg|tpl|toml|txt|yaml)$")
-OTHERS = {"Init", "NewClusterWithIncrementalUpgrade", "Pending", "tune.bufsize"}
-"""Names of other people's software that pages mention and that our code does not."""
+OTHERS = {"False", "Init", "NewClusterWithIncrementalUpgrade", "None", "Pending", "True", "tune.bufsize"}
+"""Names that pages mention and that our code does not define."""
 SKIPPED_FOLDERS = {"build", "dist", "node_modules"}
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*? src=\"([^\"]+)\"")
@@ -23,6 +23,9 @@ HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 PATH = re.compile(r"[\w.{},*-]+(/[\w.{},*-]+)+/?|[\w-]+/")
 NAME = re.compile(r"[A-Z]\w*[a-z]\w*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 WORD = re.compile(r"\w+")
+DEFINED = re.compile(
+    r"\b(?:class|def)\s+(\w+)|^\s*(\w+)\s*(?::[^=\n]+)?=|\"(\w+)\"|\bimport\s+(.+)", re.MULTILINE
+)
 
 
 def main(root: Path) -> int:
@@ -46,10 +49,17 @@ def walk(root: Path) -> Iterator[Path]:
 
 
 def words_of_code(files: list[Path]) -> set[str]:
-    words = {
-        word for file in files if file.suffix in CODE_SUFFIXES for word in WORD.findall(file.read_text())
-    }
-    return words | {file.name for file in files} | OTHERS
+    """Return all words but those in CamelCase that Python files mention without defining, importing or quoting them."""
+    words = {file.name for file in files} | OTHERS
+    for file in files:
+        if file.suffix in CODE_SUFFIXES:
+            text = file.read_text()
+            found = WORD.findall(text)
+            if file.suffix == ".py":
+                found = [word for word in found if not word[0].isupper()]
+                found += WORD.findall(" ".join(map(" ".join, DEFINED.findall(text))))
+            words.update(found)
+    return words
 
 
 def check_page(page: Path, root: Path, words: set[str]) -> Iterator[str]:

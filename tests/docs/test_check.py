@@ -18,7 +18,9 @@ def check(root: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "room").mkdir()
-    (tmp_path / "room/door.py").write_text("class Door:\n    def open_it(self) -> None: ...\n")
+    (tmp_path / "room/door.py").write_text(
+        'class Door:\n    """A Window it is not."""\n    def open_it(self) -> None: ...\n'
+    )
     (tmp_path / "room/README.md").write_text("# The room\n## Its door, `Door`\n")
     return tmp_path
 
