@@ -103,7 +103,8 @@ def held_bytes(folder: Path, keeps: frozenset[Kind], tp: int) -> int:
 def _live_bytes() -> int:
     gc.collect()
     with torch.inference_mode():
-        tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)]
+        # isinstance would ask torch's deprecated objects for their class, which warns
+        tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
 
 
