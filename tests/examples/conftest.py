@@ -1,0 +1,15 @@
+"""One server for all examples that ask one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster_process import ServeProcess, serving
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    log: Path = tmp_path_factory.mktemp("server") / "log"
+    with serving("--local", "--prefill", "0", log=log) as server:
+        yield server

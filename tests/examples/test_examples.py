@@ -1,0 +1,115 @@
+"""Each command of examples/README.md runs on the embedded model and prints what it promises."""
+
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster_process import ServeProcess
+from tests.e2e.reference import greedy_text, tokenizer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+COMMANDS = {
+    Path(words[1]).name: words[2:]
+    for row in re.findall(r"^\|.*\| `(python .*)` \|$", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    for words in [shlex.split(row)]
+}
+PROMPT = "import os\n\n\nclass Path"
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run an example as its page says, but for the server's address, and return what it has printed."""
+
+    def run(name: str, url: str = "") -> str:
+        path = EXAMPLES / name
+        words = [url if url and word.startswith("http") else word for word in COMMANDS[name]]
+        monkeypatch.setattr(sys, "argv", [str(path), *words])
+        monkeypatch.syspath_prepend(str(EXAMPLES))
+        runpy.run_path(str(path), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def truth(num_tokens: int) -> str:
+    return greedy_text(tuple(tokenizer().encode(PROMPT)), num_tokens)
+
+
+def test_the_page_names_every_example() -> None:
+    assert set(COMMANDS) == {path.name for path in EXAMPLES.glob("*.py")}
+
+
+def test_no_example_is_longer_than_60_lines() -> None:
+    assert max(len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")) <= 60
+
+
+@pytest.mark.slow
+def test_offline_prompts_are_all_answered(run: Run) -> None:
+    assert run("offline.py").count("=" * 80) == 4
+
+
+@pytest.mark.slow
+def test_a_stream_is_what_transformers_says(run: Run, server: ServeProcess) -> None:
+    assert run("stream.py", server.base_url) == truth(64) + "\n"
+
+
+@pytest.mark.slow
+def test_an_agent_whose_model_calls_no_tool_ends_with_its_first_turn(run: Run, server: ServeProcess) -> None:
+    said = run("agent.py", server.base_url)
+    assert said.startswith("model: ")
+    assert "tool:" not in said
+
+
+def test_an_agent_is_told_what_its_tools_found(capsys: pytest.CaptureFixture[str]) -> None:
+    agent = runpy.run_path(str(EXAMPLES / "agent.py"))
+    turns = iter(
+        ['I count.\n{"tool": "length", "text": "baton"}', '{"tool": "weigh", "text": "baton"}', "It is 5."]
+    )
+    seen: list[str] = []
+
+    def chat(messages: list[dict[str, str]]) -> str:
+        seen.append(messages[-1]["content"])
+        return next(turns)
+
+    assert agent["run"](chat, "How long is baton?", 8) == "It is 5."
+    assert seen == ["How long is baton?", "Result: 5", "Result: there is no tool weigh"]
+
+
+def test_an_agent_that_never_answers_is_ended() -> None:
+    agent = runpy.run_path(str(EXAMPLES / "agent.py"))
+    with pytest.raises(SystemExit, match="no answer within 3 turns"):
+        agent["run"](lambda _: '{"tool": "reverse", "text": "a"}', "Go on.", 3)
+
+
+@pytest.mark.slow
+def test_instances_of_any_role_answer_as_one_does(run: Run) -> None:
+    assert "8 of 8 answers equal those of one instance" in run("any_role.py")
+
+
+@pytest.mark.slow
+def test_two_meshes_answer_as_one_rank_does(run: Run) -> None:
+    said = run("two_meshes.py")
+    assert truth(32) in said
+    assert "the same text as on one rank" in said
+
+
+def test_a_simulated_fleet_keeps_less_of_a_greater_load(run: Run) -> None:
+    shares = [float(share) for share in re.findall(r"([\d.]+)% within", run("simulate_trace.py"))]
+    for fleet in (shares[:3], shares[3:]):
+        assert fleet == sorted(fleet, reverse=True)
+        assert fleet[0] > 99.0
+
+
+def test_the_planned_fleet_is_the_cheapest_that_holds_the_targets(run: Run) -> None:
+    *tried, last = run("plan_fleet.py").splitlines()
+    rows = [(float(price), float(share), name.strip()) for name, price, share in
+            (re.fullmatch(r"(.*?)([\d.]+) \$/h +([\d.]+)% in time", row).groups() for row in tried)]  # fmt: skip
+    price, _, name = min(row for row in rows if row[1] >= 95.0)
+    assert last.startswith(f"cheapest: {name}")
+    assert f"{price:.2f} $/h" in last
