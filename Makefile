@@ -10,6 +10,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+WHEELS := $(VENV)/wheels
 SOURCES := baton benchmarks charts cluster core decode docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
 .PHONY: help serve local chat test lint docs format compiled chart-schema setup clean
@@ -21,16 +22,26 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml
+# $(call phase,WHAT,COMMAND): one line with the seconds that COMMAND took, and whatever it had to say.
+phase = @printf '==> %-22s' '$(1)'; from=$$(date +%s); said=$$( { $(2); } 2>&1 ); code=$$?; \
+	echo "$$(($$(date +%s) - from)) s"; [ -z "$$said" ] || echo "$$said"; exit $$code
+
+# uv installs in a fifth of pip's time. pip does it where uv cannot be had, or cannot reach what pip is told to use.
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+install = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install $(1)
+
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Baton needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
-	@echo "==> First run: setting up $(VENV) (a few minutes; later runs start at once)"
-	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on "$(TORCH)" numpy
-	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on "$(TORCH)" --editable ".[dev]"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl-cu12==1.5.1 || \
-		echo "==> NIXL cannot be installed here: its transport, and the tests of it, are left out"
+	$(call phase,$(VENV),$(PYTHON) -m venv $(VENV))
+	$(call phase,uv,$(PIP) install uv || echo 'uv cannot be installed here: pip takes its place')
+
+# pip alone fetches torch, and uv gets the file: an index of uv's choice may offer a build for other devices, gigabytes larger.
+$(READY): pyproject.toml | $(BIN)/python
+	$(call phase,torch,rm -rf $(WHEELS) && $(PIP) download --no-deps --dest $(WHEELS) "$(TORCH)")
+	$(call phase,Baton and the rest,$(call install,$(WHEELS)/torch-*.whl --editable ".[dev]"))
+	$(call phase,NIXL,$(call install,--no-deps nixl-cu12==1.5.1) || echo 'NIXL cannot be installed here: its transport and the tests of it are left out')
+	@rm -rf $(WHEELS)
 	@touch $(READY)
 
 serve: $(READY)
