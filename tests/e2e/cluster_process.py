@@ -85,6 +85,11 @@ class ServeProcess:
                 found += [(_describe(process), one.laddr.ip.removeprefix("::ffff:")) for one in sockets]
         return found
 
+    def memory_bytes(self) -> int:
+        """Of all processes together; what several share counts once."""
+        found = [psutil.Process(self.process.pid), *self.descendants()]
+        return sum(process.memory_full_info().pss for process in found)
+
     def status(self) -> dict[str, Any]:
         answer = httpx.get(f"{self.base_url}/cluster", timeout=10)
         answer.raise_for_status()

@@ -59,6 +59,15 @@ def test_every_process_listens_on_loopback_alone(server: ServeProcess) -> None:
     assert [one for one in listening if not ipaddress.ip_address(one[1]).is_loopback] == []
 
 
+def test_torch_is_in_the_pools_alone(server: ServeProcess) -> None:
+    holders = {
+        deployment
+        for deployment in ("Scheduler", "Ingress", "PrefillPool", "DecodePool")
+        if any("libtorch" in mapped.path for mapped in server.replicas(deployment)[0].memory_maps())
+    }
+    assert holders == {"PrefillPool", "DecodePool"}
+
+
 async def test_answers_equal_transformers(client: openai.AsyncOpenAI) -> None:
     for prompt in corpus_prompts(6):
         answer = await client.completions.create(

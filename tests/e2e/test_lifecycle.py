@@ -137,6 +137,7 @@ def test_over_tcp_with_checksums_and_a_killed_prefill(tmp_path: Path) -> None:
             assert [answer.result() for answer in running] == [greedy_text(prompt, 24) for prompt in prompts]
         server.wait_idle(2)
         assert len(ray_sessions(server)) == 1
+        assert server.memory_bytes() < 2e9
     assert ray_sessions(server) == []
 
 
