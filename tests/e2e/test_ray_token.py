@@ -20,6 +20,8 @@ print("joined", len(ray.nodes()))
 
 def join(address: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Without this Ray replaces a loopback address by the host's in the network, where nobody listens.
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     command = [sys.executable, "-c", JOIN, address]
     return subprocess.run(
         command,
