@@ -85,7 +85,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["results"]["4096 KiB"]["shm_of_raw"]],
     ],
     "transport_overlap.json": [_overlap],
-    "keepers.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("keeper", "own")]],
+    "remote_memory.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("remote", "own")]],
     "chaos.json": [lambda d, _: [sum(row["failed"] for row in d["rows"])]],
     "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_tokens"], d["requests"]]],
     "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],

@@ -1,10 +1,11 @@
-"""What it costs that a memory is behind its keeper, for an instance on several hosts.
+"""What it costs that a rank's memory is on another host, behind a process that serves it.
 
-    python -m benchmarks.keepers [--json FILE]
+    python -m benchmarks.remote_memory [--json FILE]
 
-Real processes on this machine: an instance, the keeper of its memory elsewhere, and a holder; TCP between the last two. A write
-takes until the holder has every byte, from the instance's own memory and from its keeper's by turns. Predictions: 0.2 ms for each
-word there and back, so 0.2 ms more for any write (hidden behind the next layer) and 0.2 ms before a grant is given away."""
+Real processes on this machine: an instance, the process that serves its memory elsewhere, and a holder; TCP between the last two.
+A write takes until the holder has every byte, from the instance's own memory and from remote memory by turns. Predictions: 0.2 ms
+for each message there and back, so 0.2 ms more for any write (hidden behind the next layer) and 0.2 ms before a grant is given
+away."""
 
 import asyncio
 import multiprocessing
@@ -37,7 +38,7 @@ SIZES = {"64 KiB": (64 << 10, 200), "1 MiB": (1 << 20, 100), "4 MiB": (4 << 20, 
 
 
 class Process:
-    """engine.ranks.rank.Rank: a keeper as a child of this process."""
+    """`engine.ranks.rank.Rank`: what serves the memory is a child of this process."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,10 +75,10 @@ async def measure(most_rounds: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for name, (num_bytes, rounds) in SIZES.items():
         found[name] = await _by_turns(
-            {way: _write(sender, region, num_bytes) for way, sender in (("own", own), ("keeper", far))},
+            {way: _write(sender, region, num_bytes) for way, sender in (("own", own), ("remote", far))},
             min(rounds, most_rounds),
         )
-    found["a grant is admitted"] = await _by_turns({"keeper": lambda: _opened(writer)}, min(300, most_rounds))
+    found["a grant is admitted"] = await _by_turns({"remote": lambda: _opened(writer)}, min(300, most_rounds))
     await own.close()
     for host in (holder, writer):
         await host.close()
@@ -112,7 +113,7 @@ def main() -> None:
         found = asyncio.run(measure(3 if arguments.smoke else 300))
         for name, times in found.items():
             print(f"{name:20}", *(f"{way} {ms:.3f} ms" for way, ms in times.items()))
-        write(arguments.json, "benchmarks.keepers", {"p50 ms": found})
+        write(arguments.json, "benchmarks.remote_memory", {"p50 ms": found})
 
 
 if __name__ == "__main__":
