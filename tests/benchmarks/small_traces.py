@@ -32,8 +32,11 @@ def write_traces(folder: Path) -> None:
             for number, (at_s, num_prompt, num_output) in enumerate(work)
         ]
         _write(folder / f"{name}.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
-    for name in ("azure2023_conv", "azure2023_code"):
-        rows = [(START + timedelta(seconds=at_s), *lengths) for at_s, *lengths in work]
+    for name, times in (("azure2023_conv", 1), ("azure2023_code", 5)):  # long prompts: few fill a fleet
+        rows = [
+            (START + timedelta(seconds=at_s), times * num_prompt, num_output)
+            for at_s, num_prompt, num_output in work
+        ]
         _write(folder / f"{name}.csv.gz", _table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), rows))
     columns = ("arrival_s", "input_tokens", "output_tokens")
     _write(folder / "servegen_deepseek-r1_1h.csv.gz", _table(columns, work))

@@ -22,10 +22,10 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
     "benchmarks.expert_balance", "benchmarks.fidelity", "benchmarks.load_balancer", "benchmarks.parallel_ranks",
-    "benchmarks.quantised_weights", "benchmarks.served_grid", "benchmarks.serving_overhead", "benchmarks.soak",
-    "tests.chaos.matrix",
+    "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
+    "benchmarks.soak", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
-"""These start servers or ranks."""
+"""These start processes, or make checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,16 @@ def commands() -> Iterator[Any]:
         yield pytest.param(file, command, id=command[0], marks=marks)
 
 
+def other_commands() -> set[tuple[str, ...]]:
+    """What the subjects' pages name beside the commands of the headlines, without what needs a GPU."""
+    pages = "".join(page.read_text() for page in RESULTS.glob("*.md"))
+    named = {
+        tuple(shlex.split(words)) for words in re.findall(r"`[^`\n]*python (?:-P )?-m ([^`\n]+)`", pages)
+    }
+    known = {headline.command[0] for headline in headlines()}
+    return {words for words in named if words[0] not in known and not words[0].startswith("benchmarks.gpu")}
+
+
 @pytest.fixture(scope="session")
 def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
@@ -112,17 +122,30 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_command_writes_what_its_headlines_need(
     file: str, command: tuple[str, ...], traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = tmp_path / "profile.json"
+    out = tmp_path / file
+    run(command, out, traces, monkeypatch)
+    content = json.loads(out.read_text())
+    for figures in FIGURES[file]:
+        assert all(math.isfinite(value) for value in figures(content, any_row))
+
+
+@pytest.mark.parametrize("command", sorted(other_commands()), ids=lambda words: words[0])
+def test_each_other_command_of_the_pages_runs(
+    command: tuple[str, ...], traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(command, tmp_path / "out.json", traces, monkeypatch)
+    assert json.loads((tmp_path / "out.json").read_text())
+
+
+def run(command: tuple[str, ...], out: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, in smoke mode, on small traces."""
+    profile = out.with_name("profile.json")
     profile.write_text(
         json.dumps(json.loads((RESULTS / "fidelity.json").read_text())["local"]["setup"]["profile"])
     )
-    out = tmp_path / file
-    replaced = {"profile.json": str(profile), file: str(out)}
+    replaced = {"profile.json": str(profile), out.name: str(out)}
     module, *words = [replaced.get(word, word.replace("../shared/traces", str(traces))) for word in command]
     arguments = [*words, "--smoke", *(() if "--json" in words else ("--json", str(out)))]
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     monkeypatch.chdir(RESULTS.parents[1])
     assert not exit_code(import_module(module).main)
-    content = json.loads(out.read_text())
-    for figures in FIGURES[file]:
-        assert all(math.isfinite(value) for value in figures(content, any_row))
