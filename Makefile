@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
 SOURCES := baton benchmarks charts cluster core decode docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
-.PHONY: help serve local chat test lint docs format compiled chart-schema setup clean
+.PHONY: help serve local chat test lint docs format compiled config-page chart-schema setup clean
 help:
 	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
 	@echo "make local                                             the same in one process, without Ray"
@@ -70,6 +70,9 @@ compiled: $(READY)
 	rm -rf build/compiled
 	BATON_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .
 	@echo "==> run anything on it: PYTHONPATH=build/compiled:. $(BIN)/python -P -m benchmarks.decisions ..."
+
+config-page: $(READY)
+	$(BIN)/python -m baton.config_page
 
 chart-schema: $(READY)
 	$(BIN)/python charts/schema.py

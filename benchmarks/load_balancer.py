@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.bench.report import plt
+from baton.bench.pictures import plt
 from benchmarks.report import parser, write
 from tests.deploy.balancers import BALANCERS, Ingress, balancer
 from tests.deploy.streams import Load, Stream, burst

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
+from core.config_words import sentence
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.types import Slo
@@ -19,7 +20,7 @@ C = TypeVar("C", bound=BaseModel)
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ModelConfig(_Frozen):
@@ -159,9 +160,13 @@ class ScalingConfig(_Frozen):
     interval_s: float = Field(default=5.0, gt=0)
     """Between two looks at the load."""
     prefill_min: int = Field(default=1, ge=1)
+    """Prefill instances at the least."""
     prefill_max: int = Field(default=64, ge=1)
+    """Prefill instances at the most."""
     decode_min: int = Field(default=1, ge=1)
+    """Decode instances at the least."""
     decode_max: int = Field(default=64, ge=1)
+    """Decode instances at the most."""
     target: float = Field(default=0.7, gt=0, le=1)
     """Share of a pool's time, blocks or slots that it is sized for."""
     shrink_below: float = Field(default=0.5, gt=0, le=1)
@@ -174,7 +179,9 @@ class ScalingConfig(_Frozen):
 
 class ServeConfig(_Frozen):
     host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 opens it to the network."""
     port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0: one that is free."""
     num_ports: int = Field(default=1, ge=1, le=64)
     """1: the ingresses of one host share `port`. More: each takes the first free one of so many from `port` on, so that a load
     balancer sees every one by itself."""
@@ -185,6 +192,7 @@ class ServeConfig(_Frozen):
     schedulers: int = Field(default=1, ge=1, le=16)
     """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
     request_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a request may take before it is ended."""
     drain_notice_s: float = Field(default=3.0, ge=0)
     """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
@@ -203,6 +211,7 @@ class ServeConfig(_Frozen):
     tls_client_ca: str = ""
     """PEM file of the authority that must have signed every client's certificate; empty: clients need none."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """What is logged at the least."""
     log_format: Literal["text", "json"] = "text"
     """`json`: one object a line, with request ids."""
     otlp_endpoint: str = ""
@@ -220,11 +229,14 @@ class ClusterConfig(_Frozen):
     prefill: ParallelConfig = ParallelConfig()
     decode: ParallelConfig = ParallelConfig()
     prefill_instances: int = Field(default=1, ge=0)
+    """Instances that compute prompts alone."""
     decode_instances: int = Field(default=1, ge=1)
+    """Instances that generate, and compute the prompts that are not worth handing over."""
     any_role: bool = False
     """The decode instances compute prompts for each other, too: the scheduler says for each request who does what.
     `prefill_instances` must be 0."""
     ingress_instances: int = Field(default=1, ge=1)
+    """Processes that listen for HTTP."""
     cpus_per_instance: float = Field(default=0.25, gt=0)
     """What each rank of an instance asks of Ray; it does not bound its threads."""
     cluster_key: SecretStr | None = None
@@ -236,7 +248,9 @@ class ClusterConfig(_Frozen):
         "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, priority=0),
         "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
     }
+    """Service classes: targets for the first token and for each further one in seconds, priority, weight."""
     tenants: Mapping[TenantName, TenantConfig] = {}
+    """Who holds certain keys, and what they may ask."""
 
     def cpus_of(self, pool: ParallelConfig) -> float:
         """What an instance of this pool asks of Ray; its ranks are processes within its share."""
@@ -279,15 +293,19 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
         return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        got = "" if _SECRETS.intersection(first["loc"]) else f" (got {first['input']!r})"
-        raise ConfigError(f"configuration key {where!r}: {first['msg']}{got}") from None
+        secret = bool(_SECRETS.intersection(first["loc"]))
+        raise ConfigError(sentence(kind, first, secret)) from None
 
 
 def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Keys that need each other. Raises ConfigError."""
     engine = config.engine
     _check_scaling(config)
+    if config.transfer.transport in ("nccl", "cuda_ipc"):
+        raise ConfigError(
+            f"transfer.transport is {config.transfer.transport}, which moves KV in GPU memory; instances hand KV over in host "
+            "memory, where a GPU's pool has its copy: use auto, shm, tcp or nixl"
+        )
     if config.any_role and config.prefill_instances:
         raise ConfigError(
             f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"

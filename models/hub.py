@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
 from core.errors import ConfigError
 
 _EMBEDDED = Path(__file__).resolve().parent / "embedded"
@@ -17,6 +14,10 @@ def resolve(path_or_id: str) -> Path:
     """The model's folder; a hub id is downloaded (or found in the local cache). Raises ConfigError."""
     if (folder := folder_of(path_or_id)) is not None:
         return folder
+    # Half a second of processor time, which a model in a folder does not need.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
     try:
         return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:

@@ -9,9 +9,6 @@ from rich.console import Console
 
 from baton.cli.ray_program import run_ray
 from baton.cli.yaml_file import read_yaml
-from cluster.deploy.rollout import with_stamps
-from cluster.deploy.serve_file import check_serve_file
-from cluster.deploy.serve_rest import ServeRest
 
 console = Console(stderr=True, highlight=False)
 DASHBOARD = "http://127.0.0.1:8265"
@@ -28,6 +25,10 @@ def deploy(
     timeout_s: Annotated[float, typer.Option(min=1, help="How long to wait until everything runs.")] = 600.0,
 ) -> None:
     """Deploy, or upgrade what runs: replicas are replaced a few at a time, and each finishes or moves what it has first."""
+    from cluster.deploy.rollout import with_stamps  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.deploy.serve_file import check_serve_file  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.deploy.serve_rest import ServeRest  # noqa: PLC0415 (seconds, which --help does not need)
+
     schema, configs = check_serve_file(read_yaml(file))
     if cluster is not None:
         remote = f"/tmp/baton-deploy-{file.name}"

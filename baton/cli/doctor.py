@@ -2,25 +2,18 @@
 
 import asyncio
 import json
-import logging
 import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import ray
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from baton.cli.yaml_file import read_yaml
-from cluster.deploy.rank_bundles import most_kv_bytes
-from cluster.preflight.collective_check import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Finding, Verdict
-from cluster.preflight.node_checks import check_host
-from cluster.preflight.ray_nodes import check_room, living_nodes
-from core.config import ClusterConfig, load
+from core.config import load
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 
@@ -56,20 +49,24 @@ def doctor(
         raise typer.BadParameter(
             "needs --rendezvous, a --rank below it, and no --ray-address", param_hint="--world"
         )
+    from baton.examination import all_kv_bytes, backend_for, examine  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.preflight.collective_check import check_as_rank  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.preflight.node_checks import check_host  # noqa: PLC0415 (seconds, which --help does not need)
+
     settings = load(read_yaml(config), os.environ)
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
-        chosen = _backend(backend)
+        chosen = backend_for(backend)
         expected = expect_gb_per_s * 1e9
         if world > 1:
-            findings = check_host(f"rank {rank}", _all_kv_bytes(settings), settings.model.path)
+            findings = check_host(f"rank {rank}", all_kv_bytes(settings), settings.model.path)
             findings += asyncio.run(
                 check_as_rank(
                     rank, world, rendezvous, chosen, mib=mib, wait_s=wait_s, expected_bytes_per_s=expected
                 )
             )
         else:
-            findings = asyncio.run(_examine(settings, ray_address, chosen, mib, expected))
+            findings = asyncio.run(examine(settings, ray_address, chosen, mib, expected))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:
@@ -77,40 +74,6 @@ def doctor(
     failed = sum(finding.verdict is Verdict.FAIL for finding in findings)
     console.print(f"[bold red]{failed} not fit[/]" if failed else "[green]fit to serve[/]")
     sys.exit(1 if failed else 0)
-
-
-def _backend(wanted: str) -> str:
-    if wanted not in ("auto", "nccl", "gloo"):
-        raise typer.BadParameter(f"{wanted}: use nccl, gloo or auto", param_hint="--backend")
-    if wanted == "auto":
-        return "nccl" if torch.cuda.is_available() else "gloo"
-    return wanted
-
-
-async def _examine(
-    config: ClusterConfig, ray_address: str, backend: str, mib: int, expected_bytes_per_s: float
-) -> list[Finding]:
-    if not ray_address:
-        here = LocalNode()
-        fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
-        return [*check_host(here.name, _all_kv_bytes(config), config.model.path), *fabric]
-    ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        nodes = living_nodes()
-        room = check_room(config, [node.resources for node in nodes])
-        hosts = await asyncio.gather(
-            *(node.check_host(most_kv_bytes(config, node.resources), config.model.path) for node in nodes)
-        )
-        clocks = [await node.check_clock() for node in nodes]
-        fabric = await check_fabric(nodes, backend, mib, expected_bytes_per_s)
-        return [*(finding for findings in hosts for finding in findings), room, *clocks, *fabric]
-    finally:
-        ray.shutdown()
-
-
-def _all_kv_bytes(config: ClusterConfig) -> int:
-    """Of a machine that has every instance."""
-    return config.engine.kv_bytes * config.decode_instances
 
 
 def _table(findings: list[Finding]) -> Table:

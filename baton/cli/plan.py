@@ -5,9 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import matplotlib
 import typer
-from matplotlib import pyplot
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -20,8 +18,6 @@ from sim.coarse.workload import natural_block_tokens
 from sim.goodput import Window
 from sim.planner import Demand, Trial, cheapest
 from sim.planner import plan as find_plan
-
-matplotlib.use("Agg")
 
 
 def plan(
@@ -71,7 +67,9 @@ def plan(
             + "\n"
         )
     if picture is not None:
-        _draw(trials, best, attainment, picture)
+        from baton.plan_picture import draw_plan  # noqa: PLC0415 (seconds, which --help does not need)
+
+        draw_plan(trials, best, attainment, picture, _name)
     if best is None:
         raise ConfigError(
             f"no fleet of up to {max_instances} instances holds the targets for {attainment:.0%} of the requests"
@@ -114,26 +112,3 @@ def _print(trials: list[Trial], best: Trial | None, wanted: float) -> None:
             style="bold green" if trial is best else "",
         )
     Console().print(table)
-
-
-def _draw(trials: list[Trial], best: Trial | None, wanted: float, picture: Path) -> None:
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    for gpu in sorted({trial.fleet.gpu for trial in trials}):
-        own = [trial for trial in trials if trial.fleet.gpu == gpu]
-        means = [trial.mean for trial in own]
-        errors = [
-            [trial.mean - min(trial.attainments) for trial in own],
-            [max(trial.attainments) - trial.mean for trial in own],
-        ]
-        axes.errorbar([t.fleet.dollars_per_h for t in own], means, yerr=errors, fmt="o", capsize=3, label=gpu)
-    axes.axhline(wanted, color="black", linestyle="dotted")
-    if best is not None:
-        axes.annotate(
-            _name(best), (best.fleet.dollars_per_h, best.mean), xytext=(8, -14), textcoords="offset points"
-        )
-    axes.set_xlabel("dollars an hour")
-    axes.set_ylabel("share of requests within both targets (bars: over seeds)")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(picture)
-    pyplot.close(figure)

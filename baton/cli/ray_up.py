@@ -5,15 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import jsonschema
 import typer
-from ray.autoscaler._private.util import prepare_config, validate_config
 from rich.console import Console
 
 from baton.cli.deploy import DASHBOARD
 from baton.cli.ray_program import run_ray
 from baton.cli.yaml_file import read_yaml
-from cluster.deploy.serve_rest import ServeRest, summarize
 from core.errors import ConfigError
 
 console = Console(stderr=True, highlight=False)
@@ -58,6 +55,8 @@ def status(
     if cluster is not None:
         read_cluster_file(cluster)
         sys.exit(run_ray("exec", str(cluster), "ray status; baton status", check=False))
+    from cluster.deploy.serve_rest import ServeRest, summarize  # noqa: PLC0415 (seconds, which --help does not need)
+
     applications = ServeRest(address).applications()
     if not applications:
         console.print("no application is deployed: baton deploy app.yaml")
@@ -74,6 +73,9 @@ def status(
 
 def read_cluster_file(path: Path) -> dict[str, Any]:
     """The file as Ray would complete it. Raises ConfigError where Ray's own schema refuses it."""
+    import jsonschema  # noqa: PLC0415 (seconds, which --help does not need)
+    from ray.autoscaler._private.util import prepare_config, validate_config  # noqa: PLC0415 (seconds, which --help does not need)
+
     config = read_yaml(path)
     if not isinstance(config.get("provider"), Mapping) or "type" not in config["provider"]:
         raise ConfigError(f"{path}: provider.type is missing: aws, gcp, local, ...")

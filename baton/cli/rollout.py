@@ -9,9 +9,6 @@ from rich.console import Console
 
 from baton.cli.deploy import DASHBOARD
 from baton.cli.ray_program import run_ray
-from cluster.deploy.rollout import ORDER
-from cluster.deploy.rollout import rollout as roll
-from cluster.deploy.serve_rest import ServeRest
 
 console = Console(stderr=True, highlight=False)
 
@@ -19,7 +16,8 @@ console = Console(stderr=True, highlight=False)
 def rollout(
     app: Annotated[str, typer.Option(help="The application's name.")] = "baton",
     only: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(ORDER)}: these alone; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Of prefill, decode, scheduler and ingress these alone; may be repeated."),
     ] = None,
     address: Annotated[
         str, typer.Option(envvar="RAY_DASHBOARD_ADDRESS", help="The Ray cluster's dashboard.")
@@ -30,6 +28,10 @@ def rollout(
     timeout_s: Annotated[float, typer.Option(min=1, help="How long one pool may take.")] = 1800.0,
 ) -> None:
     """Restart prefill, decode, scheduler and ingress in turn, so that they run what their nodes have now. Nothing is lost."""
+    from cluster.deploy.rollout import ORDER  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.deploy.rollout import rollout as roll  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.deploy.serve_rest import ServeRest  # noqa: PLC0415 (seconds, which --help does not need)
+
     if unknown := set(only or ()) - set(ORDER):
         raise typer.BadParameter(f"{min(unknown)}: one of {', '.join(ORDER)}", param_hint="--only")
     chosen = tuple(name for name in ORDER if not only or name in only)

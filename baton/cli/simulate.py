@@ -12,7 +12,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from baton.bench.traces import TraceRow, read_trace
-from baton.simulation_pictures import draw_attainment, draw_goodput, draw_timeline
 from core.errors import ConfigError
 from core.step_profile import read_profile
 from core.types import Slo
@@ -141,6 +140,8 @@ def _numbers(sweep: str) -> list[int]:
 
 def _report(study: _Study, served: list[Served], sweep: list[int], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    from baton.simulation_pictures import draw_attainment, draw_goodput, draw_timeline  # noqa: PLC0415 (seconds, which --help does not need)
+
     draw_timeline(served, folder / "timeline.png")
     draw_attainment(served, study.slo, folder / "attainment.png")
     if sweep:

@@ -1,0 +1,113 @@
+"""The options of `baton serve`, made from one table: which key of the configuration each one sets.
+
+What an option means, what it takes and its default are the key's own (`ClusterConfig`). An option that is not given says nothing:
+a file's or the environment's word stands then, whatever the default is."""
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from core.config import ClusterConfig
+from core.config_words import keys_of
+
+KEYS: Final[Mapping[str, str]] = {
+    "model": "model.path",
+    "name": "model.name",
+    "dtype": "model.dtype",
+    "quantization": "model.quantization",
+    "max_context": "model.max_context_tokens",
+    "prefill": "prefill_instances",
+    "decode": "decode_instances",
+    "any_role": "any_role",
+    "prefill_tp": "prefill.tp",
+    "prefill_pp": "prefill.pp",
+    "prefill_dp": "prefill.dp",
+    "prefill_ep": "prefill.ep",
+    "decode_tp": "decode.tp",
+    "decode_pp": "decode.pp",
+    "decode_dp": "decode.dp",
+    "decode_ep": "decode.ep",
+    "host": "serve.host",
+    "port": "serve.port",
+    "api_key": "serve.api_keys",
+    "transport": "transfer.transport",
+    "kv_replicas": "transfer.kv_replicas",
+    "deterministic": "engine.deterministic",
+    "log_level": "serve.log_level",
+}
+"""By option (with dashes on the command line)."""
+_OTHERS: Final[Mapping[str, Any]] = {
+    "local": Annotated[bool, typer.Option("--local", help="One process, no Ray.")],
+    "config": Annotated[
+        Path | None, typer.Option(help="YAML file with any of the configuration's keys.", show_default=False)
+    ],
+    "set_": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any configuration key, e.g. engine.block_size=32.",
+            show_default=False,
+        ),
+    ],
+    "ray_address": Annotated[
+        str, typer.Option(help="Join this Ray cluster (`auto`, or host:port) instead of starting one here.")
+    ],
+}
+_DEFAULTS: Final[Mapping[str, Any]] = {"local": False, "config": None, "set_": None, "ray_address": "local"}
+
+
+def flag(option: str) -> str:
+    """As it is typed."""
+    return "--" + option.replace("_", "-")
+
+
+def signature() -> inspect.Signature:
+    """What typer makes the command line of: None for each key's option that is not given."""
+    fields = dict(keys_of(ClusterConfig))
+    ours = {option: _annotation(option, fields[key]) for option, key in KEYS.items()}
+    kinds = [*ours.items(), *_OTHERS.items()]
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                option, inspect.Parameter.KEYWORD_ONLY, default=_DEFAULTS.get(option), annotation=annotation
+            )
+            for option, annotation in kinds
+        ]
+    )
+
+
+def overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """By key, what was said on the command line. `--any-role` leaves no instance for prefill alone unless `--prefill` does."""
+    said = {
+        KEYS[option]: value for option, value in given.items() if option in KEYS and value not in (None, [])
+    }
+    if said.get("any_role") and "prefill_instances" not in said:
+        said["prefill_instances"] = 0
+    return said
+
+
+def _annotation(option: str, field: FieldInfo) -> Any:
+    shown: dict[str, Any] = {
+        "help": _first_sentence(field.description or ""),
+        "show_default": _shown(field.default),
+    }
+    if field.annotation is bool:
+        return Annotated[bool | None, typer.Option(flag(option), **shown)]
+    if get_origin(field.annotation) is tuple:
+        return Annotated[list[str] | None, typer.Option(flag(option), metavar="TEXT", **shown)]
+    kind: Any = int if field.annotation is int else str
+    metavar = "|".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else None
+    return Annotated[kind | None, typer.Option(flag(option), metavar=metavar, **shown)]
+
+
+def _shown(default: Any) -> str | bool:
+    return str(default) if default not in ("", None, (), False) else False
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split()).partition(". ")[0].rstrip(".") + "."

@@ -1,0 +1,49 @@
+"""What `baton doctor` looks at: this node, or every node and link of a Ray cluster."""
+
+import asyncio
+import logging
+
+import ray
+import torch
+import typer
+
+from cluster.deploy.rank_bundles import most_kv_bytes
+from cluster.preflight.collective_check import LocalNode, check_fabric
+from cluster.preflight.findings import Finding
+from cluster.preflight.node_checks import check_host
+from cluster.preflight.ray_nodes import check_room, living_nodes
+from core.config import ClusterConfig
+
+
+def backend_for(wanted: str) -> str:
+    if wanted not in ("auto", "nccl", "gloo"):
+        raise typer.BadParameter(f"{wanted}: use nccl, gloo or auto", param_hint="--backend")
+    if wanted == "auto":
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    return wanted
+
+
+async def examine(
+    config: ClusterConfig, ray_address: str, backend: str, mib: int, expected_bytes_per_s: float
+) -> list[Finding]:
+    if not ray_address:
+        here = LocalNode()
+        fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
+        return [*check_host(here.name, all_kv_bytes(config), config.model.path), *fabric]
+    ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        nodes = living_nodes()
+        room = check_room(config, [node.resources for node in nodes])
+        hosts = await asyncio.gather(
+            *(node.check_host(most_kv_bytes(config, node.resources), config.model.path) for node in nodes)
+        )
+        clocks = [await node.check_clock() for node in nodes]
+        fabric = await check_fabric(nodes, backend, mib, expected_bytes_per_s)
+        return [*(finding for findings in hosts for finding in findings), room, *clocks, *fabric]
+    finally:
+        ray.shutdown()
+
+
+def all_kv_bytes(config: ClusterConfig) -> int:
+    """Of a machine that has every instance."""
+    return config.engine.kv_bytes * config.decode_instances

@@ -1,0 +1,73 @@
+"""What `baton profile` measures: steps of the real engine over a grid, and the law that is fitted to them."""
+
+import os
+import platform
+
+from rich.console import Console
+from rich.progress import Progress
+
+from core.config import load
+from core.step_profile import Profile
+from core.steps import chunk_pairs
+from engine.execution.step_meter import Piece, StepMeter
+from models.hub import resolve
+from sim.profile import Sample, as_profile, fit
+
+_CHUNKS = (16, 32, 64, 128, 256, 512)
+_STARTS = (0, 128, 512, 1024)
+_BATCHES = (1, 2, 4, 8, 16, 32)
+_CONTEXTS = (16, 128, 512, 1024)
+_BESIDE = (0, 4, 16)
+
+
+def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
+    """The profile, and by how much its decode and its prompt steps are off in the mean. Raises ConfigError."""
+    config = load(None, os.environ, {"model.path": model})
+    folder = resolve(config.model.path)
+    meter = StepMeter(config, folder)
+    limit = meter.size.max_context_tokens - 1
+    grid = [step for step in _grid() if max(piece.start + piece.count for piece in step) < limit]
+    times: list[list[float]] = [[] for _ in grid]
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("steps", total=len(grid) * (repeats + 1))
+        for turn in range(
+            repeats + 1
+        ):  # rounds over the whole grid, so that a slow minute hurts all alike; the first warms up
+            for step, seen in zip(grid, times, strict=True):
+                duration_s = meter.measure(step)
+                if turn:
+                    seen.append(duration_s)
+                bar.advance(task)
+    meter.close()
+    cost = fit([_sample(step, sorted(seen)[len(seen) // 2]) for step, seen in zip(grid, times, strict=True)])
+    layout = meter.size.shard.layout
+    profile = as_profile(
+        cost,
+        model=model,
+        machine=f"{platform.machine()}, {config.engine.num_threads} thread(s)",
+        num_blocks=meter.size.num_blocks,
+        kv_token_bytes=layout.token_bytes,
+        num_layers=layout.num_layers,
+    )
+    return profile, cost.models.decode.error, cost.models.prompt.error
+
+
+def _grid() -> list[list[Piece]]:
+    decodes = [[Piece(context, 1)] * batch for batch in _BATCHES for context in _CONTEXTS]
+    prompts = [
+        [Piece(start, count), *[Piece(128, 1)] * beside]
+        for count in _CHUNKS
+        for start in _STARTS
+        for beside in _BESIDE
+    ]
+    return decodes + prompts
+
+
+def _sample(step: list[Piece], duration_s: float) -> Sample:
+    return Sample(
+        num_tokens=sum(piece.count for piece in step),
+        context_tokens=sum(piece.start + piece.count for piece in step),
+        num_pairs=sum(chunk_pairs(piece.start, piece.count) for piece in step),
+        num_seqs=len(step),
+        duration_s=duration_s,
+    )
