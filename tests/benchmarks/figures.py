@@ -36,9 +36,9 @@ def _closed_gap(d: Any, find: Find) -> list[float]:
     return [100 * closed["hit_density, all told"], 100 * closed["hit_density"]]
 
 
-def _overlap(d: Any, find: Find) -> list[float]:
-    row = find(d["results"]["shm"]["rows"], num_tokens=512, pace=2.0)
-    return [100 * row["hidden_share"], 100 * row["exposed_of_ttft"]]
+def _overlap(d: Any, _: Find) -> list[float]:
+    rows = [row for transport in d["results"].values() for row in transport["rows"] if row["pace"] == 2.0]
+    return [100 * min(row["hidden_share"] for row in rows), 100 * max(row["exposed_of_ttft"] for row in rows)]
 
 
 def _added(d: Any, _: Find) -> list[float]:
