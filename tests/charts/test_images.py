@@ -90,7 +90,9 @@ def test_the_image_has_the_compiled_scheduler(name: str) -> None:
 
 def test_the_wheel_in_the_image_has_every_file_of_the_packages() -> None:
     data: dict[str, list[str]] = PYPROJECT["tool"]["setuptools"]["package-data"]
-    patterns = [f"{package}/{pattern}" for package, some in data.items() for pattern in some]
+    patterns = [
+        f"{package.replace('.', '/')}/{pattern}" for package, some in data.items() for pattern in some
+    ]
     listed = subprocess.run(
         ["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
     )
