@@ -13,12 +13,12 @@ READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
 SOURCES := baton benchmarks charts cluster core decode docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
-.PHONY: help serve local chat test lint docs format compiled config-page chart-schema setup clean
+.PHONY: help serve local chat test test-all lint docs format compiled config-page chart-schema setup clean
 help:
 	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
 	@echo "make local                                             the same in one process, without Ray"
 	@echo "make chat                                              talk to it"
-	@echo "make test | lint | docs | format | compiled | clean"
+	@echo "make test (minutes) | test-all (what CI runs) | lint | docs | format | compiled | clean"
 
 setup: $(READY)
 
@@ -53,8 +53,13 @@ local: $(READY)
 chat: $(READY)
 	@exec $(BIN)/baton chat --base-url http://127.0.0.1:$(PORT) $(ARGS)
 
+# Two workers, long tests first. `test` leaves out what is slow, but for one whole cluster; `test-all` is what CI runs.
+PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) -m "not slow or essential" $(ARGS)
+
+test-all: $(READY)
+	$(PYTEST) $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check $(SOURCES)

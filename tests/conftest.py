@@ -1,6 +1,52 @@
-"""For all tests."""
+"""For all tests: which of them share a worker, and in which order they run."""
 
 import signal
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A shell starts background jobs with SIGINT ignored, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the business of a machine that others share.
+settings.register_profile("baton", deadline=None)
+settings.load_profile("baton")
+
+_OWN_THE_MACHINE = (
+    "tests/chaos/",
+    "tests/deploy/",
+    "tests/charts/test_on_ray.py",
+    "tests/charts/test_prestop.py",
+    "tests/e2e/test_hosts.py",
+    "tests/e2e/test_lifecycle.py",
+)
+"""Their tests stop, cut and restart real processes under deadlines, or make networks of their own: one after another."""
+_NOTHING_SHARED = (
+    "tests/benchmarks/test_smoke.py",
+    "tests/kernels/test_triton_aot.py",
+    "tests/kernels/test_triton_interpreted.py",
+    "tests/parallel/test_served_grid.py",
+)
+"""Their tests take long and share no fixture: each goes to whichever worker is free."""
+
+
+class _ByFile(LoadScopeScheduling):
+    """Tests of a file share its fixtures, and so a worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(_OWN_THE_MACHINE):
+            return "the machine"
+        return nodeid if nodeid.startswith(_NOTHING_SHARED) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests begin first, so that no worker is left with one at the end. A file's tests stay together."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import goodput, percentiles, summarise
-from baton.bench.report import draw, write_json
+from baton.bench.pictures import draw
+from baton.bench.report import write_json
 from baton.bench.sse import SseReader
 from baton.bench.traces import RateWindow, read_rate_curve, read_trace
 from baton.bench.workload import Job, curve_arrivals, from_trace, poisson_arrivals, synthetic

@@ -68,6 +68,7 @@ def test_torch_is_in_the_pools_alone(server: ServeProcess) -> None:
     assert holders == {"PrefillPool", "DecodePool"}
 
 
+@pytest.mark.essential
 async def test_answers_equal_transformers(client: openai.AsyncOpenAI) -> None:
     for prompt in corpus_prompts(6):
         answer = await client.completions.create(

@@ -45,12 +45,11 @@ def meta_of(parts: list[Part], device: torch.device = CPU) -> tuple[torch.Tensor
 
 
 @torch.inference_mode()
-def part_logits(
+def part_logits(  # noqa: PLR0917 (ranks are given what they run by position)
     rank: int,
     store: Any,
     mesh: Mesh,
     folder: Path,
-    *,
     steps: list[list[Part]],
     deterministic: bool = False,
     num_spare: int = 0,

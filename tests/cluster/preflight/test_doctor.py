@@ -62,7 +62,7 @@ async def test_a_node_alone_is_not_asked_for_two_ranks_on_one_gpu() -> None:
             asked.append(backend)
             return await Scripted.run_rank(self, rank, world, address, backend, mib)
 
-    findings = await check_fabric([Listening("a")], "nccl", 1, 0)
+    findings = await check_fabric([Listening(name="a")], "nccl", 1, 0)
     assert asked == ["gloo", "gloo"]
     assert findings[0].check == "gloo all-reduce"
 

@@ -37,6 +37,8 @@ import sys
 from pathlib import Path
 from cluster.scheduler.compiled import scheduler_is_compiled
 from cluster.scheduler.recorded_scheduler import replay
+
+pytestmark = pytest.mark.slow
 assert scheduler_is_compiled()
 for name in sys.argv[1:]:
     Path(name + ".decided").write_text("\\n".join(replay(Path(name))[1]))
