@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from core.types import Slo
-from sim.report import Served, attainment, crowd, good_per_s
+from sim.report import ServedRequest, attainment, crowd, good_per_s
 
 _GOALS = (0.9, 0.99)
 
 
-def draw_timeline(served: Sequence[Served], picture: Path) -> None:
+def draw_timeline(served: Sequence[ServedRequest], picture: Path) -> None:
     """Requests without a first token, and those with one but no end."""
     times, waiting, decoding = zip(*crowd(served), strict=True)
     figure, axes = pyplot.subplots(figsize=(9, 4.5))
@@ -29,7 +29,7 @@ def draw_timeline(served: Sequence[Served], picture: Path) -> None:
     _save(figure, picture)
 
 
-def draw_attainment(served: Sequence[Served], slo: Slo, picture: Path) -> None:
+def draw_attainment(served: Sequence[ServedRequest], slo: Slo, picture: Path) -> None:
     """Share of all offered requests that would hold a target, over that target."""
     figure, (first, then) = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     _curve(first, [one.ttft_s for one in served], slo.ttft_s, "time to the first token, s")
@@ -39,7 +39,7 @@ def draw_attainment(served: Sequence[Served], slo: Slo, picture: Path) -> None:
     _save(figure, picture)
 
 
-def draw_goodput(by_rate: Mapping[float, Sequence[Served]], slo: Slo, picture: Path) -> None:
+def draw_goodput(by_rate: Mapping[float, Sequence[ServedRequest]], slo: Slo, picture: Path) -> None:
     """Requests a second that hold both targets, and their share, over the offered rate."""
     rates = sorted(by_rate)
     figure, axes = pyplot.subplots(figsize=(8, 4.5))

@@ -9,7 +9,7 @@ from rich.progress import Progress
 from core.config import load
 from core.step_profile import Profile
 from core.steps import chunk_pairs
-from engine.execution.step_meter import Piece, StepMeter
+from engine.execution.step_meter import PromptPiece, StepMeter
 from models.hub import resolve
 from sim.profile import Sample, as_profile, fit
 
@@ -52,10 +52,10 @@ def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
     return profile, cost.models.decode.error, cost.models.prompt.error
 
 
-def _grid() -> list[list[Piece]]:
-    decodes = [[Piece(context, 1)] * batch for batch in _BATCHES for context in _CONTEXTS]
+def _grid() -> list[list[PromptPiece]]:
+    decodes = [[PromptPiece(context, 1)] * batch for batch in _BATCHES for context in _CONTEXTS]
     prompts = [
-        [Piece(start, count), *[Piece(128, 1)] * beside]
+        [PromptPiece(start, count), *[PromptPiece(128, 1)] * beside]
         for count in _CHUNKS
         for start in _STARTS
         for beside in _BESIDE
@@ -63,7 +63,7 @@ def _grid() -> list[list[Piece]]:
     return decodes + prompts
 
 
-def _sample(step: list[Piece], duration_s: float) -> Sample:
+def _sample(step: list[PromptPiece], duration_s: float) -> Sample:
     return Sample(
         num_tokens=sum(piece.count for piece in step),
         context_tokens=sum(piece.start + piece.count for piece in step),

@@ -26,7 +26,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.report import parser, write
 from core.config import ClusterConfig, EngineConfig, ModelConfig
-from engine.execution.step_meter import Piece, StepMeter
+from engine.execution.step_meter import PromptPiece, StepMeter
 from kernels.torch.prepacked import WeightFormat
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
@@ -45,10 +45,10 @@ WAYS: dict[str, ModelConfig] = {
     "int8": ModelConfig(dtype="auto", quantization="int8"),
 }
 STEPS = {
-    "prefill 512": [Piece(0, 512)],
-    "decode 1": [Piece(128, 1)],
-    "decode 8": [Piece(128, 1)] * 8,
-    "decode 32": [Piece(128, 1)] * 32,
+    "prefill 512": [PromptPiece(0, 512)],
+    "decode 1": [PromptPiece(128, 1)],
+    "decode 8": [PromptPiece(128, 1)] * 8,
+    "decode 32": [PromptPiece(128, 1)] * 32,
 }
 
 

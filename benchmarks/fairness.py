@@ -20,10 +20,10 @@ from rich.progress import Progress
 from benchmarks.report import parser, write
 from core.config import ScheduleConfig
 from core.types import Request, SamplingParams, Slo
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
-from sim.report import Served, served_coarsely
+from sim.report import ServedRequest, served_coarsely
 
 SLO = Slo(name="chat", ttft_s=4.0, tpot_s=0.1)
 SHARES = {"flood": 0.55, "second": 0.25, "third": 0.2}
@@ -32,9 +32,9 @@ RATE, BLOCK = 90.0, 64
 SLACKS = (0.0, 0.2, 0.4, 0.6)
 
 
-def offered(seed: int, seconds: float, named: bool) -> list[Job]:
+def offered(seed: int, seconds: float, named: bool) -> list[SimulatedRequest]:
     """`named`: each request bears its tenant's name, else all are nobody's."""
-    rng, jobs, at_s = random.Random(seed), list[Job](), 0.0
+    rng, jobs, at_s = random.Random(seed), list[SimulatedRequest](), 0.0
     while at_s < seconds:
         at_s += rng.expovariate(RATE)
         tenant = rng.choices(list(SHARES), list(SHARES.values()))[0]
@@ -51,11 +51,15 @@ def offered(seed: int, seconds: float, named: bool) -> list[Job]:
             tenant=name,
         )
         ids = tuple(10_000 * len(jobs) + i for i in range(-(-num_prompt // BLOCK)))
-        jobs.append(Job(request=request, ids=ids, hashes=ids[: num_prompt // BLOCK], num_prompt=num_prompt))
+        jobs.append(
+            SimulatedRequest(
+                request=request, ids=ids, hashes=ids[: num_prompt // BLOCK], num_prompt=num_prompt
+            )
+        )
     return jobs
 
 
-def run(jobs: list[Job], seconds: float, slack: float) -> CoarseOutcome:
+def run(jobs: list[SimulatedRequest], seconds: float, slack: float) -> CoarseOutcome:
     schedule = ScheduleConfig(fairness_slack=slack)
     config = CoarseConfig(
         num_prefill=0,
@@ -68,11 +72,11 @@ def run(jobs: list[Job], seconds: float, slack: float) -> CoarseOutcome:
     return simulate(config, jobs, until_s=seconds)
 
 
-def good(served: Sequence[Served]) -> int:
+def good(served: Sequence[ServedRequest]) -> int:
     return sum(one.holds(SLO) for one in served)
 
 
-def services(jobs: Sequence[Job]) -> dict[str, float]:
+def services(jobs: Sequence[SimulatedRequest]) -> dict[str, float]:
     """By tenant, of those that were served until then."""
     service = dict.fromkeys(SHARES, 0.0)
     for job in jobs:
@@ -85,7 +89,7 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * sum(v * v for v in values))
 
 
-def ideal_loss(jobs: Sequence[Job], service: float) -> float:
+def ideal_loss(jobs: Sequence[SimulatedRequest], service: float) -> float:
     """Share of requests that equal parts of `service` keep fewer than all of it does, each the cheapest there are."""
     equal = sum(
         _most([j for j in jobs if j.request.tenant == name], service / len(SHARES)) for name in SHARES
@@ -93,7 +97,7 @@ def ideal_loss(jobs: Sequence[Job], service: float) -> float:
     return 1 - equal / _most(jobs, service)
 
 
-def _most(jobs: Sequence[Job], service: float) -> int:
+def _most(jobs: Sequence[SimulatedRequest], service: float) -> int:
     count = 0
     for cost in sorted(_cost(job) for job in jobs):
         if cost > service:
@@ -103,7 +107,7 @@ def _most(jobs: Sequence[Job], service: float) -> int:
     return count
 
 
-def _cost(job: Job) -> float:
+def _cost(job: SimulatedRequest) -> float:
     return job.num_prompt + 2.0 * job.max_tokens
 
 

@@ -30,7 +30,7 @@ from rich.progress import Progress
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import gaps_s, ttft_s
 from baton.bench.report import machine
-from baton.bench.workload import Job, synthetic
+from baton.bench.workload import BenchRequest, synthetic
 from benchmarks.report import parser
 from benchmarks.serving_overhead import server
 from core.config import load
@@ -71,9 +71,9 @@ class Trip:
         return self.ttft_s <= SLO.ttft_s and self.tpot_s <= SLO.tpot_s
 
 
-def timed(work: Sequence[Job], rate: float, seed: int) -> list[Job]:
+def timed(work: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchRequest]:
     """Poisson arrivals."""
-    rng, at_s, result = Random(seed), 0.0, list[Job]()
+    rng, at_s, result = Random(seed), 0.0, list[BenchRequest]()
     for job in work:
         at_s += rng.expovariate(rate)
         result.append(replace(job, arrival_s=at_s))
@@ -96,7 +96,7 @@ def real_trip(record: Record) -> Trip:
     return Trip(ttft_s(record), record.tokens_s[-1] - record.sent_s, tuple(gaps_s(record)))
 
 
-def lone_work(run: int) -> list[Job]:
+def lone_work(run: int) -> list[BenchRequest]:
     """Short and long prompts by turns, far apart."""
     each = [
         synthetic(LONE, tokens, OUTPUT_TOKENS, 0.0, vocab_size=4000, seed=tokens, run=run)
@@ -105,18 +105,18 @@ def lone_work(run: int) -> list[Job]:
     return [replace(job, arrival_s=10.0 * i) for i, job in enumerate(chain(*zip(*each, strict=True)))]
 
 
-def together_work(run: int) -> list[Job]:
+def together_work(run: int) -> list[BenchRequest]:
     short = LONE_INPUTS[0]
     each = synthetic(2 * TOGETHER, short, OUTPUT_TOKENS, 0.0, vocab_size=4000, seed=short, run=run)
     return [replace(job, arrival_s=10.0 * (i // TOGETHER)) for i, job in enumerate(each)]
 
 
-def calibrated(url: str, work: Sequence[Job], streams: int) -> list[Trip]:
+def calibrated(url: str, work: Sequence[BenchRequest], streams: int) -> list[Trip]:
     records = asyncio.run(ask(url, lambda client: closed_loop(client, work, streams, lambda _: None)))
     return [real_trip(record) for record in records]
 
 
-def simulated(config: SimConfig, work: Sequence[Job], front_s: float) -> list[Trip]:
+def simulated(config: SimConfig, work: Sequence[BenchRequest], front_s: float) -> list[Trip]:
     """`front_s` is added to each first token."""
     rng = Random(1)
     arrivals = [

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from benchmarks.report import parser, write
-from cluster.instance.remote_memory.memory_messages import KeeperSetup
-from cluster.instance.remote_memory.memory_server import serve_keeper
-from cluster.instance.remote_memory.remote_host import FarHost, start_keepers
+from cluster.instance.remote_memory.memory_messages import MemorySetup
+from cluster.instance.remote_memory.memory_server import serve_memory
+from cluster.instance.remote_memory.remote_host import RemoteHost, start_memories
 from core.config import MailConfig, TransferConfig
 from core.kv import KVLayout, KVShard, RankPool
 from kvtransfer.transport.base import Sender
@@ -44,7 +44,7 @@ class Process:
         self.name = name
         self.sock, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=serve_keeper, args=(theirs, TCP, KEY), daemon=True)
+        self._process = context.Process(target=serve_memory, args=(theirs, TCP, KEY), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -58,24 +58,24 @@ class Process:
         self.sock.close()
 
 
-def started(name: str, receives: bool) -> FarHost:
-    setup = KeeperSetup(
+def started(name: str, receives: bool) -> RemoteHost:
+    setup = MemorySetup(
         memory=1, address=name, incarnation="1", receives=receives, host="127.0.0.1", pools=(POOL,)
     )
-    (far,) = start_keepers(lambda *_: [Process(name)], [setup], MailConfig(peer_timeout_s=60.0))
-    far.run(lambda *_: None, lambda *_: None)
-    return far
+    (remote,) = start_memories(lambda *_: [Process(name)], [setup], MailConfig(peer_timeout_s=60.0))
+    remote.run(lambda *_: None, lambda *_: None)
+    return remote
 
 
 async def measure(most_rounds: int) -> dict[str, dict[str, float]]:
     holder, writer = started("holder", True), started("writer", False)
-    (region,), (far,) = holder.regions(POOL), writer.senders
+    (region,), (remote,) = holder.regions(POOL), writer.senders
     source = memoryview(bytearray(POOL.num_bytes))
     own = TcpSender(KEY, Identity("writer", "2", os.getpid()), source, False)
     found: dict[str, dict[str, float]] = {}
     for name, (num_bytes, rounds) in SIZES.items():
         found[name] = await _by_turns(
-            {way: _write(sender, region, num_bytes) for way, sender in (("own", own), ("remote", far))},
+            {way: _write(sender, region, num_bytes) for way, sender in (("own", own), ("remote", remote))},
             min(rounds, most_rounds),
         )
     found["a grant is admitted"] = await _by_turns({"remote": lambda: _opened(writer)}, min(300, most_rounds))
@@ -89,9 +89,9 @@ def _write(sender: Sender, region: Any, num_bytes: int) -> Callable[[], Awaitabl
     return lambda: sender.probe(region, num_bytes)
 
 
-async def _opened(far: FarHost) -> None:
+async def _opened(remote: RemoteHost) -> None:
     known = asyncio.Event()
-    far.when_open(known.set)
+    remote.when_open(known.set)
     await known.wait()
 
 

@@ -24,7 +24,7 @@ import httpx
 
 from baton.bench.client import Client, Record, closed_loop
 from baton.bench.measure import gaps_s, percentiles, ttft_s
-from baton.bench.workload import Job, synthetic
+from baton.bench.workload import BenchRequest, synthetic
 from benchmarks.report import parser, write
 from cluster.local import LocalCluster
 from core.config import load
@@ -33,11 +33,11 @@ from core.types import Request, SamplingParams
 STREAMS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 16, 48, 64, 64
 
 
-def jobs(round_number: int, num_requests: int) -> list[Job]:
+def jobs(round_number: int, num_requests: int) -> list[BenchRequest]:
     return synthetic(num_requests, INPUT_TOKENS, OUTPUT_TOKENS, 0.25, vocab_size=4000, seed=round_number)
 
 
-async def direct(work: Sequence[Job]) -> list[Record]:
+async def direct(work: Sequence[BenchRequest]) -> list[Record]:
     """No HTTP, no Ray: the frontend's generator in this process."""
     config = load(None, {}, {"prefill_instances": 0})
     records: list[Record] = []
@@ -85,7 +85,7 @@ def server(*args: str) -> Generator[str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-async def over_http(url: str, work: Sequence[Job]) -> list[Record]:
+async def over_http(url: str, work: Sequence[BenchRequest]) -> list[Record]:
     client = Client(url, "baton-embedded", "", False, 120, {"temperature": 0, "ignore_eos": True})
     try:
         return await closed_loop(client, work, STREAMS, lambda _: None)

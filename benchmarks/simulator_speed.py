@@ -37,9 +37,9 @@ from cluster.scheduler.scheduler_events import Event, Send
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.workload import Load, arriving, natural_block_tokens
-from sim.coarse.world import CoarseOutcome, Log, Scheduler, production, simulate
+from sim.coarse.world import CoarseOutcome, Log, PlacingScheduler, production, simulate
 from sim.report import served_job
 from sim.workload import Row
 
@@ -70,7 +70,7 @@ class Offered:
 class Timed:
     """A scheduler, and how long it took."""
 
-    scheduler: Scheduler
+    scheduler: PlacingScheduler
     took_s: float = 0.0
 
     @property
@@ -89,12 +89,12 @@ class Arrivals:
 
     def __init__(self, offered: Offered, num_instances: int, until_s: float) -> None:
         self._load, self._block_tokens = offered.load(num_instances, until_s), offered.block_tokens
-        self._open: deque[Job] = deque()
+        self._open: deque[SimulatedRequest] = deque()
         self.num_requests = 0
         self.num_in_time = self.num_ended = 0
         """Of those that arrived before the first that has not ended."""
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[SimulatedRequest]:
         for job in arriving(self._load, SLO, self._block_tokens):
             self.settle()
             self._open.append(job)
@@ -147,7 +147,7 @@ def run(
         offered.block_tokens,
     )
 
-    def make(schedule: ScheduleConfig, _: Log) -> Scheduler:
+    def make(schedule: ScheduleConfig, _: Log) -> PlacingScheduler:
         scheduler = production(schedule, lambda _: None)
         if timed is None:
             return scheduler

@@ -40,10 +40,10 @@ from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.pusher import MAX_WRITES
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.collective import CollectiveMedium
-from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
@@ -88,7 +88,7 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
 
     async def main(segment: SharedSegment) -> None:
         counter = Counter(memoryview(wanted).cast("Q"), back)
-        admission = Admission(lambda *_: True, counter.arrived, lambda _: None)
+        admission = WriteAdmission(lambda *_: True, counter.arrived, lambda _: None)
         tcp = TcpReceiver(KEY, Identity("holder", "h", os.getpid()), "127.0.0.1", segment.buffer, admission)
         raw = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=sink, args=(raw, segment.buffer), daemon=True).start()
@@ -116,7 +116,7 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
 
 
 def media(pool: memoryview) -> list[Medium]:
-    found: list[Medium] = [NixlMedium(Memory.of(pool))] if available() else []
+    found: list[Medium] = [NixlMedium(RegisteredMemory.of(pool))] if available() else []
     return [*found, CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")]
 
 

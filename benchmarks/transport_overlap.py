@@ -24,12 +24,12 @@ from benchmarks.report import parser, write
 from benchmarks.transport_raw import gone_with_the_writer
 from core.kv import KVLayout, KVShard, num_blocks_for
 from core.messages import ChunkDone, Commit, Grant, Message, RegionKey
-from core.plan import Push, SeqWork, StepPlan
+from core.plan import KVPush, SeqWork, StepPlan
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
@@ -82,7 +82,7 @@ def holder(pipe: Any) -> None:
                     raise AssertionError(message)
 
         mail.listen(on_message, lambda _: None)
-        admission = Admission(inbox.may_write, inbox.arrived, inbox.corrupted)
+        admission = WriteAdmission(inbox.may_write, inbox.arrived, inbox.corrupted)
         receivers: list[Receiver] = [
             ShmReceiver(segment),
             TcpReceiver(KEY, mail.me, "127.0.0.1", segment.buffer, admission),
@@ -177,7 +177,7 @@ class Prefill:
                 count=count,
                 block_ids=blocks,
                 samples=False,
-                push=Push(grant.id, start, count),
+                push=KVPush(grant.id, start, count),
             )
             layer_done = self._pusher.step_started(StepPlan(step=0, new=(), copies=(), work=(work,), drop=()))
             for layer in range(LAYOUT.num_layers):

@@ -17,7 +17,7 @@ from cluster.ingress.frontend import Frontend
 from cluster.ingress.model_card import ModelCard
 from cluster.ingress.observers import make_observers
 from cluster.ingress.timeline import Observe, nobody
-from cluster.instance.instance import Instance, Parts, Role
+from cluster.instance.instance import Instance, InstanceParts, Role
 from cluster.instance.real_parts import local_parts
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
@@ -51,7 +51,7 @@ class LocalCluster:
         network, fabric = LoopbackNetwork(), LoopbackFabric()
         folder = find_model(config.model.path)
 
-        def parts(role: Role, mail: Mail) -> Parts:
+        def parts(role: Role, mail: Mail) -> InstanceParts:
             return local_parts(config, folder, role, mail, fabric)
 
         async with cls.assembled(config, network.join, parts, observe) as cluster:
@@ -63,7 +63,7 @@ class LocalCluster:
         cls,
         config: ClusterConfig,
         join: Callable[[str], M],
-        parts: Callable[[Role, M], Parts],
+        parts: Callable[[Role, M], InstanceParts],
         observe: Observe = nobody,
     ):
         """As `running`; each part gets its mail from `join`, which is told what the part is."""

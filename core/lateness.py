@@ -5,7 +5,7 @@ A missed target is no worse for a few seconds more, while each prompt that waits
 
 from typing import Final
 
-from core.ports import Served
+from core.ports import ServedSequence
 from core.steps import StepModels
 from core.types import Request
 
@@ -18,7 +18,7 @@ def due_s(request: Request) -> float:
     return request.arrival_s + request.slo.ttft_s
 
 
-def is_late(seq: Served, now: float, steps: StepModels) -> bool:
+def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
     """Its first token would miss its target even if the instance did nothing else from now on, and has not for long."""
     due = due_s(seq.request)
     if seq.num_output or now > due + YIELD_S:
@@ -27,6 +27,6 @@ def is_late(seq: Served, now: float, steps: StepModels) -> bool:
     return now + steps.prompt.work_s(seq.num_computed, missing) > due
 
 
-def turn(seq: Served, now: float, steps: StepModels) -> tuple[int, bool]:
+def turn(seq: ServedSequence, now: float, steps: StepModels) -> tuple[int, bool]:
     """core.ports.SchedulerPolicy.turn: higher priority first, of the same what is not late."""
     return -seq.request.slo.priority, is_late(seq, now, steps)

@@ -10,7 +10,7 @@ prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
-scheduler -> scheduler   Taken, GivenBack, Wants, Backlog (and Colleagues, to itself)
+scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself)
 any       -> any         Ping, Pong
 """
 
@@ -21,7 +21,6 @@ from core.reports import LoadReport, Register, Status
 from core.types import Request, Route, Slo, TokenOut
 
 
-# --- placing -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Ask for a route. `exclude` names instances that this request has just lost."""
@@ -131,9 +130,8 @@ class AskStatus:
     nonce: int
 
 
-# --- between schedulers ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Colleagues:
+class PeersChanged:
     """Who acts at once with the scheduler `me`: what its process has found out."""
 
     me: str
@@ -141,7 +139,7 @@ class Colleagues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class PlacedByPeer:
     """`scheduler` has placed a request: what that takes of its instances, and of its tenant's share."""
 
     scheduler: str
@@ -157,8 +155,8 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GivenBack:
-    """What `scheduler` has Taken is free again. The rest is as in Finished; an attempt that was lost has generated nothing."""
+class ReleasedByPeer:
+    """What `scheduler` has placed is free again. The rest is as in Finished; an attempt that was lost has generated nothing."""
 
     scheduler: str
     request_id: str
@@ -168,7 +166,7 @@ class GivenBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class PeerRequest:
     """What `scheduler` asks of the others for its requests that wait: to leave alone the instance that it `keeps` for one that
     finds no room (empty: none), and to let what is late already wait while it has some that can still be `in_time`."""
 
@@ -178,7 +176,7 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class PeerBacklog:
     """What waits for a place at a scheduler."""
 
     num_queued: int
@@ -186,7 +184,6 @@ class Backlog:
     """Of their prompts, cached or not."""
 
 
-# --- serving -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Submit:
     request: Request
@@ -240,7 +237,6 @@ class Failed:
     retryable: bool
 
 
-# --- handing over --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionKey:
     """How a writer reaches one decode rank's KV pool: by which transport, where, and what lies there."""
@@ -337,6 +333,6 @@ Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | HandedOver | Failed
     | Buddy | Replicas | ReplicasKept
-    | Colleagues | Taken | GivenBack | Wants | Backlog
+    | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from math import inf
 from typing import Final
 
-from core.ports import Served
+from core.ports import ServedSequence
 from core.steps import StepModels
 
 SHARE: Final = 0.8
@@ -30,9 +30,9 @@ MIN_TOKENS: Final = 64
 
 
 def tokens_in_time(
-    decoding: Seq[Served],
+    decoding: Seq[ServedSequence],
     context_tokens: int,
-    prompts: Seq[Served],
+    prompts: Seq[ServedSequence],
     steps: StepModels,
     budget_tokens: int,
     starts_s: float,
@@ -58,7 +58,7 @@ def tokens_in_time(
     )
 
 
-def _slack_s(seq: Served, now: float) -> float:
+def _slack_s(seq: ServedSequence, now: float) -> float:
     """How long a step that begins now may take, by how far the sequence is from where it should be."""
     share_s = SHARE * seq.request.slo.tpot_s
     if inf in (seq.first_token_s, share_s):
@@ -67,7 +67,7 @@ def _slack_s(seq: Served, now: float) -> float:
     return share_s - CATCH_UP_SHARE * behind_s
 
 
-def _is_pressing(prompt: Served, steps: StepModels) -> bool:
+def _is_pressing(prompt: ServedSequence, steps: StepModels) -> bool:
     return steps.prompt.work_s(0, len(prompt.tokens)) > PRESSING_SHARE * prompt.request.slo.ttft_s
 
 

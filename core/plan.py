@@ -17,7 +17,7 @@ class NewSeq:
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
+class KVPush:
     """After each layer of this work, send the KV of tokens [start, start + count) to the holder of grant `grant_id`."""
 
     grant_id: str
@@ -38,7 +38,7 @@ class SeqWork:
     block_ids: tuple[int, ...]
     samples: bool
     """Draw the next token from the logits of the last position."""
-    push: Push | None = None
+    push: KVPush | None = None
 
 
 @dataclass(frozen=True, slots=True)

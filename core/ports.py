@@ -64,7 +64,7 @@ class WorkerGroup(Protocol):
     async def close(self) -> None: ...
 
 
-class Served(Protocol):
+class ServedSequence(Protocol):
     """What a SchedulerPolicy asks of a sequence: engine.sequence.Sequence, or a modelled one."""
 
     @property
@@ -94,7 +94,7 @@ class Served(Protocol):
         ...
 
 
-S = TypeVar("S", bound=Served)
+S = TypeVar("S", bound=ServedSequence)
 
 
 class SchedulerPolicy(Protocol[S]):

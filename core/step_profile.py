@@ -10,7 +10,7 @@ from core.kv import KVLayout
 from core.steps import UNKNOWN_STEPS, StepModel, StepModels
 
 
-class Part(BaseModel):
+class ProfilePart(BaseModel):
     """core.steps.StepModel."""
 
     model_config = ConfigDict(extra="forbid")
@@ -32,8 +32,8 @@ class Profile(BaseModel):
     model_config = ConfigDict(extra="forbid")
     model: str
     machine: str
-    decode: Part
-    prompt: Part
+    decode: ProfilePart
+    prompt: ProfilePart
     prompt_pair_s: float = Field(ge=0)
     num_blocks: int = Field(ge=1)
     kv_token_bytes: int = Field(ge=1)

@@ -161,8 +161,6 @@ class DecodeWorker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # One request ----------------------------------------------------------------------------------------------------
-
     def _submit(self, request: Request, route: Route) -> None:
         if request.key in self._jobs:
             return
@@ -220,8 +218,6 @@ class DecodeWorker:
         self._grants.pop(job.grant_id, None)
         for task in job.tasks - {asyncio.current_task()}:
             task.cancel()
-
-    # Its hand-over --------------------------------------------------------------------------------------------------
 
     def _writer_done(self, grant_id: str, fact: Fact) -> None:
         def ended() -> None:

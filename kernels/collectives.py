@@ -15,7 +15,7 @@ A slot is an index into the experts that this rank holds, in the order in which 
 
 
 @dataclass(frozen=True, slots=True)
-class Joins:
+class Collectives:
     """Every rank of a group calls the same joins in the same order."""
 
     sum_partial: Callable[[Tensor], Tensor]
@@ -43,4 +43,4 @@ def _here(layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalE
     return local(x, experts, weights)
 
 
-ONE_RANK = Joins(_same, _embed, _same, _here)
+ONE_RANK = Collectives(_same, _embed, _same, _here)

@@ -20,7 +20,7 @@ class Inbox:
     `on_corrupted(grant_id)` for one with damaged bytes.
 
     Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them. A pool's number of
-    its memory is that of `far`, counted from 1; 0 is the memory of this process."""
+    its memory is that of `remote`, counted from 1; 0 is the memory of this process."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Inbox:
         on_corrupted: Callable[[str], None],
         model: str = "",
         pools: Sequence[RankPool] = (),
-        far: Sequence[Memory] = (),
+        remote: Sequence[Memory] = (),
     ) -> None:
-        """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`. `far`: the
-        memories of other hosts that some of them lie in."""
+        """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`. `remote`:
+        the memories of other hosts that some of them lie in."""
         self._shard = shard
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._contents = [pack(content_of(pool.shard, model, pool.base_bytes)) for pool in self._pools]
@@ -45,7 +45,7 @@ class Inbox:
         self._ledger = GrantLedger()
         self._commits: dict[str, Commit] = {}
         self._own = OwnMemory([pool for pool in self._pools if not pool.memory])
-        self._memories: list[Memory] = [self._own, *far]
+        self._memories: list[Memory] = [self._own, *remote]
         self.num_granted = self.num_fenced = 0
         """Since it was made."""
 

@@ -30,7 +30,7 @@ from kvtransfer.copies import (
     same_storage,
 )
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
-from kvtransfer.pushes import Chunk, Pace, Push, TargetPlan, Write
+from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, Pace, TargetPlan
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.routes import Routes
@@ -64,25 +64,25 @@ class Pusher:
         model: str = "",
         pools: Sequence[RankPool] = (),
         now: Callable[[], float] | None = None,
-        far_senders: Sequence[Sequence[Sender]] = (),
+        remote_senders: Sequence[Sequence[Sender]] = (),
     ) -> None:
         """`staging` is where KV is converted for holders that store it otherwise; without it they are refused, as they are where
         pools lie on several hosts.
 
         `pools`: those of the instance's ranks; none: one rank with all of `shard`. `senders` read this process's memory, number
-        0, and each of `far_senders` one of another host, from 1 on. Ranks that hold the same share the work.
+        0, and each of `remote_senders` one of another host, from 1 on. Ranks that hold the same share the work.
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._shard, self._model = shard, model
-        self._mail, self._staging = mail, None if far_senders else staging
-        self._senders = [sender for memory in (senders, *far_senders) for sender in memory]
-        self._routes = [Routes(memory) for memory in (senders, *far_senders)]
+        self._mail, self._staging = mail, None if remote_senders else staging
+        self._senders = [sender for memory in (senders, *remote_senders) for sender in memory]
+        self._routes = [Routes(memory) for memory in (senders, *remote_senders)]
         self._agreed: dict[str, set[RegionKey]] = {}
         self._loop = asyncio.get_running_loop()
         self._now = now or self._loop.time
         self._loop_thread = threading.current_thread()
-        self._pushes: dict[str, Push] = {}
-        self._queue: LinkQueue[Write] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, _take_writes)
+        self._pushes: dict[str, ActivePush] = {}
+        self._queue: LinkQueue[LinkWrite] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, _take_writes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._queued_bytes = 0
         self._paces: dict[str, Pace] = {}
@@ -91,8 +91,6 @@ class Pusher:
     @property
     def num_open(self) -> int:
         return len(self._pushes)
-
-    # The event loop's side ------------------------------------------------------------------------------------------
 
     def open(
         self,
@@ -110,7 +108,7 @@ class Pusher:
         self._agree(grant)
         ways = [routes.choose(grant.holder, grant.regions) for routes in self._routes]
         duty = self._duties([region.shard for _, region in ways[0]])
-        self._pushes[grant.id] = Push(
+        self._pushes[grant.id] = ActivePush(
             grant=grant,
             ways=ways,
             urgency=urgency,
@@ -198,8 +196,6 @@ class Pusher:
                 found[rank] = duty
         return found
 
-    # The compute thread's side --------------------------------------------------------------------------------------
-
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         """Plan the copies of every pushed work once; layers only shift them."""
         chunks: list[Chunk] = []
@@ -234,7 +230,7 @@ class Pusher:
     def _plan(
         self,
         pool: RankPool,
-        push: Push,
+        push: ActivePush,
         target: int,
         work: SeqWork,
         start: int,
@@ -276,11 +272,9 @@ class Pusher:
             self._queued_bytes += size
         self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer)
 
-    # Writing --------------------------------------------------------------------------------------------------------
-
     def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int) -> None:
         for chunk in chunks:
-            push, write = chunk.push, Write(chunk, rank, layer)
+            push, write = chunk.push, LinkWrite(chunk, rank, layer)
             if not push.closing:
                 push.num_bytes += write.written_bytes
                 push.queued_bytes += write.num_bytes
@@ -297,7 +291,7 @@ class Pusher:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _work(self, turn: Turn[Write]) -> None:
+    async def _work(self, turn: Turn[LinkWrite]) -> None:
         """One long write."""
         push = turn.items[0].chunk.push
         slow = self._loop.call_later(_SLOW_S, self._slow, turn)
@@ -310,11 +304,11 @@ class Pusher:
             self._serve()
             self._end_if_quiet(push)
 
-    def _slow(self, turn: Turn[Write]) -> None:
+    def _slow(self, turn: Turn[LinkWrite]) -> None:
         turn.slow = True
         self._serve()
 
-    async def _write(self, push: Push, items: list[Write]) -> None:
+    async def _write(self, push: ActivePush, items: list[LinkWrite]) -> None:
         """Layers of one grant."""
         size = sum(item.num_bytes for item in items)
         started_s = self._now()
@@ -332,11 +326,11 @@ class Pusher:
             push.writing_since_s.remove(started_s)
             self._over(push, size)
 
-    def _failed(self, push: Push, why: str) -> None:
+    def _failed(self, push: ActivePush, why: str) -> None:
         if not push.stopped:  # of two writes under way the first has said so
             push.on_failed(push.grant.id, why)
 
-    def _over(self, push: Push, num_bytes: int) -> None:
+    def _over(self, push: ActivePush, num_bytes: int) -> None:
         push.queued_bytes -= num_bytes
         self._forget_queued(num_bytes)
 
@@ -345,7 +339,7 @@ class Pusher:
             self._queued_bytes = max(0, self._queued_bytes - num_bytes)
             self._room.notify_all()
 
-    async def _write_layers(self, push: Push, items: list[Write]) -> None:
+    async def _write_layers(self, push: ActivePush, items: list[LinkWrite]) -> None:
         """What goes from one memory to the same rank of the holder leaves as one write."""
         for sender, region in (way for ways in push.ways for way in ways):
             copies: list[CopyRun] = []
@@ -362,7 +356,7 @@ class Pusher:
             if not item.chunk.num_left and not push.stopped:
                 self._chunk_done(item.chunk)
 
-    async def _layer_copies(self, push: Push, item: Write, plan: TargetPlan) -> list[CopyRun]:
+    async def _layer_copies(self, push: ActivePush, item: LinkWrite, plan: TargetPlan) -> list[CopyRun]:
         """What is to be written as it is stored; what must be converted has been written on return."""
         runs = at_layer(plan.runs, plan.source, plan.side, item.layer)
         if not runs:
@@ -376,7 +370,7 @@ class Pusher:
         item.chunk.vouched_bytes += num_bytes if plan.sender.vouches else 0
         return direct
 
-    async def _convert(self, push: Push, plan: TargetPlan, runs: list[VectorRun]) -> int:
+    async def _convert(self, push: ActivePush, plan: TargetPlan, runs: list[VectorRun]) -> int:
         assert self._staging is not None, "refused in `open`"
 
         async def send(copies: list[CopyRun]) -> None:
@@ -395,12 +389,12 @@ class Pusher:
         )
         self._mail.send(grant.holder, done)
 
-    def _close(self, push: Push) -> None:
+    def _close(self, push: ActivePush) -> None:
         """It ends with its last write, in a later turn of the loop at the soonest."""
         push.closing = True
         self._loop.call_soon(self._end_if_quiet, push)
 
-    def _end_if_quiet(self, push: Push) -> None:
+    def _end_if_quiet(self, push: ActivePush) -> None:
         grant_id = push.grant.id
         if not push.closing or push.num_writes or self._pushes.get(grant_id) is not push:
             return
@@ -415,7 +409,7 @@ class Pusher:
             push.on_delivered(grant_id)
 
 
-def _take_writes(items: deque[Write]) -> list[Write]:
+def _take_writes(items: deque[LinkWrite]) -> list[LinkWrite]:
     """As many layers from the left as make one long write."""
     taken = [items.popleft()]
     num_bytes = taken[0].num_bytes

@@ -28,7 +28,7 @@ class Pace:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Push:
+class ActivePush:
     """One grant that is being filled."""
 
     grant: Grant
@@ -95,7 +95,7 @@ class TargetPlan:
 class Chunk:
     """One work of a step."""
 
-    push: Push
+    push: ActivePush
     seq: int
     first_token: int
     num_tokens: int
@@ -110,7 +110,7 @@ class Chunk:
 
 
 @dataclass(slots=True, eq=False)
-class Write:
+class LinkWrite:
     chunk: Chunk
     rank: int
     layer: int

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.collectives import Joins
+from kernels.collectives import Collectives
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import joined
 from kernels.rounding import Activations, Rounding
@@ -16,7 +16,7 @@ from models.weights import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ForwardStep:
     """One forward pass, as attention layers see it."""
 
     meta: AttentionMeta
@@ -31,7 +31,7 @@ class AttentionLayer(Protocol):
     takes: Rounding | None
     """What its input is rounded to; None: not, or not for all who take it."""
 
-    def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual. Writes the step's KV
         to `kv_layer`."""
         ...
@@ -41,9 +41,15 @@ class Attention:
     """Grouped-query attention over as many heads as this rank has weights of."""
 
     def __init__(
-        self, spec: ModelSpec, index: int, checkpoint: Checkpoint, prefix: str, ops: Ops, joins: Joins
+        self,
+        spec: ModelSpec,
+        index: int,
+        checkpoint: Checkpoint,
+        prefix: str,
+        ops: Ops,
+        collectives: Collectives,
     ) -> None:
-        self._ops, self._joins, self._index = ops, joins, index
+        self._ops, self._collectives, self._index = ops, collectives, index
         self._head_dim = spec.head_dim
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
@@ -75,7 +81,7 @@ class Attention:
         self._out = self._ops.pack(out, checkpoint.dtype)
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
-    def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         ops, heads = self._ops, self._heads
         qkv = ops.linear(x, self._qkv, self._qkv_bias)
         q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)
@@ -84,7 +90,7 @@ class Attention:
         attended = ops.paged_attention(
             q, kv_layer, step.meta, self._scale, self._window, self._soft_cap, self._sinks
         )
-        out = self._joins.sum_partial(
+        out = self._collectives.sum_partial(
             ops.linear(attended.reshape(-1, heads * self._head_dim), self._out, None)
         )
         return out if self._out_bias is None else out + self._out_bias

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.collectives import Joins
+from kernels.collectives import Collectives
 from kernels.ops import KVLayer, Ops
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
-from models.attention import Step
+from models.attention import ForwardStep
 from models.spec import MlaSpec, ModelSpec
 from models.weights import Checkpoint
 
@@ -32,11 +32,17 @@ class LatentAttention:
     takes: Rounding | None = None
 
     def __init__(
-        self, spec: ModelSpec, index: int, checkpoint: Checkpoint, prefix: str, ops: Ops, joins: Joins
+        self,
+        spec: ModelSpec,
+        index: int,
+        checkpoint: Checkpoint,
+        prefix: str,
+        ops: Ops,
+        collectives: Collectives,
     ) -> None:
         mla, hidden = spec.mla, spec.hidden_size
         assert mla is not None
-        self._ops, self._joins, self._index, self._mla = ops, joins, index, mla
+        self._ops, self._collectives, self._index, self._mla = ops, collectives, index, mla
         self._scale = spec.attention_scale
         self._q_down, self._q = _read_queries(spec, mla, checkpoint, prefix, ops)
         names = ("kv_a_proj_with_mqa", "kv_a_layernorm")
@@ -49,7 +55,7 @@ class LatentAttention:
         self._out = ops.pack(out, checkpoint.dtype)
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
 
-    def __call__(self, x: Activations, kv_layer: KVLayer, step: Step) -> Tensor:
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         assert isinstance(x, Tensor), "what takes it is floats"
         assert isinstance(kv_layer, Tensor), "latents of 8 bits are refused where the pool is sized"
         ops = self._ops
@@ -59,17 +65,17 @@ class LatentAttention:
         attended = ops.latent_attention(
             self._queries(x, step), kv_layer, step.meta, self._scale, self._k_up, self._v_up
         )
-        out = self._joins.sum_partial(ops.linear(attended.flatten(1), self._out, None))
+        out = self._collectives.sum_partial(ops.linear(attended.flatten(1), self._out, None))
         return out if self._out_bias is None else out + self._out_bias
 
-    def _latent(self, x: Tensor, step: Step) -> Tensor:
+    def _latent(self, x: Tensor, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, kv_rank + rope_dim)"""
         ops, down, rank = self._ops, self._kv_down, self._mla.kv_rank
         both = ops.linear(x, down.weight, down.bias)
         rotated = ops.rope(both[:, None, rank:], step.cos, step.sin)[:, 0]
         return torch.cat((ops.rms_norm(both[:, :rank], down.norm, _EPS), rotated), -1)
 
-    def _queries(self, x: Tensor, step: Step) -> Tensor:
+    def _queries(self, x: Tensor, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, heads, nope_dim + rope_dim)"""
         ops, down, mla = self._ops, self._q_down, self._mla
         if down is not None:

@@ -5,10 +5,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.collectives import Joins
+from kernels.collectives import Collectives
 from kernels.ops import ExpertWeights, KVLayer, Ops
 from kernels.rounding import Activations, Rounding
-from models.attention import Attention, AttentionLayer, Step
+from models.attention import Attention, AttentionLayer, ForwardStep
 from models.latent_attention import LatentAttention
 from models.mlp import Mlp
 from models.moe import Moe
@@ -20,21 +20,27 @@ class FeedForward(Protocol):
     takes: Rounding | None
     """What its input is rounded to; None: not, or not for all who take it."""
 
-    def __call__(self, x: Activations, step: Step) -> Tensor:
+    def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual."""
         ...
 
 
 class Layer:
     def __init__(
-        self, spec: ModelSpec, index: int, checkpoint: Checkpoint, load: Tensor, ops: Ops, joins: Joins
+        self,
+        spec: ModelSpec,
+        index: int,
+        checkpoint: Checkpoint,
+        load: Tensor,
+        ops: Ops,
+        collectives: Collectives,
     ) -> None:
         """`load` ((num_experts,) int64) counts the choices of this layer's router."""
         prefix = f"model.layers.{index}."
         self._ops, self._eps = ops, spec.norm_eps
         attention = Attention if spec.mla is None else LatentAttention
         self._attention: AttentionLayer = attention(
-            spec, index, checkpoint, f"{prefix}self_attn.", ops, joins
+            spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives
         )
         self._mlp: FeedForward
         self.experts: ExpertWeights | None = None
@@ -42,10 +48,10 @@ class Layer:
         if spec.moe is not None and spec.moe.sparse[index]:
             old = f"{prefix}block_sparse_moe."
             block = old if f"{old}gate.weight" in checkpoint else f"{prefix}mlp."
-            moe = self._mlp = Moe(spec, index, checkpoint, block, load=load, ops=ops, joins=joins)
+            moe = self._mlp = Moe(spec, index, checkpoint, block, load=load, ops=ops, collectives=collectives)
             self.experts = moe.held
         else:
-            self._mlp = Mlp(spec, checkpoint, f"{prefix}mlp.", spec.intermediate_size, ops, joins)
+            self._mlp = Mlp(spec, checkpoint, f"{prefix}mlp.", spec.intermediate_size, ops, collectives)
 
         def norm(name: str) -> Tensor:
             return read_norm(spec, checkpoint, f"{prefix}{name}.weight")
@@ -58,7 +64,7 @@ class Layer:
         self._after_mlp = norm("post_feedforward_layernorm") if spec.post_norms else None
 
     def __call__(
-        self, x: Tensor, added: Tensor | None, kv_layer: KVLayer, step: Step
+        self, x: Tensor, added: Tensor | None, kv_layer: KVLayer, step: ForwardStep
     ) -> tuple[Tensor, Tensor]:
         """(T, hidden) each: the residual, and what is to be added to it (None: nothing) -> the same behind this layer. `x` may
         be overwritten."""

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.collectives import Joins
+from kernels.collectives import Collectives
 from kernels.ops import Gate, Ops
 from kernels.packed import Weight, joined
 from kernels.rounding import Activations
-from models.attention import Step
+from models.attention import ForwardStep
 from models.spec import ModelSpec
 from models.weights import Checkpoint
 
@@ -39,10 +39,16 @@ class Mlp:
     """gate_proj, up_proj and down_proj under `prefix`; `inner` is their full inner size."""
 
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, prefix: str, inner: int, ops: Ops, joins: Joins
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        prefix: str,
+        inner: int,
+        ops: Ops,
+        collectives: Collectives,
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
-        self._linear, self._sum = ops.linear, joins.sum_partial
+        self._linear, self._sum = ops.linear, collectives.sum_partial
         gate_up = [checkpoint.matrix(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
         ups, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
         down = checkpoint.matrix(f"{prefix}down_proj.weight", (hidden, inner))
@@ -55,7 +61,7 @@ class Mlp:
             )
             self._down_bias = checkpoint.take(f"{prefix}down_proj.bias", (hidden,))
 
-    def __call__(self, x: Activations, step: Step) -> Tensor:
+    def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         del step
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))

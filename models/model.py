@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.collectives import ONE_RANK, Joins
+from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
-from models.attention import Step
+from models.attention import ForwardStep
 from models.layer import Layer, add_and_norm, read_norm
 from models.rope import inverse_frequencies
 from models.spec import ModelSpec
@@ -28,10 +28,10 @@ class Model:
         checkpoint: Checkpoint,
         device: torch.device,
         layers: range | None = None,
-        joins: Joins = ONE_RANK,
+        collectives: Collectives = ONE_RANK,
     ) -> None:
         """Raises UnsupportedModel when the checkpoint does not fit `spec`."""
-        self.spec, self.ops, self._joins = spec, ops, joins
+        self.spec, self.ops, self._collectives = spec, ops, collectives
         self.dtype = checkpoint.dtype
         self.layers = range(spec.num_layers) if layers is None else layers
         self.is_first, self.is_last = self.layers.start == 0, self.layers.stop == spec.num_layers
@@ -40,7 +40,7 @@ class Model:
         self.expert_load = torch.zeros(len(self.layers), num_experts, dtype=torch.int64, device=device)
         """How often each of `layers` has chosen each expert, since its reader (expert_load.py) last set it to zero."""
         self._layers = [
-            Layer(spec, index, checkpoint, load, ops, joins)
+            Layer(spec, index, checkpoint, load, ops, collectives)
             for index, load in zip(self.layers, self.expert_load, strict=True)
         ]
         self.experts: dict[int, ExpertWeights] = {
@@ -90,10 +90,10 @@ class Model:
 
         `on_layer(l)`, l being the model's index, is called as soon as layer l's KV is all in `kv`."""
         if self._embedding is not None:
-            x = self._joins.embed(x, self._embedding)
+            x = self._collectives.embed(x, self._embedding)
             if self.spec.embedding_scale != 1.0:
                 x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
-        step = Step(meta, *self._rotation(positions, x.dtype), on_layer)
+        step = ForwardStep(meta, *self._rotation(positions, x.dtype), on_layer)
         added: Tensor | None = None
         for layer, kv_layer in zip(self._layers, kv, strict=True):
             x, added = layer(x, added, kv_layer, step)
@@ -106,7 +106,7 @@ class Model:
     def logits(self, hidden: Tensor) -> Tensor:
         """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32."""
         assert self._head is not None, "only the last stage has the head"
-        logits = self._joins.gather_logits(self.ops.linear(hidden, self._head, None)).float()
+        logits = self._collectives.gather_logits(self.ops.linear(hidden, self._head, None)).float()
         cap = self.spec.logit_soft_cap
         return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
 

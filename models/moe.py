@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels.collectives import Joins
+from kernels.collectives import Collectives
 from kernels.ops import Ops
 from kernels.rounding import Activations, Rounding
-from models.attention import Step
+from models.attention import ForwardStep
 from models.experts import read_experts
 from models.mlp import Mlp, activation_of
 from models.spec import ModelSpec
@@ -27,11 +27,11 @@ class Moe:
         *,
         load: Tensor,
         ops: Ops,
-        joins: Joins,
+        collectives: Collectives,
     ) -> None:
         moe, hidden = spec.moe, spec.hidden_size
         assert moe is not None
-        self._ops, self._joins, self._index, self._load = ops, joins, index, load
+        self._ops, self._collectives, self._index, self._load = ops, collectives, index, load
         self._routing, self._activate = moe.routing, activation_of(spec, ops)
         router, shape = f"{prefix}{moe.router}", (moe.num_experts, hidden)
         self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
@@ -49,11 +49,13 @@ class Moe:
             self._down_bias = biases.T.contiguous()
         self._shared = self._shared_gate = None
         if moe.shared_size:
-            self._shared = Mlp(spec, checkpoint, f"{prefix}{moe.shared_name}.", moe.shared_size, ops, joins)
+            self._shared = Mlp(
+                spec, checkpoint, f"{prefix}{moe.shared_name}.", moe.shared_size, ops, collectives
+            )
         if moe.shared_gate:
             self._shared_gate = checkpoint.take(f"{prefix}{moe.shared_name}_gate.weight", (1, hidden))
 
-    def __call__(self, x: Activations, step: Step) -> Tensor:
+    def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         assert isinstance(x, Tensor), "the router and the experts take floats"
         logits = self._ops.linear(x.float(), self._router, self._router_bias)
@@ -61,7 +63,7 @@ class Moe:
         counted = step.meta.counted
         times = torch.ones_like(experts) if counted is None else counted[:, None].expand_as(experts)
         self._load.index_add_(0, experts.flatten(), times.flatten())
-        out = self._joins.experts(self._index, x, experts, weights, self._local)
+        out = self._collectives.experts(self._index, x, experts, weights, self._local)
         if self._down_bias is not None:
             out = out + self._weighted(self._down_bias, experts, weights).to(out.dtype)
         if self._shared is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from core.errors import UnsupportedModel
-from kernels.collectives import ONE_RANK, Joins
+from kernels.collectives import ONE_RANK, Collectives
 from kernels.select import Kernels, select_ops
 from kernels.torch.prepacked import WeightFormat
 from models.attention_cases import attention_cases
@@ -49,7 +49,7 @@ def load_model(
     shard: Shard = whole,
     *,
     layers: range | None = None,
-    joins: Joins = ONE_RANK,
+    collectives: Collectives = ONE_RANK,
     kernels: Kernels = "auto",
     deterministic: bool = False,
     block_size: int = 16,
@@ -67,6 +67,6 @@ def load_model(
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
-    model = Model(spec, ops, checkpoint, device, layers, joins)
+    model = Model(spec, ops, checkpoint, device, layers, collectives)
     checkpoint.close()
     return model

@@ -106,8 +106,6 @@ class TcpMail:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # Connections ----------------------------------------------------------------------------------------------------
-
     def _peer(self, address: str) -> _Peer:
         peer = self._peers.get(address)
         if peer is None:
@@ -209,8 +207,6 @@ class TcpMail:
             self._keep(peer, "search", self._search)
         else:
             del self._peers[address]
-
-    # Talking --------------------------------------------------------------------------------------------------------
 
     async def _send_loop(self, peer: _Peer) -> None:
         while True:

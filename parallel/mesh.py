@@ -12,7 +12,7 @@ Axis = Literal["pp", "dp", "ep", "tp"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MeshPlace:
     pp: int
     dp: int
     ep: int
@@ -38,13 +38,13 @@ class Mesh:
         """Among so many are a layer's experts spread."""
         return self.dp * self.ep
 
-    def place(self, rank: int) -> Place:
+    def place(self, rank: int) -> MeshPlace:
         rest, tp = divmod(rank, self.tp)
         rest, ep = divmod(rest, self.ep)
         pp, dp = divmod(rest, self.dp)
-        return Place(pp, dp, ep, tp)
+        return MeshPlace(pp, dp, ep, tp)
 
-    def rank(self, place: Place) -> int:
+    def rank(self, place: MeshPlace) -> int:
         return ((place.pp * self.dp + place.dp) * self.ep + place.ep) * self.tp + place.tp
 
     def group(self, rank: int, axis: Axis) -> tuple[int, ...]:

@@ -32,7 +32,7 @@ class Dims:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelShare:
     """What one rank holds; ranges are [first, end)."""
 
     layers: Range
@@ -48,11 +48,11 @@ def even_part(size: int, num_parts: int, index: int) -> Range:
     return first, first + base + (index < more)
 
 
-def part_of(dims: Dims, mesh: Mesh, rank: int) -> Part:
+def part_of(dims: Dims, mesh: Mesh, rank: int) -> ModelShare:
     """For a mesh that `check` has passed."""
     place = mesh.place(rank)
     heads, kv_heads = _heads(dims, mesh.tp, place.tp)
-    return Part(
+    return ModelShare(
         stage_layers(dims, mesh.pp)[place.pp],
         heads,
         kv_heads,

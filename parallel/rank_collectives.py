@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.collectives import ONE_RANK, Joins
+from kernels.collectives import ONE_RANK, Collectives
 from parallel.comm import Comm
 from parallel.expert import Spread
 from parallel.plans import Range
 
 
-def make_joins(
+def make_collectives(
     tp: Comm, vocab: Sequence[Range], sum_parts: Callable[[Tensor], Tensor], experts: Spread | None
-) -> Joins:
+) -> Collectives:
     """`vocab`: the rows of the vocabulary of each rank of `tp`; `sum_parts`: of `summing`; `experts`: None where the model has
     none."""
     spread = ONE_RANK.experts if experts is None else experts
@@ -36,7 +36,7 @@ def make_joins(
         pieces = tp.all_gather(padded)
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], 1)
 
-    return Joins(sum_parts, embed, gather_logits, spread)
+    return Collectives(sum_parts, embed, gather_logits, spread)
 
 
 def summing(tp: Comm, deterministic: bool) -> Callable[[Tensor], Tensor]:

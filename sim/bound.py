@@ -11,7 +11,7 @@ from math import inf
 
 from core.steps import chunk_pairs
 from core.types import Slo
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.cost import StepCost
 
 _NUM_CHECKS = 24
@@ -19,7 +19,7 @@ _NUM_CHECKS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineBound:
     """What an instance can do."""
 
     cost: StepCost
@@ -44,7 +44,9 @@ class _Need:
 class Needs:
     """Of a load, on instances of one kind."""
 
-    def __init__(self, jobs: Sequence[Job], slo: Slo, engine: Engine, block_tokens: int) -> None:
+    def __init__(
+        self, jobs: Sequence[SimulatedRequest], slo: Slo, engine: EngineBound, block_tokens: int
+    ) -> None:
         self._num_jobs = len(jobs)
         self._needs: list[_Need] = []
         """Of all but the hopeless."""
@@ -94,7 +96,7 @@ def _least_s(works: Sequence[tuple[float, ...]], num_spare: int) -> float:
     return max(sum(sorted(resource)[:num_kept]) for resource in zip(*works, strict=True))
 
 
-def _need(job: Job, num_cached: int, slo: Slo, engine: Engine) -> _Need | None:
+def _need(job: SimulatedRequest, num_cached: int, slo: Slo, engine: EngineBound) -> _Need | None:
     """None: hopeless."""
     cost = engine.cost
     num_new, num_decoded = job.num_prompt - num_cached, job.max_tokens - 1

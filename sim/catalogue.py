@@ -30,7 +30,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class CatalogueModel:
     num_weights: float
     num_layers: int
     num_heads: int
@@ -91,16 +91,16 @@ GPUS = {
     ),
 }
 MODELS = {
-    "llama-3.1-8b": Model(
+    "llama-3.1-8b": CatalogueModel(
         num_weights=8.03e9, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, hidden_size=4096
     ),
-    "llama-3.1-70b": Model(
+    "llama-3.1-70b": CatalogueModel(
         num_weights=70.6e9, num_layers=80, num_heads=64, num_kv_heads=8, head_dim=128, hidden_size=8192
     ),
 }
 
 
-def step_cost(gpu: Gpu, model: Model, tp: int = 1, pp: int = 1) -> StepCost:
+def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> StepCost:
     """Of one instance of `pp` stages of `tp` GPUs each, in bf16."""
     bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY * tp
     flop_per_s = gpu.flop_per_s * FLOP_EFFICIENCY * tp
@@ -124,7 +124,7 @@ def link_cost(gpu: Gpu, num_gpus: int = 1) -> LinkCost:
     return LinkCost(bytes_per_s=gpu.nic_bytes_per_s * num_gpus)
 
 
-def num_blocks(gpu: Gpu, model: Model, block_size: int, num_gpus: int = 1) -> int:
+def num_blocks(gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int = 1) -> int:
     """KV blocks beside the weights. Raises ConfigError when the weights do not fit."""
     memory_bytes = gpu.memory_bytes * MEMORY_SHARE * num_gpus
     room = memory_bytes - model.num_weights * _BYTES_PER_VALUE

@@ -9,10 +9,10 @@ from core.config import load
 from core.errors import ConfigError
 from core.step_profile import Profile
 from core.types import Slo
-from sim.bound import Engine
-from sim.catalogue import GPUS, MODELS, Gpu, Model, link_cost, num_blocks, step_cost
+from sim.bound import EngineBound
+from sim.catalogue import GPUS, MODELS, CatalogueModel, Gpu, link_cost, num_blocks, step_cost
 from sim.coarse.world import CoarseConfig
-from sim.cost import LinkCost, StepModel
+from sim.cost import LinkCost, ModelledStep
 from sim.profile import cost_of
 from sim.run import SimConfig
 
@@ -46,11 +46,11 @@ class Fleet:
             )
 
     @property
-    def parts(self) -> tuple[Gpu, Model]:
+    def parts(self) -> tuple[Gpu, CatalogueModel]:
         return GPUS[self.gpu], MODELS[self.model]
 
     @property
-    def step_model(self) -> StepModel:
+    def step_model(self) -> ModelledStep:
         return cost_of(self.profile) if self.profile else step_cost(*self.parts, self.tp, self.pp)
 
     @property
@@ -63,12 +63,12 @@ class Fleet:
         return num_instances * self.gpus_per_instance * GPUS[self.gpu].dollars_per_h
 
 
-def engine_of(fleet: Fleet, block_tokens: int) -> Engine:
+def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
     """What bounds any scheduler on a catalogued instance of the fleet: no pipeline of its stages ever waits."""
     gpu, model = fleet.parts
     cost = step_cost(gpu, model, fleet.tp, fleet.pp).of_full_stages()
     blocks = num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance)
-    return Engine(cost, MAX_NUM_SEQS, blocks * block_tokens)
+    return EngineBound(cost, MAX_NUM_SEQS, blocks * block_tokens)
 
 
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:

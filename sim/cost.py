@@ -11,11 +11,11 @@ from core.plan import StepPlan
 from core.steps import chunk_pairs
 
 
-class StepModel(Protocol):
+class ModelledStep(Protocol):
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float: ...
 
 
-def duration_s(model: StepModel, plan: StepPlan) -> float:
+def duration_s(model: ModelledStep, plan: StepPlan) -> float:
     context = sum(work.start + work.count for work in plan.work)
     pairs = sum(chunk_pairs(work.start, work.count) for work in plan.work)
     return model.step_s(plan.num_tokens, context, pairs, len(plan.work))
@@ -25,7 +25,7 @@ def duration_s(model: StepModel, plan: StepPlan) -> float:
 class PacedCost:
     """The same device at another pace: steps that only decode, and those with prompts, take so many times as long."""
 
-    model: StepModel
+    model: ModelledStep
     decode: float
     prompt: float
     stream_s: float = 0.0

@@ -10,7 +10,7 @@ from core.types import Slo
 from sim.baselines.sarathi import token_budget
 from sim.baselines.table import Entry
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import simulate
 from sim.report import attainment, served_coarsely
@@ -60,7 +60,7 @@ def attained(
 class _Watch:
     """Counts those that have missed for certain while a run goes on."""
 
-    def __init__(self, work: Sequence[Job], slo: Slo, least: float) -> None:
+    def __init__(self, work: Sequence[SimulatedRequest], slo: Slo, least: float) -> None:
         self._work, self._slo, self._least = work, slo, least
         self.possible = 1.0
         """Share that may still hold both targets."""
@@ -71,7 +71,7 @@ class _Watch:
         return self.possible < self._least
 
 
-def _has_missed(job: Job, slo: Slo, now: float) -> bool:
+def _has_missed(job: SimulatedRequest, slo: Slo, now: float) -> bool:
     due_s = job.request.arrival_s + slo.ttft_s
     if job.rejected or min(job.first_s, now) > due_s:
         return True

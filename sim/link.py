@@ -9,7 +9,7 @@ from kvtransfer.transport.loopback import LoopbackFabric, LoopbackSender
 from sim.cost import LinkCost
 
 
-class Link:
+class ModelledLink:
     def __init__(self, clock: Clock, cost: LinkCost) -> None:
         self._clock, self._cost = clock, cost
         self._free_s = 0.0
@@ -24,7 +24,7 @@ class Link:
 class ModelledSender(LoopbackSender):
     """Writes take the link's time; pools have no bytes."""
 
-    def __init__(self, fabric: LoopbackFabric, link: Link) -> None:
+    def __init__(self, fabric: LoopbackFabric, link: ModelledLink) -> None:
         super().__init__(fabric, None)
         self._link = link
 

@@ -5,7 +5,7 @@ import hashlib
 
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
 from core.ports import Clock, LayerSink
-from sim.cost import StepModel, duration_s
+from sim.cost import ModelledStep, duration_s
 
 
 def modelled_token(seed: int, position: int, vocab_size: int) -> int:
@@ -18,7 +18,7 @@ class ModelledGroup:
     """core.ports.WorkerGroup. Layers finish evenly over a step, and the sink hears of each, as from a real rank."""
 
     def __init__(
-        self, clock: Clock, cost: StepModel, num_layers: int, vocab_size: int, sink: LayerSink | None
+        self, clock: Clock, cost: ModelledStep, num_layers: int, vocab_size: int, sink: LayerSink | None
     ) -> None:
         self._clock, self._cost, self._num_layers, self._vocab_size = clock, cost, num_layers, vocab_size
         self._sink = sink

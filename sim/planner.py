@@ -18,7 +18,7 @@ from sim.catalogued import Fleet, coarse_config, engine_of
 from sim.coarse.workload import jobs
 from sim.coarse.world import simulate
 from sim.goodput import Window
-from sim.report import Served, attainment, served_coarsely
+from sim.report import ServedRequest, attainment, served_coarsely
 
 _PATIENCE_S = 30.0
 """After the last arrival; what is not finished by then has missed."""
@@ -137,7 +137,7 @@ def _try(demand: Demand, fleet: Fleet) -> Trial:
     part, slo = demand.window, demand.slo
     shares: list[float] = []
     busy: list[float] = []
-    everything: list[Served] = []
+    everything: list[ServedRequest] = []
     for seed in demand.seeds:
         work = jobs(part.load(demand.copies, seed), slo, part.block_tokens)
         outcome = simulate(

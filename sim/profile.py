@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from core.errors import ConfigError
-from core.step_profile import Part, Profile
+from core.step_profile import Profile, ProfilePart
 from core.steps import StepModel, StepModels
 
 
@@ -71,8 +71,8 @@ def fit(samples: Sequence[Sample]) -> ProfiledCost:
 
 def as_profile(cost: ProfiledCost, **about: Any) -> Profile:
     return Profile(
-        decode=Part(**asdict(cost.models.decode)),
-        prompt=Part(**asdict(cost.models.prompt)),
+        decode=ProfilePart(**asdict(cost.models.decode)),
+        prompt=ProfilePart(**asdict(cost.models.prompt)),
         prompt_pair_s=cost.prompt_pair_s,
         **about,
     )

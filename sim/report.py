@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.types import Slo
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseOutcome
 from sim.run import Arrival, Outcome
 
@@ -15,7 +15,7 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRequest:
     """Times count from the arrival at `at_s`, and are infinite for what did not happen."""
 
     at_s: float
@@ -36,30 +36,32 @@ class Served:
         return self.ttft_s <= slo.ttft_s and self.tpot_s <= slo.tpot_s
 
 
-def served_in_full(arrivals: Sequence[Arrival], outcome: Outcome) -> list[Served]:
+def served_in_full(arrivals: Sequence[Arrival], outcome: Outcome) -> list[ServedRequest]:
     rows = zip(arrivals, outcome.first_token_s, outcome.last_token_s, outcome.tokens, strict=True)
-    return [Served(arrival.at_s, first_s, last_s, len(tokens)) for arrival, first_s, last_s, tokens in rows]
+    return [
+        ServedRequest(arrival.at_s, first_s, last_s, len(tokens)) for arrival, first_s, last_s, tokens in rows
+    ]
 
 
-def served_coarsely(outcome: CoarseOutcome) -> list[Served]:
+def served_coarsely(outcome: CoarseOutcome) -> list[ServedRequest]:
     return [served_job(job) for job in outcome.jobs]
 
 
-def served_job(job: Job) -> Served:
+def served_job(job: SimulatedRequest) -> ServedRequest:
     at_s = job.request.arrival_s
-    return Served(at_s, job.first_s - at_s, job.last_s - at_s, job.num_output)
+    return ServedRequest(at_s, job.first_s - at_s, job.last_s - at_s, job.num_output)
 
 
-def attainment(served: Sequence[Served], slo: Slo) -> float:
+def attainment(served: Sequence[ServedRequest], slo: Slo) -> float:
     return sum(one.holds(slo) for one in served) / len(served) if served else 1.0
 
 
-def good_per_s(served: Sequence[Served], slo: Slo, offered_per_s: float) -> float:
+def good_per_s(served: Sequence[ServedRequest], slo: Slo, offered_per_s: float) -> float:
     """Requests within both targets, of so many offered a second."""
     return attainment(served, slo) * offered_per_s if served else 0.0
 
 
-def crowd(served: Sequence[Served]) -> list[tuple[float, int, int]]:
+def crowd(served: Sequence[ServedRequest]) -> list[tuple[float, int, int]]:
     """(time, requests before their first token, requests that decode) at every moment at which either changes.
 
     A request that was refused or never finished is not counted from its arrival, or its first token, on."""
@@ -94,7 +96,7 @@ def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
     }
 
 
-def figures(served: Sequence[Served], slo: Slo) -> dict[str, object]:
+def figures(served: Sequence[ServedRequest], slo: Slo) -> dict[str, object]:
     span_s = max((one.at_s + one.e2e_s for one in served if math.isfinite(one.e2e_s)), default=0.0)
     output_tokens = sum(one.num_output for one in served)
     return {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.ingress.frontend import Frontend
-from cluster.instance.instance import Instance, Parts, Role
+from cluster.instance.instance import Instance, InstanceParts, Role
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.config import ClusterConfig, load
@@ -22,8 +22,8 @@ from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver
 from net.loopback import LoopbackNetwork
-from sim.cost import LinkCost, StepCost, StepModel
-from sim.link import Link, ModelledSender
+from sim.cost import LinkCost, ModelledStep, StepCost
+from sim.link import ModelledLink, ModelledSender
 from sim.loop import LoopClock
 from sim.modelled import ModelledGroup
 
@@ -43,7 +43,7 @@ class SimConfig:
     num_layers: int = 4
     num_kv_heads: int = 2
     head_dim: int = 16
-    step: StepModel = field(default_factory=StepCost)
+    step: ModelledStep = field(default_factory=StepCost)
     link: LinkCost = field(default_factory=LinkCost)
     message_latency_s: float = 0.0002
     slo: Slo = field(default_factory=Slo)
@@ -192,19 +192,19 @@ class _Cluster:
         self._stack.push_async_callback(instance.close)
         instance.run()
 
-    def _parts(self, mail: Mail) -> Parts:
+    def _parts(self, mail: Mail) -> InstanceParts:
         config = self._config
 
         def receivers(inbox: Inbox) -> list[Receiver]:
             return [LoopbackReceiver(self._fabric, mail.address, None, inbox.may_write, inbox.arrived)]
 
         def senders() -> list[Sender]:
-            return [ModelledSender(self._fabric, Link(self.clock, config.link))]
+            return [ModelledSender(self._fabric, ModelledLink(self.clock, config.link))]
 
         def group(sink: LayerSink | None) -> ModelledGroup:
             return ModelledGroup(self.clock, config.step, config.num_layers, VOCAB_SIZE, sink)
 
-        return Parts(
+        return InstanceParts(
             shard=self._shard,
             num_blocks=config.num_blocks,
             max_context_tokens=1 << 20,

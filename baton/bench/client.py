@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from baton.bench.sse import DONE, SseReader, error_message
-from baton.bench.workload import Job
+from baton.bench.workload import BenchRequest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def send(self, job: Job, origin_s: float) -> Record:
+    async def send(self, job: BenchRequest, origin_s: float) -> Record:
         """Stream `job`; an error is part of the record."""
         body = json.dumps(self._body(job)).encode()
         record = Record(sent_s=time.perf_counter() - origin_s)
@@ -86,7 +86,7 @@ class Client:
             if not done and not record.error:
                 record.error = "stream cut short"
 
-    def _body(self, job: Job) -> dict[str, Any]:
+    def _body(self, job: BenchRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
             "max_tokens": job.max_tokens,
@@ -116,11 +116,13 @@ def _note(event: dict[str, Any], record: Record, now_s: float) -> None:
         record.tokens_s.append(now_s)
 
 
-async def open_loop(client: Client, jobs: Sequence[Job], on_done: Callable[[Record], None]) -> list[Record]:
+async def open_loop(
+    client: Client, jobs: Sequence[BenchRequest], on_done: Callable[[Record], None]
+) -> list[Record]:
     """Send each job at its arrival time, whatever has become of the others."""
     origin_s = time.perf_counter()
 
-    async def one(job: Job) -> Record:
+    async def one(job: BenchRequest) -> Record:
         await asyncio.sleep(max(0.0, job.arrival_s - (time.perf_counter() - origin_s)))
         record = await client.send(job, origin_s)
         record.late_s = record.sent_s - job.arrival_s
@@ -131,7 +133,7 @@ async def open_loop(client: Client, jobs: Sequence[Job], on_done: Callable[[Reco
 
 
 async def closed_loop(
-    client: Client, jobs: Sequence[Job], concurrency: int, on_done: Callable[[Record], None]
+    client: Client, jobs: Sequence[BenchRequest], concurrency: int, on_done: Callable[[Record], None]
 ) -> list[Record]:
     """Keep `concurrency` requests running until all jobs are done."""
     origin_s = time.perf_counter()

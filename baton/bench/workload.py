@@ -24,7 +24,7 @@ open read write close key item count range length first last next type none true
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchRequest:
     """One request. `prompt` is a text, token ids, or chat messages; `arrival_s` counts from the start."""
 
     prompt: Any
@@ -41,7 +41,7 @@ def synthetic(
     vocab_size: int,
     seed: int,
     run: int = 0,
-) -> list[Job]:
+) -> list[BenchRequest]:
     """Random prompts, lengths uniform within +-`spread` (a fraction). Token ids when the vocabulary is known, else words."""
     lengths, contents = random.Random(seed), random.Random(f"contents {seed} {run}")
 
@@ -49,12 +49,12 @@ def synthetic(
         return max(1, round(mean * (1 + spread * (2 * lengths.random() - 1))))
 
     return [
-        Job(_prompt(_pieces(contents, length(input_tokens), vocab_size)), length(output_tokens))
+        BenchRequest(_prompt(_pieces(contents, length(input_tokens), vocab_size)), length(output_tokens))
         for _ in range(count)
     ]
 
 
-def from_file(path: Path, count: int, output_tokens: int, run: int = 0) -> list[Job]:
+def from_file(path: Path, count: int, output_tokens: int, run: int = 0) -> list[BenchRequest]:
     """A text prompt per line, or JSON lines with `prompt` or `messages`; repeated until there are `count`.
 
     Each run goes on where the one before ended; the warm-up takes the file's last ones."""
@@ -67,7 +67,7 @@ def from_file(path: Path, count: int, output_tokens: int, run: int = 0) -> list[
     if not lines:
         raise ConfigError(f"the prompt file {path} is empty")
     prompts = [_parse_line(path, number, line) for number, line in enumerate(lines, 1)]
-    return [Job(prompts[(run * count + i) % len(prompts)], output_tokens) for i in range(count)]
+    return [BenchRequest(prompts[(run * count + i) % len(prompts)], output_tokens) for i in range(count)]
 
 
 def from_trace(
@@ -80,7 +80,7 @@ def from_trace(
     vocab_size: int,
     seed: int,
     run: int = 0,
-) -> list[Job]:
+) -> list[BenchRequest]:
     """The trace's own lengths (cut to the limits), shared prefixes and arrivals, stretched by `time_scale`."""
     rng = random.Random(f"contents {seed} {run}")
     blocks: dict[int, list[Any]] = {}
@@ -98,7 +98,7 @@ def from_trace(
         return _prompt(pieces[:length] + _pieces(rng, length - len(pieces), vocab_size))
 
     return [
-        Job(prompt(row), max(1, min(row.output_tokens, max_output)), row.arrival_s * time_scale)
+        BenchRequest(prompt(row), max(1, min(row.output_tokens, max_output)), row.arrival_s * time_scale)
         for row in rows[:count]
     ]
 

@@ -17,7 +17,7 @@ from baton.bench import report, workload
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import Summary, percentiles, summarise, ttft_s
 from baton.bench.traces import read_rate_curve, read_trace
-from baton.bench.workload import Job
+from baton.bench.workload import BenchRequest
 from core.errors import ConfigError
 
 _ORDINARY = "a b c hello world, some text to tokenize"
@@ -90,7 +90,7 @@ def bench(
     base_url = base_url.rstrip("/").removesuffix("/v1")
     model, vocab_size = _ask_endpoint(base_url, model, api_key, text_only=chat)
 
-    def jobs_of(run: int, count: int) -> list[Job]:
+    def jobs_of(run: int, count: int) -> list[BenchRequest]:
         """Another run number gives other contents."""
         if rows is not None:
             return workload.from_trace(
@@ -109,7 +109,7 @@ def bench(
             count, input_tokens, output_tokens, spread, vocab_size=vocab_size, seed=seed, run=run
         )
 
-    def timed(jobs: list[Job], rate: float | None) -> list[Job]:
+    def timed(jobs: list[BenchRequest], rate: float | None) -> list[BenchRequest]:
         if rate is not None:
             return _arriving(jobs, workload.poisson_arrivals(len(jobs), rate, burstiness, seed))
         if curve is not None:
@@ -155,18 +155,22 @@ def _check_writable(*paths: Path | None) -> None:
             raise ConfigError(f"cannot write {path}: is its folder there, and yours to write in?")
 
 
-def _arriving(jobs: Sequence[Job], arrivals_s: Sequence[float]) -> list[Job]:
+def _arriving(jobs: Sequence[BenchRequest], arrivals_s: Sequence[float]) -> list[BenchRequest]:
     return [replace(job, arrival_s=at) for job, at in zip(jobs, arrivals_s, strict=True)]
 
 
-def _mean_rate(jobs: Sequence[Job]) -> float:
+def _mean_rate(jobs: Sequence[BenchRequest]) -> float:
     """Of an open loop without `--rate`; 0 in a closed one."""
     last_s = max(job.arrival_s for job in jobs)
     return len(jobs) / last_s if last_s else 0.0
 
 
 async def _run(
-    arguments: tuple[Any, ...], jobs: Sequence[Job], warm: Sequence[Job], concurrency: int, console: Console
+    arguments: tuple[Any, ...],
+    jobs: Sequence[BenchRequest],
+    warm: Sequence[BenchRequest],
+    concurrency: int,
+    console: Console,
 ) -> list[Record]:
     """The records; Ctrl-C ends the run early and keeps what was measured."""
     client = Client(*arguments)

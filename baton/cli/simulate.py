@@ -20,7 +20,7 @@ from sim.catalogued import Fleet, coarse_config, full_config
 from sim.coarse.workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate as run_coarse
 from sim.loop import run_virtual
-from sim.report import Served, figures, served_coarsely, served_in_full
+from sim.report import ServedRequest, figures, served_coarsely, served_in_full
 from sim.run import simulate as run_full
 from sim.workload import arrivals
 
@@ -36,14 +36,14 @@ class _Study:
     seed: int
     coarse: bool
 
-    def run(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
+    def run(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
         """What became of the requests, and figures about the run itself."""
         began = time.perf_counter()
         served, more = self._coarsely(copies) if self.coarse else self._in_full(copies)
         wall_s = time.perf_counter() - began
         return served, more | {"wall_s": wall_s, "requests_per_wall_s": len(served) / wall_s}
 
-    def _in_full(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
+    def _in_full(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
         work = arrivals(self.rows, self.seconds, copies, self.seed)
         with Progress(console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("requests", total=len(work))
@@ -51,7 +51,7 @@ class _Study:
             outcome = run_virtual(run_full(config, work, finished=lambda: bar.advance(task)))
         return served_in_full(work, outcome), {}
 
-    def _coarsely(self, copies: int) -> tuple[list[Served], dict[str, Any]]:
+    def _coarsely(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
         block_tokens = natural_block_tokens(self.rows)
         work = jobs(
             Load(rows=self.rows, duration_s=self.seconds, copies=copies, seed=self.seed),
@@ -138,7 +138,7 @@ def _numbers(sweep: str) -> list[int]:
     return numbers
 
 
-def _report(study: _Study, served: list[Served], sweep: list[int], folder: Path) -> None:
+def _report(study: _Study, served: list[ServedRequest], sweep: list[int], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     from baton.simulation_pictures import draw_attainment, draw_goodput, draw_timeline  # noqa: PLC0415 (seconds, which --help does not need)
 

@@ -1,5 +1,5 @@
 """An instance's ranks as Ray actors in its replica's placement group: Ray places them, gives them GPUs and ends them with it;
-and so the keepers of their memory on other hosts than the replica's.
+and so the memory servers of their memory on other hosts than the replica's.
 
 No plan goes through Ray: each actor dials its instance, both prove that they know a secret of this start alone, and from then on
 a rank is what it is everywhere, a process that reads plans from its socket."""
@@ -19,11 +19,11 @@ import ray.util
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.deploy.rank_bundles import Share, shares
+from cluster.deploy.rank_bundles import BundleShare, shares
 from cluster.instance.instance import Role
-from cluster.instance.real_parts import Placement
-from cluster.instance.remote_memory.memory_messages import KeeperSetup
-from cluster.instance.remote_memory.memory_server import serve_keeper
+from cluster.instance.real_parts import InstancePlace
+from cluster.instance.remote_memory.memory_messages import MemorySetup
+from cluster.instance.remote_memory.memory_server import serve_memory
 from core.config import ClusterConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost
 from engine.ranks.rank import Rank, Spawner, rank_name
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _OBITUARY_S = 3.0
 
 
-def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: Mesh) -> Placement:
+def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: Mesh) -> InstancePlace:
     """For a replica in a placement group of its own; it listens for its ranks at `host`. Raises ConfigError."""
     group = ray.util.get_current_placement_group()
     if group is None:
@@ -59,17 +59,17 @@ def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: 
         actors = [_in_bundle(BatonRank, group, share).remote() for share in granted]
         return _met(actors, [rank_name(setup) for setup in setups], host, deadline_s)
 
-    def keep(setups: Sequence[KeeperSetup], deadline_s: float) -> list[Rank]:
+    def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
         firsts = [next(s for s in granted if nodes[s.bundle] == hosts[setup.memory]) for setup in setups]
         actors = [
-            _in_bundle(BatonKeeper, group, Share(first.bundle, 0.0, 0)).remote(config.transfer, key)
+            _in_bundle(BatonKeeper, group, BundleShare(first.bundle, 0.0, 0)).remote(config.transfer, key)
             for first in firsts
         ]
-        return _met(actors, [f"the keeper of host {setup.host}" for setup in setups], host, deadline_s)
+        return _met(actors, [f"the memory server of host {setup.host}" for setup in setups], host, deadline_s)
 
     devices = tuple("cuda:0" if share.num_gpus else "cpu" for share in granted)
     memories = tuple(hosts.index(nodes[share.bundle]) for share in granted)
-    return Placement(
+    return InstancePlace(
         Spawner(start, devices, memories, _addresses(hosts, host)), keep if len(hosts) > 1 else None
     )
 
@@ -108,11 +108,11 @@ class BatonKeeper:
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
         """Returns when the instance has ended the conversation."""
-        serve_keeper(asyncio.run(dial(address, secret, number)), self._transfer, self._key)
+        serve_memory(asyncio.run(dial(address, secret, number)), self._transfer, self._key)
 
 
 class ActorRank:
-    """engine.ranks.rank.Rank, also of a keeper."""
+    """engine.ranks.rank.Rank, also of a memory server."""
 
     def __init__(self, name: str, actor: Any, serving: Any, sock: socket.socket) -> None:
         self.name, self.sock = name, sock
@@ -135,7 +135,7 @@ class ActorRank:
         self.sock.close()
 
 
-def _in_bundle(kind: Any, group: Any, share: Share) -> Any:
+def _in_bundle(kind: Any, group: Any, share: BundleShare) -> Any:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=share.bundle)
     return kind.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus, scheduling_strategy=strategy)
 

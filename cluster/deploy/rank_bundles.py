@@ -15,7 +15,7 @@ _GRAIN = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BundleShare:
     """One rank's."""
 
     bundle: int
@@ -89,7 +89,7 @@ def check_overrides(deployment: str, given: Mapping[str, Any], pool: ParallelCon
             )
 
 
-def shares(bundles: Sequence[Mapping[str, float]], num_ranks: int) -> list[Share]:
+def shares(bundles: Sequence[Mapping[str, float]], num_ranks: int) -> list[BundleShare]:
     """Of each rank: as much of its bundle as any other in it. Raises ConfigError for bundles that cannot be shared so."""
     if not bundles or num_ranks % len(bundles):
         raise ConfigError(
@@ -103,7 +103,7 @@ def shares(bundles: Sequence[Mapping[str, float]], num_ranks: int) -> list[Share
             f"placement_group_bundles: the {in_each} ranks in each bundle need a GPU each, or none of them any"
         )
     return [
-        Share(index, int(bundle.get("CPU", 0) / in_each * _GRAIN) / _GRAIN, int(num_gpus))
+        BundleShare(index, int(bundle.get("CPU", 0) / in_each * _GRAIN) / _GRAIN, int(num_gpus))
         for index, bundle in enumerate(bundles)
         for _ in range(in_each)
     ]

@@ -10,7 +10,7 @@ _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """0: none."""
 
     requests_per_min: int = 0
@@ -36,7 +36,7 @@ class Balance:
     reset_s: float
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: holds one minute's worth, and is refilled evenly."""
 
     def __init__(self, name: str, per_min: int, now: float) -> None:
@@ -66,13 +66,13 @@ class Bucket:
 class Meter:
     """One tenant's use. What `begin` has let in must be `end`ed."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, limits: TenantLimits, now: float) -> None:
         self.limits = limits
         self.num_running = 0
         self._requests = _bucket("requests", limits.requests_per_min, None, now)
         self._tokens = _bucket("tokens", limits.tokens_per_min, None, now)
 
-    def change(self, limits: Limits, now: float) -> None:
+    def change(self, limits: TenantLimits, now: float) -> None:
         """From now on. What runs goes on; a limit that has changed begins with a full minute's worth."""
         self.limits = limits
         self._requests = _bucket("requests", limits.requests_per_min, self._requests, now)
@@ -114,10 +114,10 @@ class Meter:
         return [bucket.balance(now) for bucket in (self._requests, self._tokens) if bucket is not None]
 
 
-def _bucket(name: str, per_min: int, old: Bucket | None, now: float) -> Bucket | None:
+def _bucket(name: str, per_min: int, old: TokenBucket | None, now: float) -> TokenBucket | None:
     if not per_min:
         return None
-    return old if old is not None and old.per_min == per_min else Bucket(name, per_min, now)
+    return old if old is not None and old.per_min == per_min else TokenBucket(name, per_min, now)
 
 
 def go_duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cluster.instance.remote_memory.remote_host import FarHost
+from cluster.instance.remote_memory.remote_host import RemoteHost
 from cluster.instance.reporting import Reporter
 from core.config import ClusterConfig
 from core.errors import Bug
@@ -40,7 +40,7 @@ Role = Literal["prefill", "decode", "both"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class InstanceParts:
     """What differs between a real instance and a modelled one."""
 
     shard: KVShard
@@ -65,7 +65,7 @@ class Parts:
     """How long steps take, as far as it is known before the first."""
     num_groups: int = 1
     """Of ranks that serve sequences of their own, each with as many of the blocks."""
-    far: tuple[FarHost, ...] = ()
+    remote: tuple[RemoteHost, ...] = ()
     """Beside this one the hosts that its ranks are on."""
 
 
@@ -73,7 +73,13 @@ class Instance:
     """`start` returns it running; `close` gives everything back. `failure` is set once the engine has stopped by itself."""
 
     def __init__(
-        self, config: ClusterConfig, role: Role, mail: Mail, clock: Clock, resolve: Resolve, parts: Parts
+        self,
+        config: ClusterConfig,
+        role: Role,
+        mail: Mail,
+        clock: Clock,
+        resolve: Resolve,
+        parts: InstanceParts,
     ) -> None:
         self.role: Role = role
         self.failure: BaseException | None = None
@@ -93,9 +99,9 @@ class Instance:
             model=parts.model,
             pools=parts.pools,
             now=clock.now,
-            far_senders=[host.senders for host in parts.far],
+            remote_senders=[host.senders for host in parts.remote],
         )
-        self._far = parts.far
+        self._remote = parts.remote
         tiers, gate, size = parts.tiers, parts.gate, config.engine.block_size
         group = parts.make_group(GatedSink(gate, self._pusher) if tiers and gate else self._pusher)
         self._engine = Engine(
@@ -143,7 +149,7 @@ class Instance:
         self._inbox: Inbox | None = None
         self._replicator: Replicator | None = None
         if role == "prefill":
-            for host in parts.far:
+            for host in parts.remote:
                 host.run(_nobody_writes, _nobody_writes)
         else:
             self._make_decode(parts)
@@ -151,7 +157,7 @@ class Instance:
                 self._replicator = Replicator(mail, clock, parts.tiers)
         self._tasks: list[asyncio.Task[None]] = []
 
-    def _make_decode(self, parts: Parts) -> None:
+    def _make_decode(self, parts: InstanceParts) -> None:
         inbox = self._inbox = Inbox(
             parts.shard,
             parts.num_blocks,
@@ -161,10 +167,10 @@ class Instance:
             on_corrupted=lambda grant_id: worker.on_corrupted(grant_id),
             model=parts.model,
             pools=parts.pools,
-            far=parts.far,
+            remote=parts.remote,
         )
         inbox.attach(parts.make_receivers(inbox))
-        for host in parts.far:
+        for host in parts.remote:
             host.run(inbox.arrived, inbox.corrupted)
         worker = self._decode = DecodeWorker(
             self._mail, self._clock, inbox, self._config.transfer, self._reporter
@@ -226,7 +232,7 @@ class Instance:
         await self._pusher.close()
         if self._inbox is not None:
             await self._inbox.shut()
-        for host in self._far:
+        for host in self._remote:
             await host.close()
 
     def _on_message(self, sender: str, message: Message) -> None:

@@ -8,9 +8,9 @@ from cluster.instance.shared_memory import take_memory
 from core.config import TransferConfig
 from core.errors import ConfigError
 from kvtransfer.staging import STAGING_BYTES, Staging
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Holder, Receiver, Sender
-from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.streams import TlsContexts, tls_contexts
@@ -49,7 +49,7 @@ def remote_access(
     `receives`: others write into it. `media` makes those that need torch. Raises ConfigError."""
     ways = _ways(config)
     tls = _tls(config)
-    known = {"nixl": lambda pool, _: NixlMedium(Memory.of(pool)), **(media or {})}
+    known = {"nixl": lambda pool, _: NixlMedium(RegisteredMemory.of(pool)), **(media or {})}
     if unknown := [way for way in ways if way not in known and way not in ("shm", "tcp")]:
         raise ConfigError(
             f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
@@ -59,7 +59,7 @@ def remote_access(
     mediums = [known[way](memory, host) for way in ways if way in known]
 
     def receivers(holder: Holder) -> list[Receiver]:
-        admission = Admission(holder.may_write, holder.arrived, holder.corrupted)
+        admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
         made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
         made += [PullReceiver(key, me, host, medium, admission) for medium in mediums]
         if "tcp" in ways:

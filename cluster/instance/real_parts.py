@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from cluster.instance.instance import Parts, Role
+from cluster.instance.instance import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA
-from cluster.instance.remote_memory.memory_messages import KeeperSetup
-from cluster.instance.remote_memory.remote_host import FarHost, Keep, start_keepers
+from cluster.instance.remote_memory.memory_messages import MemorySetup
+from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
 from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
@@ -33,15 +33,17 @@ from parallel.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """Who starts an instance's ranks, and the keepers of its other hosts."""
+class InstancePlace:
+    """Who starts an instance's ranks, and the memory servers of its other hosts."""
 
     ranks: Spawner
     keep: Keep | None = None
     """None: there are no other hosts."""
 
 
-def local_parts(config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric) -> Parts:
+def local_parts(
+    config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric
+) -> InstanceParts:
     """An instance that shares its process, and so its memory, with the others."""
     parallel = config.prefill if role == "prefill" else config.decode
     spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
@@ -78,8 +80,8 @@ def remote_parts(
     role: Role,
     mail: TcpMail,
     key: bytes,
-    place: Callable[[Mesh], Placement],
-) -> Parts:
+    place: Callable[[Mesh], InstancePlace],
+) -> InstanceParts:
     """An instance in a process of its own, reached by shared memory on this host and by TCP from others.
 
     `place`: for one of several ranks, who starts them and where."""
@@ -91,20 +93,22 @@ def remote_parts(
     access = remote_access(
         config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
     )
-    far = _keepers(config, role, mail, size, placement) if placement and placement.keep else ()
+    remote = _memory_servers(config, role, mail, size, placement) if placement and placement.keep else ()
     try:
-        return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=spawner, far=far)
+        return _parts(
+            config, folder, size, parallel, access=access, host=host_id(), spawner=spawner, remote=remote
+        )
     except BaseException:
-        _end(far)
+        _end(remote)
         raise
 
 
-def _keepers(
-    config: ClusterConfig, role: Role, mail: TcpMail, size: PoolSize, placement: Placement
-) -> tuple[FarHost, ...]:
+def _memory_servers(
+    config: ClusterConfig, role: Role, mail: TcpMail, size: PoolSize, placement: InstancePlace
+) -> tuple[RemoteHost, ...]:
     addresses = placement.ranks.addresses
     setups = [
-        KeeperSetup(
+        MemorySetup(
             memory=memory,
             address=mail.address,
             incarnation=mail.me.incarnation,
@@ -115,11 +119,11 @@ def _keepers(
         for memory in range(1, len(addresses))
     ]
     assert placement.keep is not None
-    return start_keepers(placement.keep, setups, config.mail)
+    return start_memories(placement.keep, setups, config.mail)
 
 
-def _end(far: Sequence[FarHost]) -> None:
-    for host in far:
+def _end(remote: Sequence[RemoteHost]) -> None:
+    for host in remote:
         host.end()
 
 
@@ -150,11 +154,11 @@ def _parts(
     access: PoolAccess,
     host: str,
     spawner: Spawner | None,
-    far: tuple[FarHost, ...] = (),
-) -> Parts:
+    remote: tuple[RemoteHost, ...] = (),
+) -> InstanceParts:
     def group(sink: LayerSink | None) -> WorkerGroup:
         if spawner is not None:
-            memories = [(access.path, size.num_bytes), *(host.memory for host in far)]
+            memories = [(access.path, size.num_bytes), *(host.memory for host in remote)]
             try:
                 return start_ranks(
                     folder,
@@ -164,16 +168,16 @@ def _parts(
                     memories=memories,
                     sink=sink,
                     spawner=spawner,
-                    companions=far,
+                    companions=remote,
                 )
             except BaseException:
-                _end(far)
+                _end(remote)
                 raise
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)
     tiers = build_tiers(config.engine, access.buffer, size.pools, revision)
-    return Parts(
+    return InstanceParts(
         shard=size.shard,
         num_blocks=size.num_blocks,
         max_context_tokens=size.max_context_tokens,
@@ -191,5 +195,5 @@ def _parts(
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
         num_groups=parallel.dp,
-        far=far,
+        remote=remote,
     )

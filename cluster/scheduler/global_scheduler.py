@@ -2,7 +2,7 @@
 
 Invariants:
 - The queue lives here, and a request is bound to instances as late as possible (`placer`).
-- Every Arrived is answered by exactly one Placed or Rejected, unless its frontend finishes it or is lost before.
+- Every RequestArrived is answered by exactly one Placed or Rejected, unless its frontend finishes it or is lost before.
 - What was promised to an instance is given back when the request is Finished, its frontend or that instance is lost.
 """
 
@@ -19,20 +19,20 @@ from cluster.scheduler.placement.placer import Placement, Placer
 from cluster.scheduler.queue.admission import Admission
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
-from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
-from cluster.scheduler.scheduler_peers import Circle
+from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
+from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.config import ScheduleConfig
 from core.lateness import YIELD_S
 from core.messages import (
-    Colleagues,
     Finished,
-    GivenBack,
     Leaving,
+    PeerRequest,
+    PeersChanged,
     Place,
     Placed,
+    PlacedByPeer,
     PrefillAssigned,
-    Taken,
-    Wants,
+    ReleasedByPeer,
 )
 from core.reports import LoadReport, Register, Status
 
@@ -60,14 +60,14 @@ class GlobalScheduler:
         self._policy = policy or MixedPolicy(config.local_threshold_tokens)
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster(scan_up_to)
-        self._circle = Circle()
+        self._peers = SchedulerPeers()
         self._told_keeps, self._told_in_time = "", False
         self._led = True
         self._num_prefills = 0
         counters = ServiceCounters(config.fairness_slack)
         self._admission = Admission(config, counters, log)
         threshold = config.local_threshold_tokens
-        self._placer = Placer(self._roster, self._policy, threshold, counters, self._circle, log)
+        self._placer = Placer(self._roster, self._policy, threshold, counters, self._peers, log)
 
     @property
     def num_queued(self) -> int:
@@ -95,11 +95,11 @@ class GlobalScheduler:
     @property
     def leads(self) -> bool:
         """Is it the one that does what only one of several schedulers may do?"""
-        return self._circle.leads
+        return self._peers.leads
 
     @property
-    def colleagues(self) -> tuple[str, ...]:
-        return self._circle.others
+    def peer_schedulers(self) -> tuple[str, ...]:
+        return self._peers.others
 
     def why_not(self) -> str:
         """Why a request that came now would not be answered; empty: it would be (a 429 under load is an answer, too)."""
@@ -120,15 +120,15 @@ class GlobalScheduler:
         """Take one fact in; what follows from it, in the order to be sent."""
         actions = self._react(event, now)
         keeps = self._placer.claimed
-        in_time = bool(self._circle.others) and self._admission.queue.has_timely()
+        in_time = bool(self._peers.others) and self._admission.queue.has_timely()
         if keeps != self._told_keeps or in_time != self._told_in_time:
             self._told_keeps, self._told_in_time = keeps, in_time
-            actions += self._tell(Wants(self._circle.me, keeps, in_time))
+            actions += self._tell(PeerRequest(self._peers.me, keeps, in_time))
         return actions
 
     def _react(self, event: Event, now: float) -> list[Send]:
         match event:
-            case Arrived():
+            case RequestArrived():
                 return self._on_arrived(event.frontend, event.place, now)
             case Finished():
                 return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
@@ -147,25 +147,26 @@ class GlobalScheduler:
                 prefill = self._placer.replace_prefill(key, decode, need, now)
                 answer = PrefillAssigned(need.request_id, need.attempt, need.epoch, prefill)
                 return [Send(decode, answer), *self._place_waiting(now)]
-            case Colleagues() | Taken() | GivenBack() | Wants():
+            case PeersChanged() | PlacedByPeer() | ReleasedByPeer() | PeerRequest():
                 return self._on_word(event, now)
             case Tick():
                 return self._admission.expire(self.why_not(), now) + self._place_waiting(now)
 
-    # Other schedulers -----------------------------------------------------------------------------------------------
-    def _on_word(self, word: Colleagues | Taken | GivenBack | Wants, now: float) -> list[Send]:
+    def _on_word(
+        self, word: PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest, now: float
+    ) -> list[Send]:
         match word:
-            case Colleagues():
+            case PeersChanged():
                 return self._meet(word)
-            case Taken(scheduler=_, frontend=_, place=place):
+            case PlacedByPeer(scheduler=_, frontend=_, place=place):
                 key = _key(place.request_id, place.attempt)
                 if self._admission.queue.get(key) is None:
                     self._placer.take(key, word, now)
                 return []
-            case Wants():
-                self._circle.hear(word)
+            case PeerRequest():
+                self._peers.hear(word)
                 return self._place_waiting(now)
-            case GivenBack():
+            case ReleasedByPeer():
                 key = _key(word.request_id, word.attempt)
                 placement = self._placer.get(key)
                 if placement is None or placement.scheduler != word.scheduler:
@@ -174,23 +175,23 @@ class GlobalScheduler:
                 self._placer.finish(key, ended)
                 return self._place_waiting(now)
 
-    def _meet(self, colleagues: Colleagues) -> list[Send]:
+    def _meet(self, peer_schedulers: PeersChanged) -> list[Send]:
         """Those that are new hear of everything that was placed here."""
-        news = self._circle.meet(colleagues)
-        self._admission.num_schedulers = self._circle.size
-        words: list[Taken | Wants] = [
+        news = self._peers.meet(peer_schedulers)
+        self._admission.num_schedulers = self._peers.size
+        words: list[PlacedByPeer | PeerRequest] = [
             self._taken(placed) for placed in self._placer.placements if not placed.scheduler
         ]
         if self._told_keeps or self._told_in_time:
-            words.append(Wants(colleagues.me, self._told_keeps, self._told_in_time))
+            words.append(PeerRequest(peer_schedulers.me, self._told_keeps, self._told_in_time))
         return [Send(other, word) for other in news for word in words] + self._pair()
 
-    def _tell(self, word: Taken | GivenBack | Wants) -> list[Send]:
-        return [Send(other, word) for other in self._circle.others]
+    def _tell(self, word: PlacedByPeer | ReleasedByPeer | PeerRequest) -> list[Send]:
+        return [Send(other, word) for other in self._peers.others]
 
-    def _taken(self, placed: Placement) -> Taken:
-        return Taken(
-            scheduler=self._circle.me,
+    def _taken(self, placed: Placement) -> PlacedByPeer:
+        return PlacedByPeer(
+            scheduler=self._peers.me,
             frontend=placed.frontend,
             place=replace(placed.place, block_hashes=()),
             route=placed.route,
@@ -201,13 +202,12 @@ class GlobalScheduler:
 
     def _pair(self) -> list[Send]:
         """Tell those instances whose buddy has changed; all of them where this scheduler begins to lead."""
-        if self._circle.leads and not self._led:
+        if self._peers.leads and not self._led:
             self._roster.forget_buddies()
-        self._led = self._circle.leads
+        self._led = self._peers.leads
         news = self._roster.pair()
         return news if self._led else []
 
-    # Requests -------------------------------------------------------------------------------------------------------
     def _on_arrived(self, frontend: str, place: Place, now: float) -> list[Send]:
         key = _key(place.request_id, place.attempt)
         if (known := self._placer.get(key)) is not None:
@@ -243,7 +243,7 @@ class GlobalScheduler:
                 actions.append(Send(waiter.frontend, Placed(place.request_id, place.attempt, route)))
                 placed_keys.append(waiter.key)
         self._admission.left(len(placed_keys), now)
-        if self._circle.others:
+        if self._peers.others:
             for key in placed_keys:
                 if (placed := self._placer.get(key)) is not None:
                     actions += self._tell(self._taken(placed))
@@ -251,22 +251,22 @@ class GlobalScheduler:
 
     def _yields(self, waiter: Waiter, now: float) -> bool:
         """What is late, or set aside, comes after what can still be in time, whichever scheduler has that; but not for ever."""
-        if not self._circle.others_in_time or now - waiter.due_s > YIELD_S:
+        if not self._peers.others_in_time or now - waiter.due_at > YIELD_S:
             return False
-        return waiter.aside or now > waiter.start_by_s
+        return waiter.deferred or now > waiter.start_by
 
     def _finish(self, key: str, ended: Finished | None = None) -> list[Send]:
         """It is over, here and wherever it counts."""
         if (waiter := self._admission.queue.get(key)) is not None:
             self._admission.queue.remove(waiter)
         placed = self._placer.finish(key, ended)
-        if placed is None or placed.scheduler or not self._circle.others:
+        if placed is None or placed.scheduler or not self._peers.others:
             return []
         num_output, complete = (0, False) if ended is None else (ended.num_output_tokens, ended.complete)
         place = placed.place
         return self._tell(
-            GivenBack(
-                scheduler=self._circle.me,
+            ReleasedByPeer(
+                scheduler=self._peers.me,
                 request_id=place.request_id,
                 attempt=place.attempt,
                 num_output_tokens=num_output,
@@ -274,7 +274,6 @@ class GlobalScheduler:
             )
         )
 
-    # Instances ------------------------------------------------------------------------------------------------------
     def _on_register(self, info: Register) -> list[Send]:
         lost: list[Send] = []
         if not self._roster.knows(info):
@@ -297,8 +296,8 @@ class GlobalScheduler:
         self._roster.remove(address)
         self._placer.unclaim(address)
         queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
-        self._circle.lose(address)
-        self._admission.num_schedulers = self._circle.size
+        self._peers.lose(address)
+        self._admission.num_schedulers = self._peers.size
         return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
 
 

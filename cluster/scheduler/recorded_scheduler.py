@@ -13,7 +13,7 @@ import msgpack
 
 from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
 from core.config import ScheduleConfig
 from core.errors import ConfigError
 from core.messages import NeedPrefill, Place
@@ -88,7 +88,7 @@ def _read(path: Path) -> Iterator[Any]:
 
 def _as_plain(event: Event) -> tuple[str, bytes]:
     match event:
-        case Arrived(frontend, place):
+        case RequestArrived(frontend, place):
             return frontend, encode(place)
         case PrefillNeeded(instance, need):
             return instance, encode(need)
@@ -105,7 +105,7 @@ def _as_event(who: str, data: bytes) -> Event:
         return PeerLost(who) if who else Tick()
     match decode(data):
         case Place() as place:
-            return Arrived(who, place)
+            return RequestArrived(who, place)
         case NeedPrefill() as need:
             return PrefillNeeded(who, need)
         case message:

@@ -4,23 +4,23 @@ from dataclasses import dataclass
 
 from core.messages import (
     Buddy,
-    Colleagues,
     Finished,
-    GivenBack,
     Leaving,
     NeedPrefill,
+    PeerRequest,
+    PeersChanged,
     Place,
     Placed,
+    PlacedByPeer,
     PrefillAssigned,
     Rejected,
-    Taken,
-    Wants,
+    ReleasedByPeer,
 )
 from core.reports import LoadReport, Register
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class RequestArrived:
     frontend: str
     place: Place
 
@@ -44,7 +44,7 @@ class Tick:
 
 
 Event = (
-    Arrived
+    RequestArrived
     | PrefillNeeded
     | PeerLost
     | Tick
@@ -52,10 +52,10 @@ Event = (
     | Register
     | Leaving
     | LoadReport
-    | Colleagues
-    | Taken
-    | GivenBack
-    | Wants
+    | PeersChanged
+    | PlacedByPeer
+    | ReleasedByPeer
+    | PeerRequest
 )
 
 
@@ -64,4 +64,4 @@ class Send:
     """The only kind of action."""
 
     to: str
-    message: Placed | Rejected | PrefillAssigned | Buddy | Taken | GivenBack | Wants
+    message: Placed | Rejected | PrefillAssigned | Buddy | PlacedByPeer | ReleasedByPeer | PeerRequest

@@ -7,19 +7,19 @@ from functools import partial
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Tick
+from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Tick
 from core.messages import (
     AskStatus,
-    Backlog,
-    Colleagues,
     Finished,
-    GivenBack,
     Leaving,
     Message,
     NeedPrefill,
+    PeerBacklog,
+    PeerRequest,
+    PeersChanged,
     Place,
-    Taken,
-    Wants,
+    PlacedByPeer,
+    ReleasedByPeer,
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import LoadReport, PoolStatus, Register, Status
@@ -28,7 +28,7 @@ from net.schedulers import Schedulers
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-_NOTHING_WAITS = Backlog(0, 0)
+_NOTHING_WAITS = PeerBacklog(0, 0)
 
 
 class SchedulerNode:
@@ -50,7 +50,7 @@ class SchedulerNode:
             if resolve is None
             else Schedulers(partial(_but, mail.address, resolve), num_schedulers - 1, clock, self._on_found)
         )
-        self._backlogs: dict[str, Backlog] = {}
+        self._backlogs: dict[str, PeerBacklog] = {}
         """Of the others."""
         self._told = _NOTHING_WAITS
         self._waiting = asyncio.Event()
@@ -99,15 +99,15 @@ class SchedulerNode:
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
             case Place():
-                self._feed(Arrived(sender, message))
+                self._feed(RequestArrived(sender, message))
             case NeedPrefill():
                 self._feed(PrefillNeeded(sender, message))
             case LoadReport():
                 self._note_defect(message)
                 self._feed(message)
-            case Finished() | Register() | Leaving() | Taken() | GivenBack() | Wants():
+            case Finished() | Register() | Leaving() | PlacedByPeer() | ReleasedByPeer() | PeerRequest():
                 self._feed(message)
-            case Backlog():
+            case PeerBacklog():
                 self._backlogs[sender] = message
             case AskStatus(nonce):
                 self._mail.send(sender, self._status(nonce))
@@ -128,7 +128,7 @@ class SchedulerNode:
 
     def _on_found(self, _: str) -> None:
         if self._others is not None:
-            self._feed(Colleagues(self.address, self._others.living))
+            self._feed(PeersChanged(self.address, self._others.living))
 
     async def _tick(self) -> None:
         while True:
@@ -138,10 +138,10 @@ class SchedulerNode:
             self._tell_backlog()
 
     def _tell_backlog(self) -> None:
-        backlog = Backlog(self._scheduler.num_queued, self._scheduler.queued_tokens)
+        backlog = PeerBacklog(self._scheduler.num_queued, self._scheduler.queued_tokens)
         if backlog != self._told:
             self._told = backlog
-            for other in self._scheduler.colleagues:
+            for other in self._scheduler.peer_schedulers:
                 self._mail.send(other, backlog)
 
     def _feed(self, event: Event) -> None:

@@ -7,14 +7,14 @@ by the one that leads: the first by address of those that live, by everybody's o
 Two that hold each other dead, or that have not heard of each other yet, may both lead for a while: they then tell the same
 instances the same buddies and set the same sizes from the same reports."""
 
-from core.messages import Colleagues, Wants
+from core.messages import PeerRequest, PeersChanged
 
 
-class Circle:
+class SchedulerPeers:
     def __init__(self) -> None:
         self.me = ""
         self.others: tuple[str, ...] = ()
-        self._wants: dict[str, Wants] = {}
+        self._wants: dict[str, PeerRequest] = {}
         """By scheduler."""
 
     @property
@@ -25,17 +25,17 @@ class Circle:
     def size(self) -> int:
         return 1 + len(self.others)
 
-    def meet(self, colleagues: Colleagues) -> list[str]:
+    def meet(self, peer_schedulers: PeersChanged) -> list[str]:
         """Those that were not known before."""
-        news = [other for other in colleagues.others if other not in self.others]
-        self.me, self.others = colleagues.me, colleagues.others
+        news = [other for other in peer_schedulers.others if other not in self.others]
+        self.me, self.others = peer_schedulers.me, peer_schedulers.others
         return news
 
     def lose(self, address: str) -> None:
         self.others = tuple(other for other in self.others if other != address)
         self._wants.pop(address, None)
 
-    def hear(self, wants: Wants) -> None:
+    def hear(self, wants: PeerRequest) -> None:
         self._wants[wants.scheduler] = wants
 
     @property

@@ -140,7 +140,17 @@ def scheduler() -> Canvas:
         475, 60, 210, 90, "placement", "policy: cost or targets;", "promise what it takes", kind="scheduler"
     )
     c.box(475, 345, 210, 60, "scaling", "autoscaler, in the leader only", kind="scheduler")
-    c.box(750, 50, 150, 110, "Decisions", "Placed, Rejected", "PrefillAssigned", "Buddy", "Taken, GivenBack")
+    c.box(
+        750,
+        50,
+        150,
+        110,
+        "Decisions",
+        "Placed, Rejected",
+        "PrefillAssigned",
+        "Buddy, PlacedByPeer",
+        "ReleasedByPeer",
+    )
     c.box(750, 345, 150, 60, "Ray Serve", "number of replicas")
     c.arrow((150, 135), (215, 105))
     c.arrow((150, 235), (172, 235), (172, 310), (520, 310), (520, 300), kind="weak")

@@ -26,7 +26,7 @@ Kept = Callable[[str, int, tuple[int, ...], int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class PrefixMatch:
     """Cached KV of a prefix: full blocks, and perhaps the first `partial_tokens` tokens of one more."""
 
     blocks: tuple[int, ...]
@@ -73,11 +73,11 @@ class RadixCache:
         """Runs from which blocks may be given up, with those that are out of date."""
         return self._retention.num_candidates
 
-    def match(self, tokens: Sequence[int], salt: str, *, partial: bool) -> Match:
+    def match(self, tokens: Sequence[int], salt: str, *, partial: bool) -> PrefixMatch:
         """The longest cached prefix that leaves at least one token to compute. Takes no reference."""
         run = self._roots.get(salt)
         if run is None:
-            return Match(blocks=())
+            return PrefixMatch(blocks=())
         size, limit = self._block_size, len(tokens) - 1
         blocks: list[int] = []
         start = count = 0
@@ -92,7 +92,7 @@ class RadixCache:
         if partial:
             wanted = tokens[start : min(start + size, limit)]
             best, best_length = _longest_common(_next_blocks(run, count, size), wanted)
-        return Match(
+        return PrefixMatch(
             blocks=tuple(blocks),
             partial_block=best,
             partial_tokens=best_length,
@@ -100,7 +100,7 @@ class RadixCache:
             num_changes=run.num_changes,
         )
 
-    def still_finds(self, match: Match) -> bool:
+    def still_finds(self, match: PrefixMatch) -> bool:
         """Would the same be found for the same tokens? Where it ends tells: while that is kept, so is what it follows."""
         return match.end is not None and match.end.num_changes == match.num_changes
 
@@ -207,8 +207,6 @@ class RadixCache:
         if self.num_evictable != idle:
             raise Bug(f"{self.num_evictable} blocks look evictable, the tree knows {idle}")
 
-    # Growing --------------------------------------------------------------------------------------------------------
-
     def _root(self, salt: str) -> Run:
         root = self._roots.get(salt)
         if root is None:
@@ -299,8 +297,6 @@ class RadixCache:
                 self.on_kept(salt, before, tuple(tokens[index * size : (index + 1) * size]), block)
                 before = block
         return run
-
-    # Idle blocks ----------------------------------------------------------------------------------------------------
 
     def _cut_out(self, blocks: Sequence[int]) -> list[Run]:
         """Runs that have just these blocks: of each that has some, the last comes first."""

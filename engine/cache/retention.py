@@ -36,8 +36,6 @@ class Retention:
         """With those that are out of date."""
         return len(self._candidates)
 
-    # What happens to blocks -----------------------------------------------------------------------------------------
-
     def used(self, run: Run) -> None:
         """A sequence is about to refer to it, and has not counted itself yet."""
         idle_since = run.idle_since + len(run.blocks)
@@ -88,8 +86,6 @@ class Retention:
         times = np.concatenate((counted_up(since, counts), times))
         wanted = groups != _UNWANTED
         self._eviction.learn(groups[wanted], self._num_released - times[wanted])
-
-    # Which go first -------------------------------------------------------------------------------------------------
 
     def least(self) -> tuple[int, float]:
         """The group to take from, and what its blocks may be worth until another group is better."""

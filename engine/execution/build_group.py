@@ -16,7 +16,7 @@ from engine.execution.devices import choose_device
 from engine.execution.expert_load import counted
 from engine.execution.graph_capture import CudaCapture
 from engine.execution.inline_group import InlineGroup
-from engine.execution.kv_pool import KVPool, Pool
+from engine.execution.kv_pool import DevicePool, KVPool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.model_dims import dims_of, shards_of
 from engine.execution.runner import Runner
@@ -118,7 +118,7 @@ def build_group(
 
 
 def make_graphs(
-    model: Model, pool: Pool, engine: EngineConfig, max_context_tokens: int
+    model: Model, pool: DevicePool, engine: EngineConfig, max_context_tokens: int
 ) -> DecodeGraphs | None:
     """As `engine.cuda_graphs` says. Raises ConfigError where sizes are named that cannot be captured, and what CUDA raises while
     it captures them; with `auto` steps are launched one kernel at a time then, so that the instance serves all the same."""
@@ -142,7 +142,7 @@ def make_graphs(
         return None
 
 
-def why_no_graphs(model: Model, pool: Pool) -> str:
+def why_no_graphs(model: Model, pool: DevicePool) -> str:
     """As a clause; empty where decode steps can be captured."""
     if pool.device.type != "cuda":
         return "CUDA graphs are captured on GPUs alone"
@@ -162,7 +162,7 @@ def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:
     return replace(layout, dtype="float8_e4m3fn" if kv_dtype == "float8" else kv_dtype, scales="vector")
 
 
-def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> Pool:
+def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> DevicePool:
     """A rank's, where it lies in its instance's memory. Raises ConfigError."""
     buffer = memory[place.base_bytes : place.base_bytes + place.num_bytes]
     if device.type == "cpu":

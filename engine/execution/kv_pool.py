@@ -19,7 +19,7 @@ TORCH_DTYPES = {
 }
 
 
-class Pool(Protocol):
+class DevicePool(Protocol):
     """The KV that a runner computes on, and what it must say of it."""
 
     @property

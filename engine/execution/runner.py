@@ -10,7 +10,7 @@ from core.plan import Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.decode_graphs import DecodeGraphs
-from engine.execution.kv_pool import Pool
+from engine.execution.kv_pool import DevicePool
 from engine.execution.sampler import sample
 from models.model import Model
 
@@ -19,7 +19,7 @@ class Runner:
     def __init__(
         self,
         model: Model,
-        pool: Pool,
+        pool: DevicePool,
         block_size: int,
         sink: LayerSink | None = None,
         graphs: DecodeGraphs | None = None,
@@ -71,7 +71,7 @@ class Runner:
 
 
 def begin_step(
-    plan: StepPlan, seqs: dict[str, RankSeq], pool: Pool, block_size: int, sink: LayerSink | None
+    plan: StepPlan, seqs: dict[str, RankSeq], pool: DevicePool, block_size: int, sink: LayerSink | None
 ) -> LayerDone | None:
     """Sequences have left and come, and their blocks are as the step finds them. Returns whom to tell of its layers, if anybody
     waits for them."""
@@ -86,7 +86,7 @@ def begin_step(
 
 
 def layer_hook(
-    pool: Pool, slots: torch.Tensor, layer_done: LayerDone | None, first_layer: int = 0
+    pool: DevicePool, slots: torch.Tensor, layer_done: LayerDone | None, first_layer: int = 0
 ) -> Callable[[int], None] | None:
     """What is to be called with each layer of the model when its KV of the tokens at `slots` is computed.
 
@@ -103,7 +103,7 @@ def layer_hook(
     return written
 
 
-def _take_in(pool: Pool, plan: StepPlan, block_size: int) -> None:
+def _take_in(pool: DevicePool, plan: StepPlan, block_size: int) -> None:
     """Whatever of new sequences is computed already may have been computed elsewhere."""
     if not pool.is_mirrored:
         return

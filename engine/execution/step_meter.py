@@ -18,7 +18,7 @@ from engine.execution.build_group import PoolSize, build_group, size_pool
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """`count` tokens after `start` others of one sequence."""
 
     start: int
@@ -36,7 +36,7 @@ class StepMeter:
         self._steps = itertools.count()
         self._rng = random.Random(0)
 
-    def measure(self, pieces: list[Piece]) -> float:
+    def measure(self, pieces: list[PromptPiece]) -> float:
         """Seconds of one step. Raises ConfigError when the pool or the context is too small for it."""
         needed = sum(num_blocks_for(piece.start + piece.count, self._block_size) for piece in pieces)
         longest = max(piece.start + piece.count for piece in pieces)
@@ -52,7 +52,7 @@ class StepMeter:
     async def _execute(self, plan: StepPlan) -> float:
         return (await self._group.execute(plan)).duration_s
 
-    def _plan(self, pieces: list[Piece]) -> StepPlan:
+    def _plan(self, pieces: list[PromptPiece]) -> StepPlan:
         step, first = next(self._steps), 0
         new: list[NewSeq] = []
         work: list[SeqWork] = []

@@ -12,7 +12,7 @@ from core.kv import num_blocks_for
 from core.plan import BlockCopy
 from core.types import Request
 from engine.cache.block_pool import BlockPool
-from engine.cache.radix_cache import Match, RadixCache
+from engine.cache.radix_cache import PrefixMatch, RadixCache
 from engine.planning.sequence import Sequence
 
 
@@ -44,7 +44,7 @@ class _Found:
     request: Request
     tokens: SeqOf[int]
     num_tokens: int
-    match: Match
+    match: PrefixMatch
 
 
 class BlockLedger:
@@ -68,7 +68,7 @@ class BlockLedger:
         """Those that are under way."""
         return len(self._restores)
 
-    def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> Match:
+    def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> PrefixMatch:
         """RadixCache.match of `request`, of which `tokens` are known; not looked for again while the same would be found."""
         found = self._found.get(partial)
         if (
@@ -81,7 +81,7 @@ class BlockLedger:
             found = self._found[partial] = _Found(request, tokens, len(tokens), match)
         return found.match
 
-    def admit(self, seq: Sequence, match: Match, num_tokens: int, headroom: int) -> bool:
+    def admit(self, seq: Sequence, match: PrefixMatch, num_tokens: int, headroom: int) -> bool:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
         needed = num_blocks_for(num_tokens, self._block_size) - len(match.blocks)
         idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
@@ -99,7 +99,7 @@ class BlockLedger:
         self.num_hit_tokens += seq.num_computed
         return True
 
-    def copy_partial(self, seq: Sequence, match: Match, step: int) -> BlockCopy:
+    def copy_partial(self, seq: Sequence, match: PrefixMatch, step: int) -> BlockCopy:
         """The beginning of a partly equal block, for the first block that `admit` gave fresh."""
         destination = seq.block_ids[len(match.blocks)]
         self._copy_sources.setdefault(step, []).append(match.partial_block)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
-from core.ports import S, Served
+from core.ports import S, ServedSequence
 from core.steps import StepModels
 
 
@@ -14,16 +14,16 @@ class FifoPolicy:
 
     def prompt_tokens(
         self,
-        decoding: Seq[Served],
+        decoding: Seq[ServedSequence],
         context_tokens: int,
-        prompts: Seq[Served],
+        prompts: Seq[ServedSequence],
         steps: StepModels,
         budget_tokens: int,
         starts_s: float,
     ) -> int:
         return budget_tokens
 
-    def turn(self, seq: Served, now: float, steps: StepModels) -> tuple[int, bool]:
+    def turn(self, seq: ServedSequence, now: float, steps: StepModels) -> tuple[int, bool]:
         """What has been begun goes on."""
         return 0, False
 

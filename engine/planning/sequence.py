@@ -9,7 +9,7 @@ from enum import Enum, auto
 from math import inf
 
 from core.messages import Grant
-from core.plan import NewSeq, Push, Sampled
+from core.plan import KVPush, NewSeq, Sampled
 from core.types import FinishReason, Request, TokenOut
 
 
@@ -125,7 +125,7 @@ class Sequence:
             self.block_ids += blocks
             self.table = tuple(self.block_ids)
 
-    def next_push(self, end: int) -> Push | None:
+    def next_push(self, end: int) -> KVPush | None:
         """What is to be sent on once the KV of the first `end` tokens is computed; counted as sent."""
         grant = self.push
         if grant is None:
@@ -135,4 +135,4 @@ class Sequence:
         if end <= start:
             return None
         self.num_pushed = end
-        return Push(grant.id, start, end - start)
+        return KVPush(grant.id, start, end - start)

@@ -6,7 +6,7 @@ from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan
 
 
 @dataclass(slots=True, kw_only=True)
-class Draft:
+class StepBuilder:
     step: int
     budget: int
     """Tokens that it may still compute."""

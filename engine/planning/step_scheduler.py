@@ -19,10 +19,10 @@ from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.block_pool import BlockPool
 from engine.cache.eviction_policy import HitDensity, LeastRecentlyUsed
-from engine.cache.radix_cache import Kept, Match, RadixCache
+from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.planning.block_ledger import BlockLedger, Reservation, Restore
 from engine.planning.sequence import Sequence, State
-from engine.planning.step_builder import Draft
+from engine.planning.step_builder import StepBuilder
 from engine.planning.step_time_fit import expected_s
 
 
@@ -108,8 +108,6 @@ class StepScheduler:
 
     def knows(self, key: str) -> bool:
         return key in self._seqs
-
-    # Requests -------------------------------------------------------------------------------------------------------
 
     def check_fits(self, request: Request) -> None:
         """Raises RequestError for a request that could never be served here."""
@@ -226,18 +224,16 @@ class StepScheduler:
         """Nobody fills its blocks any more: those that are not in the cache are free."""
         self._ledger.end_restore(restore)
 
-    # Steps ----------------------------------------------------------------------------------------------------------
-
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
-        draft = Draft(step=next(self._steps), budget=self._config.max_batch_tokens)
+        builder = StepBuilder(step=next(self._steps), budget=self._config.max_batch_tokens)
         decoding = [seq for seq in self._running if seq.num_missing <= 1]
         for seq in decoding[: self._config.max_num_seqs]:
-            self._plan_one(seq, draft)
-        self._plan_prompts(decoding, draft, now, steps)
-        if not draft.work:
+            self._plan_one(seq, builder)
+        self._plan_prompts(decoding, builder, now, steps)
+        if not builder.work:
             return None
-        plan = draft.plan(tuple(self._drop))
+        plan = builder.plan(tuple(self._drop))
         self._drop.clear()
         self._in_flight.append(plan)
         return plan
@@ -277,7 +273,9 @@ class StepScheduler:
             if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
                 raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
 
-    def _plan_prompts(self, decoding: SeqOf[Sequence], draft: Draft, now: float, steps: StepModels) -> None:
+    def _plan_prompts(
+        self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels
+    ) -> None:
         """By their turns; of the same turn those that have been begun, then those that wait, as long as there is room."""
 
         def turn(seq: Sequence) -> tuple[int, bool]:
@@ -289,18 +287,20 @@ class StepScheduler:
         context = sum(len(seq.tokens) for seq in decoding)
         # Steps are planned as one ends or none is there, so those in flight are still to be run.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
-        draft.budget = self._policy.prompt_tokens(decoding, context, prompts, steps, draft.budget, starts_s)
-        waiting = self._policy.order(self._waiting, now) if draft.budget > 0 else ()
+        builder.budget = self._policy.prompt_tokens(
+            decoding, context, prompts, steps, builder.budget, starts_s
+        )
+        waiting = self._policy.order(self._waiting, now) if builder.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):
-            if draft.budget <= 0 or len(draft.work) >= self._config.max_num_seqs:
+            if builder.budget <= 0 or len(builder.work) >= self._config.max_num_seqs:
                 return
             if seq.state is State.RUNNING:
-                self._plan_one(seq, draft)
+                self._plan_one(seq, builder)
             elif may_admit and seq.state is State.WAITING:
-                may_admit = self._admit(seq, draft)
+                may_admit = self._admit(seq, builder)
 
-    def _plan_one(self, seq: Sequence, draft: Draft) -> None:
+    def _plan_one(self, seq: Sequence, builder: StepBuilder) -> None:
         """Adds the sequence's next work if there is any."""
         if (
             seq.state is not State.RUNNING
@@ -308,16 +308,16 @@ class StepScheduler:
             or seq.is_complete(self._max_context_tokens)
         ):
             return
-        count = min(seq.num_missing, draft.budget)
+        count = min(seq.num_missing, builder.budget)
         needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
         if count <= 0 or (needed > 0 and not self._grow(seq, needed)):
             return
         start = seq.num_computed
         samples = start + count == seq.num_planned_tokens
         if not seq.announced:
-            draft.new.append(seq.as_new())
+            builder.new.append(seq.as_new())
             seq.announced = True
-        draft.add(
+        builder.add(
             SeqWork(
                 key=seq.key,
                 start=start,
@@ -350,21 +350,21 @@ class StepScheduler:
         seq.state = State.PREEMPTED
         self._settle(seq)
 
-    def _admit(self, seq: Sequence, draft: Draft) -> bool:
+    def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin it; False where it must wait for a slot or for blocks, and so must all that come after it."""
         if len(self._running) >= self._config.max_num_seqs:
             return False
         match = self._ledger.find(seq.request, seq.tokens, partial=True)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
             # The source of a shared part is one block more; alone, a request may need them all.
-            match = Match(blocks=match.blocks)
+            match = PrefixMatch(blocks=match.blocks)
             if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
                 return False
         if match.partial_tokens:
-            draft.copies.append(self._ledger.copy_partial(seq, match, draft.step))
+            builder.copies.append(self._ledger.copy_partial(seq, match, builder.step))
         self._waiting.remove(seq)
         self._run(seq)
-        self._plan_one(seq, draft)
+        self._plan_one(seq, builder)
         return True
 
     def _new(self, request: Request, push: Grant | None) -> Sequence:

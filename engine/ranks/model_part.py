@@ -18,8 +18,8 @@ from parallel.comm import Backend, Comm, connect
 from parallel.expert import Spread
 from parallel.mesh import Mesh
 from parallel.moves import Move, moved
-from parallel.plans import Part, even_part
-from parallel.rank_collectives import make_joins, summing
+from parallel.plans import ModelShare, even_part
+from parallel.rank_collectives import make_collectives, summing
 from parallel.relocate import relocate
 from parallel.rules import Sharding
 
@@ -40,7 +40,7 @@ class Comms:
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     model: Model
-    part: Part
+    part: ModelShare
     comms: Comms
     spread: Spread | None
     """None where the model has no experts."""
@@ -92,7 +92,7 @@ def load_part(
         own = slots[slice(*even_part(len(slots), comms.experts.size, comms.experts.rank))]
     sharding = Sharding(dims, mesh, rank, rules_of(spec), own)
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
-    joins = make_joins(comms.tp, vocab, sum_parts, spread)
+    collectives = make_collectives(comms.tp, vocab, sum_parts, spread)
     layers = range(*sharding.part.layers)
     model = load_model(
         folder,
@@ -100,7 +100,7 @@ def load_part(
         device,
         sharding,
         layers=layers,
-        joins=joins,
+        collectives=collectives,
         kernels=kernels,
         deterministic=deterministic,
         block_size=block_size,

@@ -11,7 +11,7 @@ import torch
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
-from engine.execution.kv_pool import Pool
+from engine.execution.kv_pool import DevicePool
 from engine.execution.runner import begin_step, layer_hook
 from engine.execution.sampler import sample
 from engine.ranks.microbatches import micro_batches
@@ -26,7 +26,7 @@ class StageRunner:
     def __init__(
         self,
         model: Model,
-        pool: Pool,
+        pool: DevicePool,
         block_size: int,
         comm: Comm,
         num_micro_batches: int,

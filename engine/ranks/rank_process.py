@@ -21,7 +21,7 @@ from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from engine.execution.build_group import make_pool
 from engine.execution.expert_load import counted
-from engine.execution.kv_pool import Pool
+from engine.execution.kv_pool import DevicePool
 from engine.execution.runner import Runner
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -35,7 +35,7 @@ from engine.ranks.rank_messages import (
     frame,
     read_frame,
 )
-from engine.ranks.rank_share import Share, share_of
+from engine.ranks.rank_share import RankShare, share_of
 from engine.ranks.rendezvous import join
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
@@ -122,8 +122,8 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
 
 
 def _runner(
-    part: ModelPart, pool: Pool, block_size: int, sock: socket.socket
-) -> Callable[[Share], StepResult]:
+    part: ModelPart, pool: DevicePool, block_size: int, sock: socket.socket
+) -> Callable[[RankShare], StepResult]:
     sink = _Sink(sock)
     if part.comms.pp.size == 1:
         runner = Runner(part.model, pool, block_size, sink)

@@ -11,18 +11,18 @@ from core.plan import BlockCopy, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankShare:
     plan: StepPlan
     """With the numbers that the rank's pool has for its blocks."""
     most_tokens: int
     """Of the group that has the most in this step."""
 
 
-def share_of(plan: StepPlan, pools: Sequence[RankPool], rank: int) -> Share:
+def share_of(plan: StepPlan, pools: Sequence[RankPool], rank: int) -> RankShare:
     """`pools`: of all ranks of the instance."""
     pool = pools[rank]
     if all(other.first_block == pool.first_block for other in pools):
-        return Share(plan, plan.num_tokens)
+        return RankShare(plan, plan.num_tokens)
     tokens: dict[int, int] = {}
     for work in plan.work:
         group = work.block_ids[0] // pool.num_blocks
@@ -39,4 +39,4 @@ def share_of(plan: StepPlan, pools: Sequence[RankPool], rank: int) -> Share:
         ),
         work=tuple(replace(work, block_ids=pool.local(work.block_ids)) for work in own),
     )
-    return Share(mine, max(tokens.values(), default=0))
+    return RankShare(mine, max(tokens.values(), default=0))

@@ -10,7 +10,7 @@ from torch import Tensor
 from core.errors import ConfigError
 from kernels.attention.case import Attend, Backend, Case, StepKind, kind_of
 from kernels.attention.fastest import fastest
-from kernels.attention.remembered import Choice, ChoiceFile
+from kernels.attention.remembered import ChoiceFile, RememberedChoice
 from kernels.attention.trial import LENS, Lens, Timer, fault, make_step, reference, timings
 from kernels.ops import AttentionMeta, KVLayer
 
@@ -87,7 +87,9 @@ class Chooser:
         _log.info("attention of %s, %s: %s (%s: %s)", kind, case, choice.backend, origin, medians)
         return attends[choice.backend]
 
-    def _measure(self, kind: StepKind, case: Case, attends: Mapping[str, Attend], current: str) -> Choice:
+    def _measure(
+        self, kind: StepKind, case: Case, attends: Mapping[str, Attend], current: str
+    ) -> RememberedChoice:
         step = make_step(case, self._lens[kind], self._device)
         expected = reference(step, case)
         right: dict[str, Attend] = {}
@@ -102,4 +104,4 @@ class Chooser:
             )
         times_s = timings(right, step, case, self._timer)
         medians_us = {name: 1e6 * median(times) for name, times in times_s.items()}
-        return Choice(backend=fastest(times_s, current), medians_us=medians_us)
+        return RememberedChoice(backend=fastest(times_s, current), medians_us=medians_us)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 _log = logging.getLogger(__name__)
 
 
-class Choice(BaseModel):
+class RememberedChoice(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     backend: str
@@ -25,7 +25,7 @@ class _Content(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["baton attention choices 1"] = "baton attention choices 1"
-    choices: dict[str, Choice] = {}
+    choices: dict[str, RememberedChoice] = {}
 
 
 def default_path() -> Path:
@@ -39,10 +39,10 @@ class ChoiceFile:
     def __init__(self, path: Path) -> None:
         self._path, self._ignored = path, False
 
-    def find(self, key: str) -> Choice | None:
+    def find(self, key: str) -> RememberedChoice | None:
         return self._read().get(key)
 
-    def add(self, key: str, choice: Choice) -> None:
+    def add(self, key: str, choice: RememberedChoice) -> None:
         content = _Content(choices={**self._read(), key: choice})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ class ChoiceFile:
         except OSError as error:
             _log.warning("measured attention choices are not kept in %s: %s", self._path, error)
 
-    def _read(self) -> dict[str, Choice]:
+    def _read(self) -> dict[str, RememberedChoice]:
         try:
             return _Content.model_validate_json(self._path.read_bytes()).choices
         except FileNotFoundError:

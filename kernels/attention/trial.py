@@ -27,14 +27,14 @@ _TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrialStep:
     q: Tensor
     kv_layer: Tensor
     meta: AttentionMeta
     sinks: Tensor | None
 
 
-def make_step(case: Case, lens: Lens, device: torch.device) -> Step:
+def make_step(case: Case, lens: Lens, device: torch.device) -> TrialStep:
     """Random; the pool's places that no sequence has written are NaN, which nothing right can let through: behind the contexts'
     ends, and a block that each has reserved beyond."""
     random = torch.Generator(device).manual_seed(0)
@@ -52,18 +52,18 @@ def make_step(case: Case, lens: Lens, device: torch.device) -> Step:
     q_shape = (sum(queries), case.num_heads, case.head_dim)
     q = torch.randn(q_shape, dtype=case.dtype, device=device, generator=random)
     sinks = torch.randn(case.num_heads, device=device, generator=random) if case.sinks else None
-    return Step(q, kv_layer, meta, sinks)
+    return TrialStep(q, kv_layer, meta, sinks)
 
 
-def run(attend: Attend, step: Step, case: Case) -> Tensor:
+def run(attend: Attend, step: TrialStep, case: Case) -> Tensor:
     return attend(step.q, step.kv_layer, step.meta, case.scale, case.window, case.soft_cap, step.sinks)
 
 
-def reference(step: Step, case: Case) -> Tensor:
+def reference(step: TrialStep, case: Case) -> Tensor:
     return run(PagedAttention(), step, case)
 
 
-def fault(attend: Attend, step: Step, case: Case, expected: Tensor) -> str:
+def fault(attend: Attend, step: TrialStep, case: Case, expected: Tensor) -> str:
     """Why the backend is not to be used, or nothing. Other people's code may raise anything."""
     try:
         got = run(attend, step, case)
@@ -76,7 +76,9 @@ def fault(attend: Attend, step: Step, case: Case, expected: Tensor) -> str:
     return ""
 
 
-def timings(attends: Mapping[str, Attend], step: Step, case: Case, timer: Timer) -> dict[str, list[float]]:
+def timings(
+    attends: Mapping[str, Attend], step: TrialStep, case: Case, timer: Timer
+) -> dict[str, list[float]]:
     """Seconds of a call in each round, interleaved, so that what disturbs the machine disturbs all of them. What a backend
     prepares once a step is not in them: a step has many layers."""
     times: dict[str, list[float]] = {name: [] for name in attends}

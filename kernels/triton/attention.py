@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import AttentionMeta, KVLayer
-from kernels.triton.attention_config import Part, Shape, plan
+from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.platform import dot_dtype, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
@@ -157,7 +157,7 @@ class TritonAttention:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         data, scales = parts_of(kv_layer)
         _, _, kv_heads, block_size, size = kv_layer.shape
-        shape = Shape(
+        shape = AttentionShape(
             num_heads=q.shape[1],
             num_kv_heads=kv_heads,
             head_dim=size,
@@ -172,7 +172,7 @@ class TritonAttention:
 
 
 def _attend(
-    part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, out: Tensor,
+    part: ContextPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, out: Tensor,
     scale: float, window: int, soft_cap: float, sinks: Tensor | None,
 ) -> None:  # fmt: skip
     tiles, config, items = part.tiles, part.config, part.items

@@ -26,7 +26,7 @@ FIXED = "triton fixed decode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class AttentionShape:
     """What the tiles depend on, but for the step's lengths."""
 
     num_heads: int
@@ -46,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class AttentionConfig:
     block_m: int
     block_n: int
     heads: int
@@ -54,16 +54,16 @@ class Config:
     num_warps: int
     num_stages: int
 
-    def num_head_blocks(self, shape: Shape) -> int:
+    def num_head_blocks(self, shape: AttentionShape) -> int:
         return shape.num_kv_heads * triton.cdiv(shape.group, self.heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ContextPart:
     """One launch: tiles of like sequences."""
 
     tiles: Tiles
-    config: Config
+    config: AttentionConfig
     num_splits: int
     split_tokens: int
     in_parts: bool
@@ -81,7 +81,7 @@ class Part:
         return self.num_items, head_blocks, 1
 
 
-def plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -> list[Part]:
+def plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.device) -> list[ContextPart]:
     """Kept in `meta.cache`: the same in all layers of one shape and window. For fixed ones a FixedDecode has the plans."""
     if meta.is_fixed:
         return [meta.cache[FIXED].part(shape, window)]
@@ -91,7 +91,7 @@ def plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -
     return parts
 
 
-def _plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) -> list[Part]:
+def _plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.device) -> list[ContextPart]:
     everyone = range(len(meta.query_lens))
     if shape.split_tokens:
         return [_part(meta, everyone, config_for(shape, _INVARIANT_ROWS, device), shape, window, device)]
@@ -102,7 +102,7 @@ def _plan(meta: AttentionMeta, shape: Shape, window: int, device: torch.device) 
     return [_part(meta, seqs, config, shape, window, device) for seqs, config in classes if seqs]
 
 
-def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
+def config_for(shape: AttentionShape, rows: int, device: torch.device) -> AttentionConfig:
     """For tiles of at least `rows` rows, less where that is too much for heads of this size.
 
     Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 5 of them (3, where products
@@ -128,7 +128,7 @@ def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
             3 if hopper else 5,
         )
     heads = min(shape.group, 64)
-    return Config(
+    return AttentionConfig(
         block_m=max(block_m, triton.next_power_of_2(heads)),
         block_n=block_n,
         heads=heads,
@@ -137,18 +137,23 @@ def config_for(shape: Shape, rows: int, device: torch.device) -> Config:
     )
 
 
-def smallest_split(config: Config) -> int:
+def smallest_split(config: AttentionConfig) -> int:
     """Tokens."""
     return 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
 
 
 def _part(
-    meta: AttentionMeta, seqs: Sequence[int], config: Config, shape: Shape, window: int, device: torch.device
-) -> Part:
+    meta: AttentionMeta,
+    seqs: Sequence[int],
+    config: AttentionConfig,
+    shape: AttentionShape,
+    window: int,
+    device: torch.device,
+) -> ContextPart:
     tiles = cut(meta, seqs, config.block_m // config.heads, window, shape.block_size, device)
     if shape.split_tokens:
         longest = max(meta.context_lens)
-        return Part(
+        return ContextPart(
             tiles=tiles,
             config=config,
             num_splits=triton.cdiv(longest, shape.split_tokens),
@@ -162,6 +167,6 @@ def _part(
     split_tokens = (
         triton.cdiv(triton.cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n
     )
-    return Part(
+    return ContextPart(
         tiles=tiles, config=config, num_splits=num_splits, split_tokens=split_tokens, in_parts=num_splits > 1
     )

@@ -17,9 +17,9 @@ from kernels.triton.attention_config import (
     DECODE_ROWS,
     FIXED,
     PROGRAMS_PER_PROCESSOR,
-    Config,
-    Part,
-    Shape,
+    AttentionConfig,
+    AttentionShape,
+    ContextPart,
     config_for,
     smallest_split,
 )
@@ -39,7 +39,7 @@ class TritonFixedDecode:
         self._num_seqs, self._empty_block, self._device = num_seqs, empty_block, device
         self._empty_slot = empty_block * block_size
         self._lens = np.ones(num_seqs, np.int32)
-        self._plans: dict[tuple[Shape, int], _Plan] = {}
+        self._plans: dict[tuple[AttentionShape, int], _Plan] = {}
         each = torch.arange(num_seqs, dtype=torch.int32, device=device)
         none, ones = torch.zeros_like(each), torch.ones_like(each)
         table = torch.zeros((num_seqs, max_blocks), dtype=torch.int32, device=device)
@@ -84,7 +84,7 @@ class TritonFixedDecode:
         for plan in self._plans.values():
             plan.fill(self._lens)
 
-    def part(self, shape: Shape, window: int) -> Part:
+    def part(self, shape: AttentionShape, window: int) -> ContextPart:
         """Of all layers of that shape and window: made when the first asks, and filled from then on."""
         key = (shape, window)
         if (plan := self._plans.get(key)) is None:
@@ -96,20 +96,20 @@ class TritonFixedDecode:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    part: Part
+    part: ContextPart
     window: int
     memory: Tensor
     """int32: all that `part.items` is views of."""
 
     @classmethod
-    def make(cls, shape: Shape, window: int, tiles: Tiles, device: torch.device) -> "_Plan":
+    def make(cls, shape: AttentionShape, window: int, tiles: Tiles, device: torch.device) -> "_Plan":
         config = config_for(shape, DECODE_ROWS, device)
         assert config.heads <= config.block_m
         most = most_items(tiles.num_tiles, config, shape, device)
         memory = torch.empty(2 * most + tiles.num_tiles + 1, dtype=torch.int32, device=device)
         items = Items(*memory.split([most, most, tiles.num_tiles, 1]))
         return cls(
-            Part(tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items),
+            ContextPart(tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items),
             window,
             memory,
         )
@@ -126,13 +126,13 @@ class _Plan:
         self.memory.copy_(torch.from_numpy(filled))
 
 
-def most_items(num_seqs: int, config: Config, shape: Shape, device: torch.device) -> int:
+def most_items(num_seqs: int, config: AttentionConfig, shape: AttentionShape, device: torch.device) -> int:
     """One for each sequence, and so many more that a single long one occupies the device."""
     more = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), config.num_head_blocks(shape))
     return num_seqs + more
 
 
-def split_all(lens: np.ndarray, window: int, most: int, config: Config) -> Splits:
+def split_all(lens: np.ndarray, window: int, most: int, config: AttentionConfig) -> Splits:
     """Equal splits of all contexts (num_seqs,), one each at least, `most` together at most."""
     # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what a window lets it see.
     spans = lens.astype(np.int64) if not window else np.minimum(lens, window + config.block_n - 1)

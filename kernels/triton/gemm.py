@@ -17,19 +17,19 @@ from kernels.triton.platform import INTERPRETED, dot_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class GemmConfig:
     block_m: int
     block_n: int
     block_k: int
     num_stages: int
 
 
-def config_for(size: int, dtype: torch.dtype) -> Config:
+def config_for(size: int, dtype: torch.dtype) -> GemmConfig:
     """From what every step of a model has alike, and never from the number of rows."""
     if INTERPRETED:
-        return Config(16, min(32, max(16, triton.next_power_of_2(size))), 32, 1)
+        return GemmConfig(16, min(32, max(16, triton.next_power_of_2(size))), 32, 1)
     block_n = min(64, max(16, triton.next_power_of_2(size)))
-    return Config(64, block_n, 32, 2) if dtype == torch.float32 else Config(64, block_n, 64, 4)
+    return GemmConfig(64, block_n, 32, 2) if dtype == torch.float32 else GemmConfig(64, block_n, 64, 4)
 
 
 @triton.jit(do_not_specialize=["M"])

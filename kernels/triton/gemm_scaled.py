@@ -19,7 +19,7 @@ _BAND = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class ScaledGemmConfig:
     block_m: int
     block_n: int
     block_k: int
@@ -27,11 +27,11 @@ class Config:
     num_stages: int
 
 
-def config_for(num_rows: int, device: torch.device) -> Config:
+def config_for(num_rows: int, device: torch.device) -> ScaledGemmConfig:
     if INTERPRETED:
-        return Config(block_m=16, block_n=32, block_k=SCALE_BLOCK, num_warps=1, num_stages=1)
+        return ScaledGemmConfig(block_m=16, block_n=32, block_k=SCALE_BLOCK, num_warps=1, num_stages=1)
     if num_rows <= 64:
-        return Config(
+        return ScaledGemmConfig(
             block_m=max(16, triton.next_power_of_2(num_rows)),
             block_n=32,
             block_k=SCALE_BLOCK,
@@ -39,8 +39,8 @@ def config_for(num_rows: int, device: torch.device) -> Config:
             num_stages=5,
         )
     if capability(device) < 90:
-        return Config(block_m=128, block_n=64, block_k=64, num_warps=8, num_stages=3)
-    return Config(block_m=128, block_n=128, block_k=SCALE_BLOCK, num_warps=8, num_stages=4)
+        return ScaledGemmConfig(block_m=128, block_n=64, block_k=64, num_warps=8, num_stages=3)
+    return ScaledGemmConfig(block_m=128, block_n=128, block_k=SCALE_BLOCK, num_warps=8, num_stages=4)
 
 
 @triton.jit

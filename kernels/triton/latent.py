@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import AttentionMeta
-from kernels.triton.attention_config import Part, Shape, plan
+from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
 from kernels.triton.platform import dot_dtype
@@ -87,7 +87,7 @@ def absorbed_attention(
     q = q.contiguous()
     num_tokens, num_heads, size = q.shape
     out = torch.empty((num_tokens, num_heads, rank), dtype=q.dtype, device=q.device)
-    shape = Shape(
+    shape = AttentionShape(
         num_heads=num_heads,
         num_kv_heads=1,
         head_dim=size,
@@ -100,7 +100,9 @@ def absorbed_attention(
     return out
 
 
-def _attend(part: Part, shape: Shape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float) -> None:
+def _attend(
+    part: ContextPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float
+) -> None:
     tiles, config, items, rank = part.tiles, part.config, part.items, out.shape[2]
     head_blocks = config.num_head_blocks(shape)
     partials = None

@@ -14,7 +14,7 @@ Range = tuple[int, int]
 """Offset in the pool and size, in bytes."""
 
 
-class Admission:
+class WriteAdmission:
     """`begin` and `over` are for any thread; the ledger's callbacks run on the event loop's, in order."""
 
     def __init__(self, may_write: MayWrite, arrived: Arrived, corrupted: Callable[[str], None]) -> None:

@@ -51,7 +51,7 @@ class Lane:
             self._num_done += 1
 
 
-class Link:
+class LaneLink:
     """The lanes to one endpoint. All methods are for the event loop's thread."""
 
     def __init__(self, owner: str, streams: Sequence[Stream]) -> None:

@@ -30,7 +30,7 @@ _POLL_S = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class RegisteredMemory:
     """A pool by address: `device` is a GPU's number, -1 for host memory, which `view` then shows."""
 
     address: int
@@ -39,7 +39,7 @@ class Memory:
     view: memoryview | None = None
 
     @classmethod
-    def of(cls, view: memoryview) -> "Memory":
+    def of(cls, view: memoryview) -> "RegisteredMemory":
         return cls(np.frombuffer(view, np.uint8).ctypes.data, len(view), -1, view)
 
 
@@ -63,7 +63,7 @@ class NixlMedium:
     host = ""
     needs_go = False
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: RegisteredMemory) -> None:
         """Registers the pool. Raises ConfigError without NIXL, TransferError when it cannot register."""
         api = load()
         self.memory, self.num_bytes = memory.view, memory.num_bytes

@@ -22,7 +22,7 @@ from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import destination_crc, source_crc
 from kvtransfer.wire import POOL_FORMAT
@@ -106,7 +106,9 @@ class Medium(Protocol):
 
 
 class PullReceiver:
-    def __init__(self, key: bytes, me: Identity, host: str, medium: Medium, admission: Admission) -> None:
+    def __init__(
+        self, key: bytes, me: Identity, host: str, medium: Medium, admission: WriteAdmission
+    ) -> None:
         self._medium, self._admission = medium, admission
         self._links: dict[str, set[_Incoming]] = {}
         self._threads = ThreadPoolExecutor(64, f"kv-{medium.name}")
@@ -166,7 +168,7 @@ class _Incoming:
     """One writer's connection, on the event loop's thread; fetches run on others."""
 
     def __init__(
-        self, channel: Channel, medium: Medium, admission: Admission, threads: ThreadPoolExecutor
+        self, channel: Channel, medium: Medium, admission: WriteAdmission, threads: ThreadPoolExecutor
     ) -> None:
         self._channel, self._medium, self._admission, self._threads = channel, medium, admission, threads
         self._intake: Intake | None = None

@@ -24,10 +24,10 @@ from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun, split_runs
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import crc_of, source_crc
-from kvtransfer.transport.lanes import Job, Lane, Link
+from kvtransfer.transport.lanes import Job, Lane, LaneLink
 from kvtransfer.transport.streams import Stream, TlsContexts, cut
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
@@ -60,7 +60,7 @@ class TcpReceiver:
         me: Identity,
         host: str,
         buffer: memoryview,
-        admission: Admission,
+        admission: WriteAdmission,
         tls: TlsContexts | None = None,
     ) -> None:
         self._buffer, self._admission, self._tls = buffer, admission, tls
@@ -116,7 +116,7 @@ class _Reader:
     """One stream's thread. `stopped` is set once it can touch the pool no more."""
 
     def __init__(
-        self, channel: Channel, buffer: memoryview, admission: Admission, tls: TlsContexts | None
+        self, channel: Channel, buffer: memoryview, admission: WriteAdmission, tls: TlsContexts | None
     ) -> None:
         self.stopped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ class TcpSender:
         self.name = _name(tls)
         self._key, self._me, self._source, self._checksum, self._tls = key, me, source, checksum, tls
         self._num_streams = num_streams or default_streams()
-        self._links: dict[str, asyncio.Task[Link]] = {}
+        self._links: dict[str, asyncio.Task[LaneLink]] = {}
 
     def reaches(self, region: RegionKey) -> bool:
         return region.transport == self.name
@@ -243,12 +243,12 @@ class TcpSender:
         for task in self._links.values():
             task.cancel()
         for link in await asyncio.gather(*self._links.values(), return_exceptions=True):
-            if isinstance(link, Link):
+            if isinstance(link, LaneLink):
                 link.close()
                 await link.ended()
         self._links.clear()
 
-    async def _link(self, endpoint: str) -> Link:
+    async def _link(self, endpoint: str) -> LaneLink:
         task = self._links.get(endpoint)
         if task is None:
             task = self._links[endpoint] = asyncio.create_task(self._connect(endpoint))
@@ -259,7 +259,7 @@ class TcpSender:
                 del self._links[endpoint]
             raise
 
-    async def _connect(self, endpoint: str) -> Link:
+    async def _connect(self, endpoint: str) -> LaneLink:
         streams: list[Stream] = []
         owner = ""
         try:
@@ -271,7 +271,7 @@ class TcpSender:
             for stream in streams:
                 stream.close()
             raise
-        return Link(owner, streams)
+        return LaneLink(owner, streams)
 
     async def _deliver(self, endpoint: str, grant_id: str, runs: Sequence[CopyRun], answered: bool) -> None:
         link = await self._link(endpoint)
@@ -286,7 +286,7 @@ class TcpSender:
             raise
 
     def _jobs(
-        self, link: Link, grant_id: str, runs: Sequence[CopyRun], answered: bool
+        self, link: LaneLink, grant_id: str, runs: Sequence[CopyRun], answered: bool
     ) -> list[tuple[Lane, Job]]:
         """What is left to the lanes' threads. Raises ReplicaLost."""
         total = sum(run.num_bytes for run in runs)
@@ -346,6 +346,6 @@ async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
         raise
 
 
-def _owner(task: "asyncio.Task[Link]") -> str | None:
+def _owner(task: "asyncio.Task[LaneLink]") -> str | None:
     done = task.done() and not task.cancelled() and task.exception() is None
     return task.result().owner if done else None

@@ -8,7 +8,7 @@ in its old role it finishes there, so nothing is drained."""
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from sim.baselines.dispatch import Offer
 from sim.baselines.predict import tpot_s, ttft_s
 
@@ -19,7 +19,7 @@ class Arrow:
         self._prefills: set[str] = set()
         self._started = False
 
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         if not self._started:
             self._started = True
             self._prefills = {m.address for m in members[: max(1, round(len(members) * self._share))]}
@@ -29,7 +29,7 @@ class Arrow:
         sink = min(self._pool(members, prefill=False), key=_running_tokens)
         if tpot_s(sink, offer.ask) > offer.slo.tpot_s:
             sink = self._to_decode(source, members) or sink
-        return Choice(sink, source, 0.0)
+        return PlacementChoice(sink, source, 0.0)
 
     def _pool(self, members: Sequence[Member], *, prefill: bool) -> list[Member]:
         return [m for m in members if (m.address in self._prefills) == prefill]

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from cluster.scheduler.fleet.member import Member, Promise
 from cluster.scheduler.fleet.prefix_index import PrefixIndex
-from cluster.scheduler.placement.placement_policy import Ask, Choice
-from cluster.scheduler.scheduler_events import Arrived, Event, Send
+from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
+from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
 from core.config import ScheduleConfig
 from core.kv import num_blocks_for
 from core.messages import Finished, Place, Placed, Rejected
@@ -23,14 +23,14 @@ from sim.coarse.world import Log
 class Offer:
     """A request as a router sees it."""
 
-    ask: Ask
+    ask: PlacementQuery
     slo: Slo
     hashes: tuple[int, ...]
     """Of its prompt's full blocks."""
 
 
 class Router(Protocol):
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         """Where it runs; None: it is refused."""
         ...
 
@@ -59,7 +59,7 @@ class Dispatcher:
 
     def on(self, event: Event, now: float) -> list[Send]:
         match event:
-            case Arrived(frontend, place):
+            case RequestArrived(frontend, place):
                 return [Send(frontend, self._place(place, now))]
             case Register():
                 self._members[event.address] = Member(event)
@@ -75,7 +75,7 @@ class Dispatcher:
         return []
 
     def _place(self, place: Place, now: float) -> Placed | Rejected:
-        ask = Ask(place.num_tokens, place.max_new_tokens, self._prefixes.match(place.block_hashes))
+        ask = PlacementQuery(place.num_tokens, place.max_new_tokens, self._prefixes.match(place.block_hashes))
         choice = self._router.choose(
             Offer(ask, place.slo, place.block_hashes), [*self._members.values()], now
         )

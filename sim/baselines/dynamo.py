@@ -7,7 +7,7 @@ and the decode pool by decode blocks alone (overlap weight 0)."""
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from core.kv import num_blocks_for
 from sim.baselines.dispatch import Offer, decodes, prefills
 
@@ -16,12 +16,12 @@ class Dynamo:
     def __init__(self, overlap_weight: float = 1.0) -> None:
         self._weight = overlap_weight
 
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         sinks, sources = decodes(members), prefills(members)
         if not sources:
-            return Choice(min(sinks, key=lambda m: self._cost(offer, m, self._weight)), None, 0.0)
+            return PlacementChoice(min(sinks, key=lambda m: self._cost(offer, m, self._weight)), None, 0.0)
         source = min(sources, key=lambda m: self._cost(offer, m, self._weight))
-        return Choice(min(sinks, key=lambda m: self._cost(offer, m, 0.0)), source, 0.0)
+        return PlacementChoice(min(sinks, key=lambda m: self._cost(offer, m, 0.0)), source, 0.0)
 
     def _cost(self, offer: Offer, member: Member, weight: float) -> float:
         size, ask = member.info.block_size, offer.ask

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 
 class LeastLoaded:
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         source = min(prefills(members), key=lambda m: m.queued_tokens, default=None)
-        return Choice(min(decodes(members), key=lambda m: m.num_seqs), source, 0.0)
+        return PlacementChoice(min(decodes(members), key=lambda m: m.num_seqs), source, 0.0)

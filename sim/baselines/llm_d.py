@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 
@@ -16,10 +16,10 @@ class LlmD:
         self._prefix, self._queue, self._kv = prefix, queue, kv
         self._rng = random.Random(seed)
 
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         sources = prefills(members)
         source = self._pick(offer, sources) if sources else None
-        return Choice(self._pick(offer, decodes(members)), source, 0.0)
+        return PlacementChoice(self._pick(offer, decodes(members)), source, 0.0)
 
     def _pick(self, offer: Offer, pool: Sequence[Member]) -> Member:
         queues = [_queue(m) for m in pool]

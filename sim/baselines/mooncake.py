@@ -8,17 +8,17 @@ need moves between prefill instances, which the simulated runtime has not."""
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from sim.baselines.dispatch import Offer, decodes, prefills
 from sim.baselines.predict import tpot_s, ttft_s
 
 
 class Mooncake:
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         ask, slo = offer.ask, offer.slo
         sinks = decodes(members)
         source = min(prefills(members) or sinks, key=lambda m: ttft_s(m, ask))
         sink = min(sinks, key=lambda m: tpot_s(m, ask))
         if ttft_s(source, ask) > slo.ttft_s or tpot_s(sink, ask) > slo.tpot_s:
             return None
-        return Choice(sink, source, 0.0)
+        return PlacementChoice(sink, source, 0.0)

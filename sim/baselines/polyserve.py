@@ -7,7 +7,7 @@ of its own tier. An instance that has become idle leaves its tier."""
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from sim.baselines.dispatch import Offer, decodes
 from sim.baselines.predict import tpot_s, ttft_s
 
@@ -16,7 +16,7 @@ class PolyServe:
     def __init__(self) -> None:
         self._tiers: dict[str, float] = {}
 
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         pool = decodes(members)
         for member in pool:
             if not member.num_seqs:
@@ -24,7 +24,7 @@ class PolyServe:
         tier = offer.slo.tpot_s
         own = [m for m in pool if self._tiers.get(m.address) == tier]
         chosen = self._fullest(offer, own) or self._newcomer(pool, tier) or self._promoted(offer, pool, tier)
-        return Choice(chosen or min(own or pool, key=_load), None, 0.0)
+        return PlacementChoice(chosen or min(own or pool, key=_load), None, 0.0)
 
     def _fullest(self, offer: Offer, pool: Sequence[Member]) -> Member | None:
         ask, slo = offer.ask, offer.slo

@@ -3,7 +3,7 @@
 from math import ceil
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Ask
+from cluster.scheduler.placement.placement_policy import PlacementQuery
 
 
 def prefill_s(member: Member, num_tokens: int) -> float:
@@ -22,11 +22,11 @@ def queue_s(member: Member) -> float:
     return prefill_s(member, member.queued_tokens)
 
 
-def ttft_s(member: Member, ask: Ask) -> float:
+def ttft_s(member: Member, ask: PlacementQuery) -> float:
     return queue_s(member) + prefill_s(member, ask.uncached(member))
 
 
-def tpot_s(member: Member, ask: Ask) -> float:
+def tpot_s(member: Member, ask: PlacementQuery) -> float:
     """Of a decode step with this request in the batch; promised ones count with its own length."""
     num_seqs = member.num_seqs + 1
     promised = max(0, num_seqs - member.num_decoding)

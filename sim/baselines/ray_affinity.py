@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.prefix_index import PrefixIndex
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from sim.baselines.dispatch import Offer, decodes, prefills
 
 
@@ -24,7 +24,7 @@ class RayAffinity:
         self._routed = PrefixIndex()
         self._sizes: Counter[str] = Counter()
 
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         sinks, sources = decodes(members), prefills(members)
         pool = sources or sinks
         candidates = self._candidates(offer, pool)
@@ -32,8 +32,8 @@ class RayAffinity:
         self._routed.update(chosen.address, offer.hashes, ())
         self._sizes[chosen.address] += offer.ask.num_tokens
         if not sources:
-            return Choice(chosen, None, 0.0)
-        return Choice(min(self._rng.sample(sinks, min(2, len(sinks))), key=_queue), chosen, 0.0)
+            return PlacementChoice(chosen, None, 0.0)
+        return PlacementChoice(min(self._rng.sample(sinks, min(2, len(sinks))), key=_queue), chosen, 0.0)
 
     def _candidates(self, offer: Offer, pool: Sequence[Member]) -> list[Member]:
         queues = [_queue(m) for m in pool]

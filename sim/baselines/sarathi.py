@@ -7,15 +7,15 @@ Between instances: the least predicted work, counting only what of the prompt is
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice
 from core.steps import chunk_pairs
 from sim.baselines.dispatch import Offer, decodes
-from sim.cost import StepModel
+from sim.cost import ModelledStep
 
 _BUDGETS = (4096, 2048, 1024, 512, 256, 128)
 
 
-def token_budget(step: StepModel, tpot_s: float, num_seqs: int = 32, context_tokens: int = 65_536) -> int:
+def token_budget(step: ModelledStep, tpot_s: float, num_seqs: int = 32, context_tokens: int = 65_536) -> int:
     """The largest usual budget whose step, with an ordinary decode batch in it, stays within the target; else the smallest."""
     for budget in _BUDGETS:
         chunk = budget - num_seqs
@@ -26,8 +26,8 @@ def token_budget(step: StepModel, tpot_s: float, num_seqs: int = 32, context_tok
 
 
 class Sarathi:
-    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> Choice | None:
+    def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         def work(member: Member) -> float:
             return member.queued_tokens + offer.ask.uncached(member) + member.num_seqs
 
-        return Choice(min(decodes(members), key=work), None, 0.0)
+        return PlacementChoice(min(decodes(members), key=work), None, 0.0)

@@ -16,7 +16,7 @@ from sim.baselines.power_of_two import PowerOfTwo
 from sim.baselines.ray_affinity import RayAffinity
 from sim.baselines.round_robin import RoundRobin
 from sim.baselines.sarathi import Sarathi
-from sim.coarse.world import Log, MakeScheduler, Scheduler, production
+from sim.coarse.world import Log, MakeScheduler, PlacingScheduler, production
 
 Kind = Literal["static", "dynamic"]
 
@@ -32,7 +32,7 @@ class Entry:
 
 
 def _routed(make_router: Callable[[], Router]) -> MakeScheduler:
-    def make(config: ScheduleConfig, log: Log) -> Scheduler:
+    def make(config: ScheduleConfig, log: Log) -> PlacingScheduler:
         return Dispatcher(config, log, make_router())
 
     return make

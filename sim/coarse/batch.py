@@ -5,7 +5,7 @@ Invariant: `context` is the sum of known tokens over the batch after `steps` dec
 import heapq
 from collections.abc import Iterator
 
-from sim.coarse.simulated_sequence import Stay
+from sim.coarse.simulated_sequence import SimulatedSequence
 
 MAX_STRETCH = 4096
 """Steps that are taken at once, at most."""
@@ -14,19 +14,19 @@ MAX_STRETCH = 4096
 class DecodeBatch:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._stays: dict[int, Stay] = {}
-        self._grow: list[tuple[int, int, Stay]] = []
-        self._finish: list[tuple[int, int, Stay]] = []
+        self._stays: dict[int, SimulatedSequence] = {}
+        self._grow: list[tuple[int, int, SimulatedSequence]] = []
+        self._finish: list[tuple[int, int, SimulatedSequence]] = []
         self.context = 0
         self.steps = 0
 
     def __len__(self) -> int:
         return len(self._stays)
 
-    def __iter__(self) -> Iterator[Stay]:
+    def __iter__(self) -> Iterator[SimulatedSequence]:
         return iter(self._stays.values())
 
-    def __contains__(self, stay: Stay) -> bool:
+    def __contains__(self, stay: SimulatedSequence) -> bool:
         return stay.arrival in self._stays
 
     def steps_to_change(self) -> int:
@@ -38,7 +38,7 @@ class DecodeBatch:
         self.steps += num_steps
         self.context += len(self._stays) * num_steps
 
-    def insert(self, stay: Stay) -> None:
+    def insert(self, stay: SimulatedSequence) -> None:
         self._stays[stay.arrival] = stay
         self.context += stay.num_known
         stay.joined_step = self.steps
@@ -46,32 +46,32 @@ class DecodeBatch:
         heapq.heappush(self._finish, (stay.finish_step, stay.arrival, stay))
         self.note_growth(stay)
 
-    def note_growth(self, stay: Stay) -> None:
+    def note_growth(self, stay: SimulatedSequence) -> None:
         """It has blocks for so long. Step i of its decoding here writes token `num_known + i`."""
         room = len(stay.blocks.block_ids) * self._block_size - stay.num_known
         stay.grow_step = stay.joined_step + room + 1
         if stay.grow_step < stay.finish_step:
             heapq.heappush(self._grow, (stay.grow_step, stay.arrival, stay))
 
-    def remove(self, stay: Stay) -> None:
+    def remove(self, stay: SimulatedSequence) -> None:
         del self._stays[stay.arrival]
         self.count_tokens(stay)
         self.context -= stay.num_known
 
-    def counted(self) -> list[Stay]:
+    def counted(self) -> list[SimulatedSequence]:
         """All, and what they say of themselves is true now."""
         stays = [*self._stays.values()]
         for stay in stays:
             self.count_tokens(stay)
         return stays
 
-    def count_tokens(self, stay: Stay) -> None:
+    def count_tokens(self, stay: SimulatedSequence) -> None:
         """Bring what it says of itself up to this step."""
         stay.num_known += self.steps - stay.joined_step
         stay.num_computed = stay.num_known - 1
         stay.joined_step = self.steps
 
-    def pop_finished(self) -> Stay | None:
+    def pop_finished(self) -> SimulatedSequence | None:
         """One that has ended, taken out of the batch."""
         step = self._next_step(self._finish)
         if step > self.steps:
@@ -81,11 +81,11 @@ class DecodeBatch:
         self.remove(stay)
         return stay
 
-    def pop_growing(self) -> Stay | None:
+    def pop_growing(self) -> SimulatedSequence | None:
         """One that needs another block before the next step."""
         return heapq.heappop(self._grow)[2] if self._next_step(self._grow) <= self.steps else None
 
-    def _next_step(self, heap: list[tuple[int, int, Stay]]) -> int:
+    def _next_step(self, heap: list[tuple[int, int, SimulatedSequence]]) -> int:
         """Of those that still decode; others are dropped from the heap."""
         while heap:
             step, number, stay = heap[0]

@@ -9,7 +9,7 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.eviction_policy import HitDensity
 from engine.cache.radix_cache import RadixCache
 from engine.planning.block_ledger import BlockLedger
-from sim.coarse.simulated_sequence import Stay
+from sim.coarse.simulated_sequence import SimulatedSequence
 
 _FINE_BLOCK_TOKENS = 16
 """A production block: each running sequence keeps one free."""
@@ -22,7 +22,7 @@ class Blocks:
         pool = BlockPool(num_blocks)
         self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens), hashes_of=self._hashes_of)
         self._ledger = BlockLedger(pool, self._cache, 1)
-        self._holding: dict[int, Stay] = {}
+        self._holding: dict[int, SimulatedSequence] = {}
         self._hashes: tuple[int, ...] = ()
         """Of the blocks of a prompt that are being offered; the last of them are new."""
 
@@ -30,7 +30,7 @@ class Blocks:
     def num_available(self) -> int:
         return self._ledger.num_available
 
-    def admit(self, stay: Stay, num_tokens: int, num_running: int) -> bool:
+    def admit(self, stay: SimulatedSequence, num_tokens: int, num_running: int) -> bool:
         """Blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
         size = self._block_tokens
         match = self._cache.match(stay.blocks.tokens, stay.request.salt, partial=False)
@@ -41,33 +41,33 @@ class Blocks:
         self._holding[stay.arrival] = stay
         return True
 
-    def grow(self, stay: Stay) -> None:
+    def grow(self, stay: SimulatedSequence) -> None:
         """By one; the caller has checked `num_available`."""
         self._ledger.grow(stay.blocks, 1)
 
-    def strip(self, stay: Stay) -> None:
+    def strip(self, stay: SimulatedSequence) -> None:
         self._ledger.strip(stay.blocks)
         del self._holding[stay.arrival]
 
-    def offer(self, stay: Stay) -> None:
+    def offer(self, stay: SimulatedSequence) -> None:
         """The prefix cache may keep the full blocks of what is computed of the prompt, where another prompt may find them."""
         if stay.job.may_recur:
             self._keep_prompt(stay)
 
-    def preempt(self, stay: Stay) -> None:
+    def preempt(self, stay: SimulatedSequence) -> None:
         """Strip it for now. It comes back, and may find again what was its prompt; what it has generated then follows that."""
         self._keep_prompt(stay)
         self._name_output(stay)
         self.strip(stay)
 
-    def keep_output(self, stay: Stay) -> None:
+    def keep_output(self, stay: SimulatedSequence) -> None:
         """What was generated stays in the cache too."""
         if not stay.job.may_recur:
             return
         self._name_output(stay)
         self._ledger.offer(stay.blocks, (stay.num_known - 1) // self._block_tokens)
 
-    def _keep_prompt(self, stay: Stay) -> None:
+    def _keep_prompt(self, stay: SimulatedSequence) -> None:
         job = stay.job
         num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
         if num_full > stay.blocks.num_kept:
@@ -75,7 +75,7 @@ class Blocks:
             self._ledger.offer(stay.blocks, num_full)
             self._hashes = ()
 
-    def _name_output(self, stay: Stay) -> None:
+    def _name_output(self, stay: SimulatedSequence) -> None:
         """Give what was generated names of its own."""
         names = stay.blocks.tokens
         for _ in range(num_blocks_for(stay.num_known, self._block_tokens) - len(names)):

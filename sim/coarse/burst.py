@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from sim.coarse.batch import DecodeBatch
-from sim.cost import StepModel
+from sim.cost import ModelledStep
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Stretch:
         return min(int(done + 1e-9), self.num_steps)
 
 
-def decoding_stretch(now: float, decoding: DecodeBatch, step: StepModel) -> Stretch:
+def decoding_stretch(now: float, decoding: DecodeBatch, step: ModelledStep) -> Stretch:
     """Steps that only decode, until a sequence ends or needs another block."""
     num_steps, batch, context = decoding.steps_to_change(), len(decoding), decoding.context
     first_s = step.step_s(batch, context, context, batch)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 from core.steps import StepModels
-from sim.cost import LinkCost, StepModel
+from sim.cost import LinkCost, ModelledStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    step: StepModel
+    step: ModelledStep
     link: LinkCost
     num_layers: int
     message_s: float

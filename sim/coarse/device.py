@@ -20,7 +20,7 @@ from sim.coarse.blocks import Blocks
 from sim.coarse.burst import Stretch, decoding_stretch
 from sim.coarse.config import DeviceConfig
 from sim.coarse.outlink import OutLink
-from sim.coarse.simulated_sequence import Job, Rate, Stay
+from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSequence
 
 _FINE_BLOCK_TOKENS = 16
 """A production block: a prompt lacking no more is computed where it is decoded."""
@@ -32,7 +32,7 @@ class Surroundings(Protocol):
     def at(self, time_s: float, call: Callable[..., None], *args: object) -> None: ...
     def device(self, address: str) -> "Device": ...
     def new_block_id(self) -> int: ...
-    def tokens(self, job: Job, now: float, num_tokens: int) -> None:
+    def tokens(self, job: SimulatedRequest, now: float, num_tokens: int) -> None:
         """The job has so many output tokens, the last of them at `now`."""
         ...
 
@@ -43,21 +43,25 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True)
 class _Chunk:
-    stay: Stay
+    stay: SimulatedSequence
     start: int
     count: int
 
 
 class Device:
     def __init__(
-        self, info: Register, config: DeviceConfig, policy: SchedulerPolicy[Stay], world: Surroundings
+        self,
+        info: Register,
+        config: DeviceConfig,
+        policy: SchedulerPolicy[SimulatedSequence],
+        world: Surroundings,
     ) -> None:
         self.info, self._config, self._policy, self._world = info, config, policy, world
         self._blocks = Blocks(info.num_blocks, info.block_size, world.new_block_id)
-        self._waiting: list[Stay] = []
-        self._reserving: deque[tuple[Stay, str]] = deque()
-        self._prompts: list[Stay] = []
-        self._joining: list[Stay] = []
+        self._waiting: list[SimulatedSequence] = []
+        self._reserving: deque[tuple[SimulatedSequence, str]] = deque()
+        self._prompts: list[SimulatedSequence] = []
+        self._joining: list[SimulatedSequence] = []
         self._decoding = DecodeBatch(info.block_size)
         self._chunks: list[_Chunk] = []
         self._stretch: Stretch | None = None
@@ -74,9 +78,7 @@ class Device:
         self.num_steps = 0
         self.busy_s = 0.0
 
-    # Facts in -------------------------------------------------------------------------------------------------------
-
-    def submit(self, now: float, job: Job, prefill: str) -> None:
+    def submit(self, now: float, job: SimulatedRequest, prefill: str) -> None:
         """Decode `job` here, after computing its prompt here too, or (`prefill`) once that instance has sent its KV."""
         self._received.append(job.request.key)
         stay = self._stay(job, now)
@@ -87,7 +89,7 @@ class Device:
             self._waiting.append(stay)
         self._wake(now)
 
-    def start_prefill(self, now: float, holder: Stay) -> None:
+    def start_prefill(self, now: float, holder: SimulatedSequence) -> None:
         """Compute the prompt of `holder`, a stay on another instance, from its first missing token on."""
         self._received.append(holder.request.key)
         stay = self._stay(holder.job, now)
@@ -95,7 +97,7 @@ class Device:
         self._waiting.append(stay)
         self._wake(now)
 
-    def committed(self, now: float, stay: Stay) -> None:
+    def committed(self, now: float, stay: SimulatedSequence) -> None:
         """The KV of the prompt of `stay` is here, and the first token is drawn."""
         stay.first_token_s = now
         stay.num_computed, stay.num_known, stay.ready_s = stay.num_known, stay.num_known + 1, now
@@ -107,7 +109,7 @@ class Device:
             self._joining.append(stay)
         self._wake(now)
 
-    def delivered(self, now: float, stay: Stay) -> None:
+    def delivered(self, now: float, stay: SimulatedSequence) -> None:
         """All KV of a computed prompt has left: its blocks are free for others."""
         self._blocks.strip(stay)
         self._serve_reservations(now)
@@ -151,8 +153,6 @@ class Device:
     def check_integrity(self) -> None:
         """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
         self._blocks.check_integrity()
-
-    # Steps ----------------------------------------------------------------------------------------------------------
 
     def _wake(self, now: float) -> None:
         """Something new is here: begin a step, or end the running stretch where the next plan would know of it."""
@@ -259,7 +259,7 @@ class Device:
             return []
         self._prompts = self._by_turn(self._prompts, now)
         budget = self._prompt_budget(now)
-        waiting: Iterable[Stay] = ()
+        waiting: Iterable[SimulatedSequence] = ()
         if self._waiting and budget > 0:
             waiting = self._policy.order([stay for stay in self._waiting if stay.ready_s <= planned_s], now)
         chunks: list[_Chunk] = []
@@ -272,13 +272,13 @@ class Device:
             budget -= self._take_chunk(stay, budget, chunks)
         return chunks
 
-    def _by_turn(self, stays: Iterable[Stay], now: float) -> list[Stay]:
+    def _by_turn(self, stays: Iterable[SimulatedSequence], now: float) -> list[SimulatedSequence]:
         """Where another bound than the policy's holds, prompts are served as they come."""
         if self._config.mixed_batch_tokens:
             return [*stays]
         return sorted(stays, key=lambda stay: self._policy.turn(stay, now, self._config.steps))
 
-    def _admit(self, stay: Stay) -> bool:
+    def _admit(self, stay: SimulatedSequence) -> bool:
         num_running = self._num_running
         if num_running >= self.info.max_num_seqs or not self._blocks.admit(stay, stay.num_known, num_running):
             return False
@@ -302,19 +302,17 @@ class Device:
     def _num_running(self) -> int:
         return len(self._decoding) + len(self._prompts) + len(self._joining)
 
-    def _take_chunk(self, stay: Stay, budget: int, chunks: list[_Chunk]) -> int:
+    def _take_chunk(self, stay: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:
         count = max(0, min(stay.num_missing, budget))
         if count:
             chunks.append(_Chunk(stay, stay.num_computed, count))
             stay.num_computed += count
         return count
 
-    # The decode batch -----------------------------------------------------------------------------------------------
-
     def _join(self, planned_s: float) -> None:
         if not self._joining:
             return
-        left: list[Stay] = []
+        left: list[SimulatedSequence] = []
         for stay in self._joining:
             if stay.ready_s <= planned_s and len(self._decoding) < self.info.max_num_seqs:
                 self._decoding.insert(stay)
@@ -322,7 +320,7 @@ class Device:
                 left.append(stay)
         self._joining = left
 
-    def _enter_batch(self, stay: Stay, now: float) -> None:
+    def _enter_batch(self, stay: SimulatedSequence, now: float) -> None:
         """Its prompt was computed here: the next step is planned already, and has it."""
         if stay.num_output >= stay.job.max_tokens:
             self._blocks.keep_output(stay)
@@ -340,7 +338,7 @@ class Device:
                 self._blocks.grow(stay)
                 self._decoding.note_growth(stay)
 
-    def _make_room(self, stay: Stay, now: float) -> bool:
+    def _make_room(self, stay: SimulatedSequence, now: float) -> bool:
         """One block, from a victim when none is left; False when the victim is `stay` itself."""
         while self._blocks.num_available < 1:
             running = [*self._decoding.counted(), *(s for s in self._prompts if s.holder is None)]
@@ -350,7 +348,7 @@ class Device:
                 return False
         return True
 
-    def _preempt(self, stay: Stay, now: float) -> None:
+    def _preempt(self, stay: SimulatedSequence, now: float) -> None:
         if stay in self._decoding:
             self._decoding.remove(stay)
         else:
@@ -359,11 +357,9 @@ class Device:
         stay.num_computed, stay.ready_s = 0, now
         self._waiting.append(stay)
 
-    # The hand-over --------------------------------------------------------------------------------------------------
-
-    def _stay(self, job: Job, now: float) -> Stay:
+    def _stay(self, job: SimulatedRequest, now: float) -> SimulatedSequence:
         blocks = Sequence(request=job.request, tokens=list(job.ids), num_prompt=len(job.ids), arrival=0)
-        return Stay(
+        return SimulatedSequence(
             job=job,
             address=self.info.address,
             arrival=next(self._arrivals),
@@ -385,26 +381,26 @@ class Device:
                 self._world.at(now + self._config.message_s, source.start_prefill, stay)
                 self._world.at(now + self._config.grant_ttl_s, self._expire, stay, source)
 
-    def _expire(self, now: float, stay: Stay, source: "Device") -> None:
+    def _expire(self, now: float, stay: SimulatedSequence, source: "Device") -> None:
         """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""
         if source.withdraw(stay):
             self._prompts.append(stay)
             self._wake(now)
 
-    def withdraw(self, holder: Stay) -> bool:
+    def withdraw(self, holder: SimulatedSequence) -> bool:
         """Do not compute that prompt; False when it has been begun."""
         waiting = next((stay for stay in self._waiting if stay.holder is holder), None)
         if waiting is not None:
             self._waiting.remove(waiting)
         return waiting is not None
 
-    def _push(self, stay: Stay, now: float, stretch: Stretch) -> float:
+    def _push(self, stay: SimulatedSequence, now: float, stretch: Stretch) -> float:
         """When the KV computed in the step that ends now, and any before it, will be with the holder."""
         num_tokens = max(0, stay.num_computed - stay.num_pushed)
         stay.num_pushed = max(stay.num_pushed, stay.num_computed)
         return self._link.send(num_tokens * self.info.kv_token_bytes, stretch.began_s, now)
 
 
-def _any_later(stays: list[Stay], planned_s: float) -> bool:
+def _any_later(stays: list[SimulatedSequence], planned_s: float) -> bool:
     """Is any of them ready only after that?"""
     return any(stay.ready_s > planned_s for stay in stays)

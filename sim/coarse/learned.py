@@ -4,12 +4,12 @@ import random
 
 from core.steps import StepModels, chunk_pairs
 from engine.planning.step_time_fit import StepFit
-from sim.cost import StepModel
+from sim.cost import ModelledStep
 
 _NUM_STEPS = 300
 
 
-def learned(step: StepModel, max_batch_tokens: int, max_num_seqs: int, seed: int = 0) -> StepModels:
+def learned(step: ModelledStep, max_batch_tokens: int, max_num_seqs: int, seed: int = 0) -> StepModels:
     rng = random.Random(seed)
     decode, prompt = StepFit(), StepFit()
     for _ in range(_NUM_STEPS):

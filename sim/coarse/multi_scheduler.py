@@ -8,9 +8,9 @@ from itertools import count
 from zlib import crc32
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, Event, Send, Tick
+from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
 from core.config import ScheduleConfig
-from core.messages import Colleagues, Finished
+from core.messages import Finished, PeersChanged
 from core.reports import LoadReport
 from core.turns import TURN_S, in_turn
 from sim.coarse.world import Log, MakeScheduler
@@ -28,7 +28,7 @@ class Several:
         self._later: list[tuple[float, int, str, Event]] = []
         self._numbers = count()
         for name, scheduler in schedulers.items():
-            scheduler.on(Colleagues(name, tuple(other for other in schedulers if other != name)), 0.0)
+            scheduler.on(PeersChanged(name, tuple(other for other in schedulers if other != name)), 0.0)
 
     @property
     def num_queued(self) -> int:
@@ -50,7 +50,7 @@ class Several:
 
     def _hearers(self, event: Event) -> tuple[str, ...]:
         match event:
-            case Arrived(_, place):
+            case RequestArrived(_, place):
                 return (self._of(place.request_id),)
             case Finished(request_id):
                 return (self._of(request_id),)

@@ -10,7 +10,7 @@ from engine.planning.sequence import Sequence
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Job:
+class SimulatedRequest:
     """One request, from arrival to its last token. Times are absolute; infinite until they happen."""
 
     request: Request
@@ -34,12 +34,12 @@ class Job:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Stay:
+class SimulatedSequence:
     """One job on one instance: what a worker policy may ask of a sequence, and its blocks.
 
     While it decodes its counters stand still: `Device` knows how many steps it has taken part in since `joined_step`."""
 
-    job: Job
+    job: SimulatedRequest
     address: str
     arrival: int
     """Order of arrival on this instance."""
@@ -51,7 +51,7 @@ class Stay:
     num_computed: int = 0
     first_token_s: float = math.inf
     """When its first output token was on this instance."""
-    holder: "Stay | None" = None
+    holder: "SimulatedSequence | None" = None
     """Of a prompt that is computed for another instance: the stay there."""
     num_pushed: int = 0
     joined_step: int = -1

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from core.kv import block_hashes, num_blocks_for
 from core.types import Request, SamplingParams, Slo
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.workload import Row
 
 
@@ -25,12 +25,12 @@ class Load:
     seed: int = 0
 
 
-def jobs(load: Load, slo: Slo, block_tokens: int) -> list[Job]:
+def jobs(load: Load, slo: Slo, block_tokens: int) -> list[SimulatedRequest]:
     """In order of arrival. Rows without tokens to compute or to generate get one of each."""
     return list(arriving(load, slo, block_tokens))
 
 
-def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[Job]:
+def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[SimulatedRequest]:
     """The same, each made when it is asked for: the jobs of a fleet's hour would take all memory at once."""
     names, may_recur = _Names(block_tokens), any(row.prefix_ids for row in load.rows)
     rng = random.Random(load.seed)
@@ -61,7 +61,9 @@ def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[Job]:
             slo=slo,
             arrival_s=at_s,
         )
-        yield Job(request=request, ids=ids, hashes=hashes, num_prompt=num_prompt, may_recur=may_recur)
+        yield SimulatedRequest(
+            request=request, ids=ids, hashes=hashes, num_prompt=num_prompt, may_recur=may_recur
+        )
 
 
 def _at_s(timed: tuple[float, int, Row]) -> float:

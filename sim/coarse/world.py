@@ -1,7 +1,7 @@
 """The coarse simulation's events: arrivals, messages with their latency, the devices' steps and reports, in order of time.
 
 The scheduler is the production one (or a baseline behind the same two methods) and gets what it gets in production: Register,
-Arrived, LoadReport, Finished, Tick."""
+RequestArrived, LoadReport, Finished, Tick."""
 
 import gc
 import heapq
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, Event, Send, Tick
+from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
 from core.config import ScheduleConfig
 from core.messages import Finished, Place, Placed, Rejected
 from core.ports import SchedulerPolicy
@@ -21,8 +21,8 @@ from prefill.deadline_policy import DeadlinePolicy
 from sim.coarse.config import DeviceConfig
 from sim.coarse.device import Device
 from sim.coarse.learned import learned
-from sim.coarse.simulated_sequence import Job, Stay
-from sim.cost import LinkCost, StepCost, StepModel
+from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
+from sim.cost import LinkCost, ModelledStep, StepCost
 from sim.run import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
@@ -31,7 +31,7 @@ _FRONTEND = "frontend"
 _FIRST_OUTPUT_BLOCK = 1 << 31
 
 
-class Scheduler(Protocol):
+class PlacingScheduler(Protocol):
     """What the simulation asks of a scheduler; cluster.routing.GlobalScheduler is one."""
 
     @property
@@ -40,10 +40,10 @@ class Scheduler(Protocol):
 
 
 Log = Callable[[str], None]
-MakeScheduler = Callable[[ScheduleConfig, Log], Scheduler]
+MakeScheduler = Callable[[ScheduleConfig, Log], PlacingScheduler]
 
 
-def production(config: ScheduleConfig, log: Log) -> Scheduler:
+def production(config: ScheduleConfig, log: Log) -> PlacingScheduler:
     return GlobalScheduler(config, log=log)
 
 
@@ -59,7 +59,7 @@ class CoarseConfig:
     num_layers: int = 32
     max_batch_tokens: int = 512
     max_num_seqs: int = 64
-    step: StepModel = field(default_factory=StepCost)
+    step: ModelledStep = field(default_factory=StepCost)
     link: LinkCost = field(default_factory=LinkCost)
     message_s: float = 0.0002
     lookahead: bool = True
@@ -74,7 +74,7 @@ class CoarseConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseOutcome:
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedRequest, ...]
     """Empty where they were made as they arrived."""
     decisions: tuple[str, ...]
     num_events: int
@@ -85,7 +85,7 @@ class CoarseOutcome:
 
 def simulate(
     config: CoarseConfig,
-    jobs: Iterable[Job],
+    jobs: Iterable[SimulatedRequest],
     make_scheduler: MakeScheduler = production,
     advanced: Callable[[int], None] = lambda _: None,
     until_s: float = float("inf"),
@@ -138,7 +138,7 @@ class _World:
         self.decisions: list[str] = []
         self.devices: dict[str, Device] = {}
         self._scheduler = make_scheduler(config.schedule, self.decisions.append)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, SimulatedRequest] = {}
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._num_pushed = 0
         self._num_ids = _FIRST_OUTPUT_BLOCK
@@ -147,7 +147,7 @@ class _World:
         self._ticking = False
         self._add_devices()
 
-    def run(self, jobs: Iterable[Job], advanced: Callable[[int], None], until_s: float) -> None:
+    def run(self, jobs: Iterable[SimulatedRequest], advanced: Callable[[int], None], until_s: float) -> None:
         for number, job in enumerate(jobs):
             self._pass(min(job.request.arrival_s, until_s))
             if job.request.arrival_s > until_s or self._is_over:
@@ -170,8 +170,6 @@ class _World:
                     self._is_over = True
                     return
 
-    # Surroundings ---------------------------------------------------------------------------------------------------
-
     def at(self, time_s: float, call: Callable[..., None], *args: object) -> None:
         self._num_pushed += 1
         heapq.heappush(self._heap, (time_s, self._num_pushed, call, args))
@@ -183,7 +181,7 @@ class _World:
         self._num_ids += 1
         return self._num_ids
 
-    def tokens(self, job: Job, now: float, num_tokens: int) -> None:
+    def tokens(self, job: SimulatedRequest, now: float, num_tokens: int) -> None:
         seen_s = now + self._config.message_s
         job.first_s = min(job.first_s, seen_s)
         if num_tokens >= job.max_tokens and job.num_output < num_tokens:
@@ -202,8 +200,6 @@ class _World:
             interval_s, phase_s = self._config.schedule.report_interval_s, self._phase_s[address]
             number = int((now - phase_s) / interval_s + 1e-6) + 1
             self.at(phase_s + number * interval_s, self._report, device)
-
-    # The parts between ----------------------------------------------------------------------------------------------
 
     def _add_devices(self) -> None:
         config = self._config
@@ -232,7 +228,7 @@ class _World:
                 kv_token_bytes=config.kv_token_bytes,
                 sends=True,
             )
-            policy: SchedulerPolicy[Stay] = HeadroomPolicy() if decodes else DeadlinePolicy()
+            policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
             self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
             self.devices[address] = Device(info, device_config, policy, self)
             self._feed(0.0, info)
@@ -244,7 +240,7 @@ class _World:
         if (report := device.report(now)) is not None:
             self.at(now + self._config.message_s, self._feed, report)
 
-    def _arrive(self, job: Job) -> None:
+    def _arrive(self, job: SimulatedRequest) -> None:
         self.now = now = max(self.now, job.request.arrival_s)
         self._jobs[job.request.id] = job
         request = job.request
@@ -258,7 +254,7 @@ class _World:
             tenant=request.tenant,
             weight=request.weight,
         )
-        self.at(now + self._config.message_s, self._feed, Arrived(_FRONTEND, place))
+        self.at(now + self._config.message_s, self._feed, RequestArrived(_FRONTEND, place))
 
     def _feed(self, now: float, event: Event) -> None:
         for action in self._scheduler.on(event, now):

@@ -17,7 +17,7 @@ from baton.bench.pictures import draw
 from baton.bench.report import write_json
 from baton.bench.sse import SseReader
 from baton.bench.traces import RateWindow, read_rate_curve, read_trace
-from baton.bench.workload import Job, curve_arrivals, from_trace, poisson_arrivals, synthetic
+from baton.bench.workload import BenchRequest, curve_arrivals, from_trace, poisson_arrivals, synthetic
 from cluster.ingress.api.http_server import HttpServer
 from core.errors import ConfigError
 
@@ -48,7 +48,7 @@ def slow_server(first_s: float, gap_s: float, tokens: int) -> FastAPI:
     return app
 
 
-async def run(app: FastAPI, jobs: list[Job], concurrency: int = 0) -> list[Record]:
+async def run(app: FastAPI, jobs: list[BenchRequest], concurrency: int = 0) -> list[Record]:
     server = HttpServer(app, "127.0.0.1", [0], shared=False)
     port = server._listener.getsockname()[1]
     server.start()
@@ -63,7 +63,7 @@ async def run(app: FastAPI, jobs: list[Job], concurrency: int = 0) -> list[Recor
 
 
 async def test_measured_times_are_the_servers_delays() -> None:
-    records = await run(slow_server(0.1, 0.03, 6), [Job("hi", 6)] * 4, concurrency=2)
+    records = await run(slow_server(0.1, 0.03, 6), [BenchRequest("hi", 6)] * 4, concurrency=2)
     summary = summarise(records, 1000, 1000)
     assert summary.num_ok == 4
     assert 100 <= summary.ttft_ms["p50"] < 160
@@ -73,7 +73,7 @@ async def test_measured_times_are_the_servers_delays() -> None:
 
 
 async def test_open_loop_keeps_its_times_and_refusals_count() -> None:
-    jobs = [Job("hi", 2, 0.0), Job("refuse", 2, 0.05), Job("hi", 2, 0.15)]
+    jobs = [BenchRequest("hi", 2, 0.0), BenchRequest("refuse", 2, 0.05), BenchRequest("hi", 2, 0.15)]
     records = await run(slow_server(0.2, 0.0, 2), jobs)
     assert [round(r.sent_s, 1) for r in records] == [
         0.0,
@@ -86,7 +86,7 @@ async def test_open_loop_keeps_its_times_and_refusals_count() -> None:
 
 async def test_a_dead_endpoint_is_an_error_of_the_request() -> None:
     client = Client("http://127.0.0.1:9", "m", "", False, 5, {})
-    record = await client.send(Job("x", 1), 0.0)
+    record = await client.send(BenchRequest("x", 1), 0.0)
     await client.close()
     assert record.error == "transport: ConnectError"
 
@@ -105,7 +105,7 @@ async def test_broken_streams_are_failures_of_their_request_alone() -> None:
     async def completions(body: dict[str, Any]) -> StreamingResponse:
         return StreamingResponse(iter([streams[body["prompt"]]]))
 
-    records = await run(app, [Job(name, 1) for name in streams])
+    records = await run(app, [BenchRequest(name, 1) for name in streams])
     assert [r.error for r in records] == [
         "stream cut short",
         "malformed event",

@@ -27,7 +27,7 @@ from typing import Any
 import msgpack
 
 from cluster.ingress.frontend import Frontend
-from cluster.instance.instance import Instance, Parts, Role
+from cluster.instance.instance import Instance, InstanceParts, Role
 from cluster.instance.pool_access import remote_access
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.placement.cost_policy import CostModel, CostPolicy
@@ -200,7 +200,7 @@ class Node:
                 )
                 self.instance.run()
 
-    def parts(self, role: Role) -> Parts:
+    def parts(self, role: Role) -> InstanceParts:
         num_blocks = self.config.engine.num_blocks
         size = SHARD.pool_bytes(num_blocks)
         access = remote_access(
@@ -228,7 +228,7 @@ class Node:
         tiers = build_tiers(
             self.config.engine, access.buffer, [RankPool(shard=SHARD, num_blocks=num_blocks)], "witness"
         )
-        return Parts(
+        return InstanceParts(
             shard=SHARD,
             num_blocks=num_blocks,
             max_context_tokens=400,
@@ -295,7 +295,7 @@ class Node:
                     "held": held,
                     "instances": [i.address for i in status.instances],
                     "routes": routes,
-                    "colleagues": self.scheduler.colleagues,
+                    "colleagues": self.scheduler.peer_schedulers,
                     "placed": self.num_placed,
                 }
             case "frontend":

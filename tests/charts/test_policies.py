@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cluster.deploy.kube.worker_groups import offered_resources
-from cluster.deploy.rank_bundles import Share, shares
+from cluster.deploy.rank_bundles import BundleShare, shares
 from core.config import ClusterConfig, overlay
 from tests.charts.rendering import (
     CHART,
@@ -92,7 +92,7 @@ def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
         assert deployments[name]["ray_actor_options"] == {"num_cpus": 0}
         assert len(asked) == bundles
         assert shares(asked, mesh.num_ranks) == [
-            Share(rank // mesh.tp, config.cpus_per_instance, 1) for rank in range(mesh.num_ranks)
+            BundleShare(rank // mesh.tp, config.cpus_per_instance, 1) for rank in range(mesh.num_ranks)
         ]
     groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
     assert [groups[name]["replicas"] for name in ("prefill", "decode")] == [2, 1]

@@ -11,7 +11,7 @@ import pytest
 from core.errors import ReplicaLost, TransferError
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport import shm
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.shm import ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.channel import Identity
@@ -243,7 +243,11 @@ async def test_many_streams_and_many_runs_arrive_whole() -> None:
     got: list[int] = []
     me = Identity("holder", "h1", os.getpid())
     receiver = TcpReceiver(
-        KEY, me, "127.0.0.1", pool, Admission(lambda *_: True, lambda _, n: got.append(n), lambda _: None)
+        KEY,
+        me,
+        "127.0.0.1",
+        pool,
+        WriteAdmission(lambda *_: True, lambda _, n: got.append(n), lambda _: None),
     )
     source = memoryview(bytearray(os.urandom(size * num)))
     order = random.Random(1).sample(range(num), num)

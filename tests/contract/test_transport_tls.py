@@ -19,7 +19,7 @@ from core.errors import ConfigError, ReplicaLost
 from core.kv import KVLayout, KVShard
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport import tcp
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.streams import Stream, TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from net.channel import Identity
@@ -62,7 +62,7 @@ class Side:
     def __init__(self, tls: TlsContexts | None) -> None:
         self.pool = memoryview(bytearray(SIZE))
         self.num_bytes = 0
-        admission = Admission(lambda *_: True, self.arrived, lambda _: None)
+        admission = WriteAdmission(lambda *_: True, self.arrived, lambda _: None)
         me = Identity("holder", "h", os.getpid())
         self.receiver = TcpReceiver(KEY, me, "127.0.0.1", self.pool, admission, tls)
         self.region = self.receiver.region(SHARD, SIZE // SHARD.block_bytes)

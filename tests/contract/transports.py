@@ -17,12 +17,12 @@ from core.messages import Commit, RegionKey
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
-from kvtransfer.transport.admission import Admission
+from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
-from kvtransfer.transport.nixl import Memory, NixlMedium, available
+from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
@@ -70,8 +70,8 @@ class Holder:
         receivers: list[Receiver] = [self.receiver]
         self.inbox.attach(receivers)
 
-    def admission(self) -> Admission:
-        self.admitted = Admission(self.inbox.may_write, self.inbox.arrived, self.inbox.corrupted)
+    def admission(self) -> WriteAdmission:
+        self.admitted = WriteAdmission(self.inbox.may_write, self.inbox.arrived, self.inbox.corrupted)
         return self.admitted
 
     @property
@@ -109,7 +109,7 @@ def medium(kind: str, pool: memoryview) -> Medium:
             address = np.frombuffer(pool, np.uint8).ctypes.data
             return CudaIpcMedium(DRIVERS[address], address, len(pool))
         case "nixl":
-            return NixlMedium(Memory.of(pool))
+            return NixlMedium(RegisteredMemory.of(pool))
         case "gloo":
             return CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")
         case _:
@@ -122,7 +122,7 @@ def source_for(kind: str, content: bytes) -> memoryview:
     return source
 
 
-def make_receiver(kind: str, me: Identity, pool: memoryview, admission: Admission) -> Receiver:
+def make_receiver(kind: str, me: Identity, pool: memoryview, admission: WriteAdmission) -> Receiver:
     if kind == "tcp":
         return TcpReceiver(KEY, me, "127.0.0.1", pool, admission)
     return PullReceiver(KEY, me, "127.0.0.1", medium(kind, pool), admission)

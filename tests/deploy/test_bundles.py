@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.deploy.launch import Cluster
-from cluster.deploy.rank_bundles import Share, bundles_of, most_kv_bytes, no_room, shares
+from cluster.deploy.rank_bundles import BundleShare, bundles_of, most_kv_bytes, no_room, shares
 from cluster.deploy.serve_app import build_application
 from cluster.deploy.serve_file import check_serve_file
 from core.config import ClusterConfig, load
@@ -19,7 +19,7 @@ def test_a_tensor_parallel_group_is_in_one_bundle() -> None:
     )
     bundles = bundles_of(config, config.decode)
     assert bundles == [{"CPU": 1.0, "GPU": 4.0}] * 2
-    assert shares(bundles, 8) == [Share(rank // 4, 0.25, 1) for rank in range(8)]
+    assert shares(bundles, 8) == [BundleShare(rank // 4, 0.25, 1) for rank in range(8)]
 
 
 @pytest.mark.parametrize("cpus", [0.1, 1 / 3, 2.0])
@@ -54,7 +54,9 @@ def test_every_rank_asks_for_its_own_gpu(device: str, gpus: int) -> None:
     assert (alone.ray_actor_options["num_cpus"], alone.ray_actor_options["num_gpus"]) == (0.25, gpus)
     assert (several.ray_actor_options["num_cpus"], several.ray_actor_options["num_gpus"]) == (0, 0)
     assert several.placement_group_strategy == "STRICT_PACK"
-    assert shares(several.placement_group_bundles, 4) == [Share(rank // 2, 0.25, gpus) for rank in range(4)]
+    assert shares(several.placement_group_bundles, 4) == [
+        BundleShare(rank // 2, 0.25, gpus) for rank in range(4)
+    ]
 
 
 def test_ranks_without_a_gpu_each_are_refused_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import ray.util
 from ray.exceptions import RayActorError
 
 from cluster.deploy.rank_actors import dial, meet, rank_actors
-from cluster.instance.real_parts import Placement
+from cluster.instance.real_parts import InstancePlace
 from core.config import load
 from core.errors import ConfigError, ProtocolError, ReplicaLost
 from parallel.mesh import Mesh
@@ -81,7 +81,7 @@ async def test_all_or_none_within_the_deadline(second: Serve, why: str) -> None:
         await meet([Actor(greets), Actor(second)], NAMES, "127.0.0.1", 1.0)
 
 
-def place(monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1) -> Placement:
+def place(monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1) -> InstancePlace:
     """As in a replica on host a whose placement group has a bundle on each of these hosts; none: it has no group."""
     group = SimpleNamespace(bundle_specs=[{"CPU": 1.0, "GPU": 1.0} for _ in hosts]) if hosts else None
     table = {"bundles_to_node_id": dict(enumerate(hosts))}

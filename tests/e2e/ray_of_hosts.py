@@ -1,6 +1,6 @@
 """Run by test_hosts.py: a Ray cluster of three nodes, of which two have room for one stage of a prefill instance each.
 
-`python -m tests.e2e.ray_of_hosts MODEL PROMPTS.json SEEN.json`: asks for completions, kills the instance's keeper, asks again."""
+`python -m tests.e2e.ray_of_hosts MODEL PROMPTS.json SEEN.json`: asks for completions, kills the instance's memory server, asks again."""
 
 import json
 import os
@@ -59,14 +59,14 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     wait(url, 2)
     seen = {"first": complete(url, prompts), "handed_over": grants(url)}
-    ranks, keepers = actors("BatonRank"), actors("BatonKeeper")
-    seen |= {"nodes": len({actor.node_id for actor in ranks}), "keepers": len(keepers)}
+    ranks, memory_servers = actors("BatonRank"), actors("BatonKeeper")
+    seen |= {"nodes": len({actor.node_id for actor in ranks}), "memory servers": len(memory_servers)}
     started = time.monotonic()
-    os.kill(keepers[0].pid, signal.SIGKILL)
+    os.kill(memory_servers[0].pid, signal.SIGKILL)
     while len(instances(url)) > 1:
         time.sleep(0.02)
     seen |= {"lost_after_s": time.monotonic() - started, "meanwhile": complete(url, prompts)}
-    pids = [actor.pid for actor in (*ranks, *keepers)]
+    pids = [actor.pid for actor in (*ranks, *memory_servers)]
     wait(url, 2)
     seen |= {"left": [pid for pid in pids if psutil.pid_exists(pid)], "after": complete(url, prompts)}
     target.write_text(json.dumps(seen))

@@ -30,7 +30,7 @@ def test_stages_on_two_nodes_answer_as_transformers_and_their_keeper_is_replaced
     )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
-    assert (seen["nodes"], seen["keepers"]) == (2, 1)
+    assert (seen["nodes"], seen["memory servers"]) == (2, 1)
     assert seen["handed_over"] >= len(prompts)
     assert seen["first"] == seen["meanwhile"] == seen["after"] == want
     assert seen["lost_after_s"] < 5

@@ -15,7 +15,7 @@ from kernels.attention.case import Attend, Backend, Case, kind_of
 from kernels.attention.choosing import Chooser
 from kernels.attention.fastest import fastest
 from kernels.attention.installed import load_backend
-from kernels.attention.remembered import Choice, ChoiceFile
+from kernels.attention.remembered import ChoiceFile, RememberedChoice
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import Lens, device_timer, make_step, run
 from kernels.torch.paged_attention import PagedAttention
@@ -144,9 +144,9 @@ def test_a_damaged_file_is_ignored_with_a_line_and_replaced(
     path.write_bytes(content)
     file = ChoiceFile(path)
     assert file.find("key") is None
-    file.add("key", Choice(backend="b", medians_us={"b": 1.5}))
+    file.add("key", RememberedChoice(backend="b", medians_us={"b": 1.5}))
     assert len(caplog.records) == 1
-    assert file.find("key") == Choice(backend="b", medians_us={"b": 1.5})
+    assert file.find("key") == RememberedChoice(backend="b", medians_us={"b": 1.5})
     assert json.loads(path.read_text())["choices"]["key"]["backend"] == "b"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -155,7 +155,7 @@ def test_where_nothing_can_be_written_choices_still_work(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    ChoiceFile(tmp_path / "file" / "choices.json").add("key", Choice(backend="b", medians_us={}))
+    ChoiceFile(tmp_path / "file" / "choices.json").add("key", RememberedChoice(backend="b", medians_us={}))
     assert "not kept" in caplog.text
 
 

@@ -14,7 +14,7 @@ import torch
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVLayout, KVShard, lay_out, num_blocks_for
 from core.messages import ChunkDone, Commit, Grant, Message, PrefillFailed, RegionKey
-from core.plan import Push, SeqWork, StepPlan
+from core.plan import KVPush, SeqWork, StepPlan
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
@@ -73,7 +73,7 @@ def works(grant: Grant, blocks: Sequence[int], start: int, count: int) -> StepPl
         count=count,
         block_ids=tuple(blocks),
         samples=False,
-        push=Push(grant.id, start, count),
+        push=KVPush(grant.id, start, count),
     )
     return StepPlan(step=0, new=(), copies=(), work=(work,), drop=())
 

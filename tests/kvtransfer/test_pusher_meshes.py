@@ -60,7 +60,7 @@ async def _any_mesh(data: st.DataObject) -> None:
             there[:] = kv[first:last, :, low:high, token] if pool.first_block == firsts[0] else -1
     fabric, completed = LoopbackFabric(), list[Commit]()
     whole = KVShard.whole(theirs[0].shard.layout)
-    far = OwnMemory([pool for pool in theirs if pool.memory])
+    remote = OwnMemory([pool for pool in theirs if pool.memory])
     inbox = Inbox(
         whole,
         BLOCKS,
@@ -69,7 +69,7 @@ async def _any_mesh(data: st.DataObject) -> None:
         on_complete=completed.append,
         on_corrupted=lambda _: None,
         pools=theirs,
-        far=[far],
+        remote=[remote],
     )
     arrived: list[int] = []
 
@@ -79,10 +79,10 @@ async def _any_mesh(data: st.DataObject) -> None:
 
     receivers = [
         LoopbackReceiver(fabric, f"decode{host}", targets[host], memory.may_write, on_arrived)
-        for host, memory in enumerate((inbox, far))
+        for host, memory in enumerate((inbox, remote))
     ]
     inbox.attach(receivers[:1])
-    far.attach(receivers[1:])
+    remote.attach(receivers[1:])
     grant = inbox.open("r#0", 0, "prefill", blocks[1], first_token=0, num_tokens=num_tokens, ttl_s=60)
     mail = FakeMail()
     pusher = Pusher(
@@ -92,7 +92,7 @@ async def _any_mesh(data: st.DataObject) -> None:
         [LoopbackSender(fabric, sources[0])],
         staging=Staging(sources[0], end),
         pools=ours,
-        far_senders=[] if one_host else [[LoopbackSender(fabric, sources[1])]],
+        remote_senders=[] if one_host else [[LoopbackSender(fabric, sources[1])]],
     )
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):

@@ -1,4 +1,4 @@
-"""Ranks as threads: each holds a part of a model, and they meet in `Joins` at a barrier."""
+"""Ranks as threads: each holds a part of a model, and they meet in `Collectives` at a barrier."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from kernels.collectives import ONE_RANK, Joins, LocalExperts
+from kernels.collectives import ONE_RANK, Collectives, LocalExperts
 from models.weights import Cut
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Meeting:
         self._barrier.wait()
         return said
 
-    def joins(self, rank: int) -> Joins:
+    def collectives(self, rank: int) -> Collectives:
         """Tensor parallel."""
 
         def sum_partial(x: torch.Tensor) -> torch.Tensor:
@@ -99,9 +99,9 @@ class Meeting:
         ) -> torch.Tensor:
             return sum_partial(local(x, ids, weights))
 
-        return Joins(sum_partial, embed, lambda x: torch.cat(self.all(rank, x), -1), experts)
+        return Collectives(sum_partial, embed, lambda x: torch.cat(self.all(rank, x), -1), experts)
 
-    def expert_joins(self, rank: int, held: list[range]) -> Joins:
+    def expert_joins(self, rank: int, held: list[range]) -> Collectives:
         """Expert parallel, all tokens everywhere. An expert that several ranks hold is computed by the first."""
         placement = self.all(rank, torch.tensor([i for run in held for i in run]))
 

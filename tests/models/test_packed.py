@@ -9,7 +9,7 @@ import torch
 
 from core.errors import UnsupportedModel
 from engine.execution.model_dims import dims_of, rules_of
-from kernels.collectives import ONE_RANK, Joins
+from kernels.collectives import ONE_RANK, Collectives
 from kernels.packed import EightBit, FourBit, Kind
 from kernels.torch.reference import reference_ops
 from models.families import read_spec
@@ -25,10 +25,12 @@ PROMPT = list(range(2, 30))
 ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit"))
 
 
-def load(folder: Path, shard: Shard = whole, joins: Joins = ONE_RANK, *, packed: bool = True) -> Model:
+def load(
+    folder: Path, shard: Shard = whole, collectives: Collectives = ONE_RANK, *, packed: bool = True
+) -> Model:
     spec, ops = read_spec(folder), replace(reference_ops(), keeps=ALL if packed else frozenset())
     checkpoint = Checkpoint(folder, torch.float32, CPU, shard, spec.quantisation, ops.keeps)
-    model = Model(spec, ops, checkpoint, CPU, joins=joins)
+    model = Model(spec, ops, checkpoint, CPU, collectives=collectives)
     checkpoint.close()
     return model
 
@@ -51,7 +53,7 @@ def test_two_ranks_equal_the_whole(kind: str, tmp_path: Path) -> None:
 
     def rank(i: int) -> torch.Tensor:
         sharding = Sharding(dims_of(spec), Mesh(tp=2), i, rules_of(spec))
-        model = load(tmp_path, sharding, meeting.joins(i))
+        model = load(tmp_path, sharding, meeting.collectives(i))
         bytes_read.append(model.bytes_read)
         paged = Paged(model, 1, random.Random(0))
         paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]

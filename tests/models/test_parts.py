@@ -51,7 +51,11 @@ def test_two_halves_equal_the_whole(family: str, original: bool, tmp_path: Path)
 
     def rank(i: int) -> torch.Tensor:
         model = load_model(
-            tmp_path, "float32", CPU, tensor_parallel(i, 2, family == "gpt_oss"), joins=meeting.joins(i)
+            tmp_path,
+            "float32",
+            CPU,
+            tensor_parallel(i, 2, family == "gpt_oss"),
+            collectives=meeting.collectives(i),
         )
         paged = Paged(model, 1, random.Random(0))
         if model.spec.mla is None:
@@ -76,8 +80,8 @@ def test_ranks_that_hold_some_experts_equal_the_whole(family: str, original: boo
     placement = [[range(0, 3), range(7, 8)], [range(2, 7), range(8, 9)]]
 
     def rank(i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        joins = meeting.expert_joins(i, placement[i])
-        model = load_model(tmp_path, "float32", CPU, expert_parallel(placement[i]), joins=joins)
+        collectives = meeting.expert_joins(i, placement[i])
+        model = load_model(tmp_path, "float32", CPU, expert_parallel(placement[i]), collectives=collectives)
         return logits(Paged(model, 1, random.Random(0))), model.expert_load
 
     for got, load in meeting.run(rank):

@@ -1,5 +1,5 @@
 """A cluster whose instances' ranks are on hosts of which one process cannot map the other's memory: real mail, transports, ranks and
-keepers, all children of this process."""
+memory servers, all children of this process."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from cluster.instance.instance import Parts, Role
-from cluster.instance.real_parts import Placement, remote_parts
-from cluster.instance.remote_memory.memory_messages import KeeperSetup
+from cluster.instance.instance import InstanceParts, Role
+from cluster.instance.real_parts import InstancePlace, remote_parts
+from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, TransferConfig
 from engine.ranks.child_ranks import Child, start_children
@@ -19,35 +19,35 @@ from net.mail import TcpMail
 from parallel.mesh import Mesh
 
 KEY = b"0123456789abcdef"
-NAME = "tests.parallel.keeper_child"
+NAME = "tests.parallel.memory_server_child"
 
 
-def placed(config: ClusterConfig, mesh: Mesh) -> Placement:
+def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
     """Each stage on a host of its own."""
 
-    def keep(setups: Sequence[KeeperSetup], deadline_s: float) -> list[Rank]:
-        return [_keeper(setup, config.transfer) for setup in setups]
+    def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
+        return [_memory_server(setup, config.transfer) for setup in setups]
 
     memories = tuple(mesh.place(rank).pp for rank in range(mesh.size))
     spawner = Spawner(start_children, ("cpu",) * mesh.size, memories, ("127.0.0.1",) * mesh.pp)
-    return Placement(spawner, keep if mesh.pp > 1 else None)
+    return InstancePlace(spawner, keep if mesh.pp > 1 else None)
 
 
-def keepers() -> list[psutil.Process]:
+def memory_servers() -> list[psutil.Process]:
     """In the order in which they were started."""
     return [child for child in psutil.Process().children() if NAME in child.cmdline()]
 
 
-def _keeper(setup: KeeperSetup, transfer: TransferConfig) -> Child:
+def _memory_server(setup: MemorySetup, transfer: TransferConfig) -> Child:
     arguments = [f"host-{setup.memory}", transfer.model_dump_json(), KEY.decode()]
-    return Child(f"the keeper of host {setup.memory}", NAME, *arguments)
+    return Child(f"the memory server of host {setup.memory}", NAME, *arguments)
 
 
 def running(config: ClusterConfig) -> AbstractAsyncContextManager[LocalCluster]:
     def join(_: str) -> TcpMail:
         return TcpMail(KEY, config=config.mail)
 
-    def parts(role: Role, mail: TcpMail) -> Parts:
+    def parts(role: Role, mail: TcpMail) -> InstanceParts:
         return remote_parts(config, Path(config.model.path), role, mail, KEY, partial(placed, config))
 
     return LocalCluster.assembled(config, join, parts)

@@ -1,4 +1,4 @@
-"""Instances whose stages are on several hosts: the tokens are transformers' own, and a keeper's end is its instance's."""
+"""Instances whose stages are on several hosts: the tokens are transformers' own, and a memory server's end is its instance's."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel.hosts_world import keepers, running
+from tests.parallel.hosts_world import memory_servers, running
 from tests.parallel.test_served import answers, checkpoint, failed_after_s, ranks, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
@@ -40,20 +40,20 @@ async def test_tokens_equal_transformers_also_when_a_keeper_is_killed(
             assert not instance.num_grants
         handed_over = [instance for instance in cluster.instances if instance.role == "decode"]
         assert sum(instance._inbox.num_granted for instance in handed_over), "nothing was handed over"
-        pids = {os.getpid(), *(keeper.pid for keeper in keepers())}
+        pids = {os.getpid(), *(memory_server.pid for memory_server in memory_servers())}
         victim = cluster.instances[-1 if role == "prefill" else 0]
-        keeper = keepers()[-1 if role == "prefill" else 0]
+        memory_server = memory_servers()[-1 if role == "prefill" else 0]
         others = [tuple(reversed(prompt)) for prompt in prompts]
         alone = await answers(cluster, others)
         running_now = asyncio.create_task(answers(cluster, prompts))
         await asyncio.sleep(0.02)
-        keeper.send_signal(signal.SIGKILL)
+        memory_server.send_signal(signal.SIGKILL)
         assert await failed_after_s(victim) < 5
-        assert "the keeper of host" in str(victim.failure)
+        assert "the memory server of host" in str(victim.failure)
         assert "was killed by SIGKILL" in str(victim.failure)
         assert await running_now == want, "what it held goes on elsewhere"
         assert await answers(cluster, others) == alone, "the others serve on"
-    assert ranks() == keepers() == []
+    assert ranks() == memory_servers() == []
     assert segments(pids) == []
 
 
@@ -62,8 +62,8 @@ async def test_a_keeper_that_is_stopped_is_lost_too(tmp_path: Path) -> None:
     keys = {"prefill.pp": 2, "mail.peer_timeout_s": 2.0, "mail.heartbeat_s": 0.2}
     async with running(settings(tmp_path, **keys)) as cluster:
         assert await answers(cluster, prompts) == want
-        keepers()[0].send_signal(signal.SIGSTOP)
+        memory_servers()[0].send_signal(signal.SIGSTOP)
         assert await failed_after_s(cluster.instances[-1]) < 5
         assert "has not answered for 2 s" in str(cluster.instances[-1].failure)
         assert await answers(cluster, prompts) == want
-    assert ranks() == keepers() == []
+    assert ranks() == memory_servers() == []

@@ -79,8 +79,8 @@ async def test_a_buddy_of_several_ranks_goes_on_with_the_kv_of_one_that_was_kill
         assert await asyncio.gather(*running) == long
         assert cluster.instances[0].failure is not None
         status = await cluster.frontend.status()
-        heir = next(i for i in status.instances if i.address == cluster.instances[1].address)
-        assert heir.tiers.host_hits > 0, "its KV was computed again"
+        replica_of = next(i for i in status.instances if i.address == cluster.instances[1].address)
+        assert replica_of.tiers.host_hits > 0, "its KV was computed again"
 
 
 @SEVERAL
@@ -102,5 +102,5 @@ async def test_sequences_leave_a_draining_instance_with_their_kv(
         assert not all(task.done() for task in running), "they were waited for, not moved"
         assert await asyncio.gather(*running) == long
         status = await cluster.frontend.status()
-        heir = next(i for i in status.instances if i.address == staying.address)
-        assert heir.work.grants > 0, "their KV was computed again"
+        replica_of = next(i for i in status.instances if i.address == staying.address)
+        assert replica_of.work.grants > 0, "their KV was computed again"

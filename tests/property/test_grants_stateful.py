@@ -45,7 +45,7 @@ DEPTH = 60
 
 class Machine(RuleBasedStateMachine):
     checked = True
-    far = False
+    remote = False
     """The pool lies in the memory of another host."""
     loop: asyncio.AbstractEventLoop
 
@@ -57,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         self.bag: dict[tuple[str, str], deque[Message]] = {}
         self.clock, self.memory = ManualClock(), Memory(self, self.checked)
         self.writers = {name: Writer(name, self) for name in ("p0", "p1")}
-        pool = RankPool(shard=SHARD, num_blocks=NUM_BLOCKS, memory=int(self.far))
+        pool = RankPool(shard=SHARD, num_blocks=NUM_BLOCKS, memory=int(self.remote))
         self.late = LateMemory(OwnMemory([pool]))
         self.late.own.attach([self.memory])  # type: ignore[list-item]
         self.inbox = Inbox(
@@ -68,9 +68,9 @@ class Machine(RuleBasedStateMachine):
             on_complete=lambda commit: self.decode.on_complete(commit),
             on_corrupted=lambda grant_id: self.decode.on_corrupted(grant_id),
             pools=[pool],
-            far=[self.late] if self.far else [],
+            remote=[self.late] if self.remote else [],
         )
-        if not self.far:
+        if not self.remote:
             self.inbox.attach([self.memory])  # type: ignore[list-item]
         self.engine = Engine()
         self.decode = DecodeWorker(
@@ -97,12 +97,12 @@ class Machine(RuleBasedStateMachine):
         self.loop.run_until_complete(body())
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
-        memory = self.late.own if self.far else self.inbox
+        memory = self.late.own if self.remote else self.inbox
         return memory.may_write(grant_id, start, end)
 
     def arrived(self, grant_id: str) -> None:
         """One of a grant's writes is in the pool."""
-        if self.far:
+        if self.remote:
             self.late.answers.append(lambda: self.inbox.arrived(grant_id, 1))
         else:
             self.inbox.arrived(grant_id, 1)
@@ -147,8 +147,6 @@ class Machine(RuleBasedStateMachine):
             self.decode.on_message(sender, message)
         elif to in self.writers and self.writers[to].alive:
             self.writers[to].worker.on_message(sender, message)
-
-    # What may happen ------------------------------------------------------------------------------------------------
 
     @rule(writer=st.sampled_from(["p0", "p1"]))
     def submit(self, writer: str) -> None:
@@ -254,8 +252,6 @@ class Machine(RuleBasedStateMachine):
     def pushes(self) -> list[tuple[Writer, Push]]:
         return [(writer, push) for writer in self.writers.values() for push in writer.pushes.values()]
 
-    # What must always hold ------------------------------------------------------------------------------------------
-
     @invariant()
     def no_block_is_writable_by_two(self) -> None:
         writable: dict[int, str] = {}
@@ -305,7 +301,7 @@ class OverSharedMemory(Machine):
 
 
 class OnAnotherHost(Machine):
-    far = True
+    remote = True
 
 
 MACHINES = [

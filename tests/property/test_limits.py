@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.ingress.tenant_limits import Excess, Limits, Meter, go_duration
+from cluster.ingress.tenant_limits import Excess, Meter, TenantLimits, go_duration
 
 steps = st.lists(
     st.tuples(st.floats(0, 20, allow_nan=False), st.integers(1, 40), st.integers(0, 60)),
@@ -17,7 +17,7 @@ steps = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(steps)
 def test_requests_in_any_window_stay_below_burst_and_refill(events: list[tuple[float, int, int]]) -> None:
-    meter, now, let_in = Meter(Limits(requests_per_min=30), 0.0), 0.0, list[float]()
+    meter, now, let_in = Meter(TenantLimits(requests_per_min=30), 0.0), 0.0, list[float]()
     for gap_s, _, _ in events:
         now += gap_s
         if meter.request(now) is None:
@@ -32,7 +32,7 @@ def test_requests_in_any_window_stay_below_burst_and_refill(events: list[tuple[f
 def test_tokens_spent_exceed_what_was_refilled_only_by_what_was_running(
     events: list[tuple[float, int, int]],
 ) -> None:
-    meter, now, spent, largest = Meter(Limits(tokens_per_min=100), 0.0), 0.0, 0, 0
+    meter, now, spent, largest = Meter(TenantLimits(tokens_per_min=100), 0.0), 0.0, 0, 0
     for gap_s, num_prompt, num_output in events:
         now += gap_s
         if meter.begin(1, num_prompt, now) is None:
@@ -45,7 +45,7 @@ def test_tokens_spent_exceed_what_was_refilled_only_by_what_was_running(
 @settings(max_examples=200, deadline=None)
 @given(steps)
 def test_who_comes_back_as_told_is_let_in(events: list[tuple[float, int, int]]) -> None:
-    meter, now = Meter(Limits(requests_per_min=20, tokens_per_min=100), 0.0), 0.0
+    meter, now = Meter(TenantLimits(requests_per_min=20, tokens_per_min=100), 0.0), 0.0
     for gap_s, num_prompt, num_output in events:
         now += gap_s
         for _ in range(4):
@@ -61,7 +61,7 @@ def test_who_comes_back_as_told_is_let_in(events: list[tuple[float, int, int]]) 
 
 
 def test_sequences_at_once() -> None:
-    meter = Meter(Limits(concurrent=3), 0.0)
+    meter = Meter(TenantLimits(concurrent=3), 0.0)
     assert meter.begin(2, 10, 0.0) is None
     assert meter.begin(2, 10, 0.0) == Excess("3 sequences at once are allowed and 2 are running", 1.0)
     assert meter.begin(4, 10, 0.0) == Excess("3 sequences at once are allowed and 2 are running", math.inf)
@@ -70,24 +70,24 @@ def test_sequences_at_once() -> None:
 
 
 def test_what_never_fits_is_told_apart() -> None:
-    excess = Meter(Limits(tokens_per_min=100), 0.0).begin(1, 101, 0.0)
+    excess = Meter(TenantLimits(tokens_per_min=100), 0.0).begin(1, 101, 0.0)
     assert excess is not None
     assert excess.retry_after_s == math.inf
 
 
 def test_changed_limits_keep_what_runs() -> None:
-    meter = Meter(Limits(requests_per_min=1, concurrent=2), 0.0)
+    meter = Meter(TenantLimits(requests_per_min=1, concurrent=2), 0.0)
     assert meter.begin(2, 1, 0.0) is None
     assert meter.request(0.0) is None
-    meter.change(Limits(requests_per_min=1, concurrent=2, tokens_per_min=5), 1.0)
+    meter.change(TenantLimits(requests_per_min=1, concurrent=2, tokens_per_min=5), 1.0)
     assert meter.request(1.0) is not None, "an unchanged bucket keeps its level"
     assert meter.begin(1, 1, 1.0) is not None
-    meter.change(Limits(requests_per_min=2), 1.0)
+    meter.change(TenantLimits(requests_per_min=2), 1.0)
     assert meter.request(1.0) is None
 
 
 def test_balances_and_durations_as_openai_writes_them() -> None:
-    meter = Meter(Limits(requests_per_min=60, tokens_per_min=600), 0.0)
+    meter = Meter(TenantLimits(requests_per_min=60, tokens_per_min=600), 0.0)
     meter.request(0.0)
     meter.begin(1, 300, 0.0)
     requests, tokens = meter.balances(0.0)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, Event, PeerLost, PrefillNeeded, Send, Tick
+from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
 from core.config import ScheduleConfig
 from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned, Rejected
 from tests.cluster.scheduler.routing_world import ask, instance, report
@@ -33,7 +33,7 @@ class Run:
 
     log: list[str] = field(default_factory=list)
     now: float = 0.0
-    asked: dict[str, Arrived] = field(default_factory=dict)
+    asked: dict[str, RequestArrived] = field(default_factory=dict)
     answered: dict[str, Send] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
 

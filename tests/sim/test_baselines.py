@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement_policy import Ask
+from cluster.scheduler.placement.placement_policy import PlacementQuery
 from core.reports import LoadReport, Register
 from core.steps import StepModel, StepModels
 from core.types import Slo
@@ -68,7 +68,7 @@ def member(address: str, role: str = "pd", *, waiting: int = 0, running: int = 0
 
 
 def offer(tokens: int = 320, hashes: tuple[int, ...] = (), slo: Slo = SLO, **cached: int) -> Offer:
-    return Offer(Ask(tokens, 64, cached), slo, hashes or tuple(range(tokens // BLOCK)))
+    return Offer(PlacementQuery(tokens, 64, cached), slo, hashes or tuple(range(tokens // BLOCK)))
 
 
 def test_round_robin_takes_turns_in_both_pools() -> None:

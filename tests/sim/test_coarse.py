@@ -15,7 +15,7 @@ from core.kv import block_hashes
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.coarse.burst import Stretch
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.workload import Load, arriving, jobs
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse
@@ -72,7 +72,7 @@ def placed(decisions: Sequence[str]) -> list[str]:
     return [line.replace("loopback:", "") for line in decisions if line.startswith("place")]
 
 
-def waited(job: Job) -> tuple[float, float]:
+def waited(job: SimulatedRequest) -> tuple[float, float]:
     return job.first_s - job.request.arrival_s, job.last_s - job.request.arrival_s
 
 
@@ -150,9 +150,9 @@ def test_jobs_that_are_made_as_they_arrive_fare_the_same() -> None:
         CoarseConfig(num_both=2, block_tokens=BLOCK),
     )
     kept = coarse(config, jobs(offered, SLO, BLOCK))
-    made: list[Job] = []
+    made: list[SimulatedRequest] = []
 
-    def one_by_one() -> Iterator[Job]:
+    def one_by_one() -> Iterator[SimulatedRequest]:
         for job in arriving(offered, SLO, BLOCK):
             made.append(job)
             yield job

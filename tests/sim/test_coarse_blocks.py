@@ -8,7 +8,7 @@ from core.kv import block_hashes
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence
 from sim.coarse.blocks import Blocks
-from sim.coarse.simulated_sequence import Job, Stay
+from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
 
 
 @pytest.mark.parametrize("block_tokens", [64, 512])
@@ -30,8 +30,8 @@ def _serve(blocks: Blocks, ids: tuple[int, ...], block_tokens: int) -> int:
     """How many of its blocks were cached."""
     num_prompt = len(ids) * block_tokens
     request = Request(id=f"r{ids[0]}", prompt=(), sampling=SamplingParams(max_tokens=1), reply_to="")
-    job = Job(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=num_prompt)
-    stay = Stay(
+    job = SimulatedRequest(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=num_prompt)
+    stay = SimulatedSequence(
         job=job,
         address="here",
         arrival=ids[0],

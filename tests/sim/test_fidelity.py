@@ -16,11 +16,11 @@ from benchmarks.fidelity import (
     summary,
     together_work,
 )
-from core.step_profile import Part, Profile
+from core.step_profile import Profile, ProfilePart
 from sim.catalogued import Fleet, full_config
 from sim.cost import PacedCost
 
-PART = Part(fixed_s=0.004, token_s=5e-5, context_s=1e-7, seq_s=1e-4, error=0.0, num_steps=100)
+PART = ProfilePart(fixed_s=0.004, token_s=5e-5, context_s=1e-7, seq_s=1e-4, error=0.0, num_steps=100)
 PROFILE = Profile(
     model="m",
     machine="x",

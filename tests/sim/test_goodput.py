@@ -11,9 +11,9 @@ from baton.bench.traces import TraceRow
 from benchmarks.goodput_report import summarise
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
-from sim.bound import Engine, Needs
+from sim.bound import EngineBound, Needs
 from sim.catalogued import Fleet, engine_of
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.workload import Load, jobs
 from sim.cost import StepCost
 from sim.goodput import Curve, Window, attained, highest
@@ -22,7 +22,7 @@ from tests.sim.random_rows import random_rows
 SLO = Slo(name="test", ttft_s=0.5, tpot_s=0.05)
 COST = StepCost(overhead_s=0.002, tokens_per_s=10_000.0, weights_read_s=0.008, kv_token_read_s=1e-5)
 QUICK = replace(COST, tokens_per_s=1e9)
-ENGINE = Engine(COST, 256, 10**6)
+ENGINE = EngineBound(COST, 256, 10**6)
 
 
 @pytest.mark.parametrize("knee", [0.3, 1.0, 7.7])
@@ -102,12 +102,14 @@ def test_hopeless_requests_use_up_what_may_miss() -> None:
 @pytest.mark.parametrize(
     ("num_prompt", "engine", "token_s"),
     [
-        (100, Engine(QUICK, 8, 10**6), 0.001 + 0.010 / 8),
-        (100, Engine(QUICK, 256, 404), 0.001 + 0.010 / 4),
-        (1000, Engine(QUICK, 256, 10**6), 0.010 + 0.010 / 4),
+        (100, EngineBound(QUICK, 8, 10**6), 0.001 + 0.010 / 8),
+        (100, EngineBound(QUICK, 256, 404), 0.001 + 0.010 / 4),
+        (1000, EngineBound(QUICK, 256, 10**6), 0.010 + 0.010 / 4),
     ],
 )
-def test_a_token_takes_its_share_of_the_fullest_step(num_prompt: int, engine: Engine, token_s: float) -> None:
+def test_a_token_takes_its_share_of_the_fullest_step(
+    num_prompt: int, engine: EngineBound, token_s: float
+) -> None:
     """By hand: as many such sequences as there are slots; as the blocks hold; as 10 ms + 10 ms each let 50 ms hold."""
     least_s = Needs(_jobs([num_prompt]), SLO, engine, 64).least_s(1.0)
     assert least_s == pytest.approx(token_s, rel=0.02)
@@ -122,7 +124,7 @@ def test_what_is_due_by_some_time_must_have_been_done_by_then() -> None:
     assert needs.can_ever_be(0.5, 1), "five may miss"
 
 
-def _jobs(prompts: Sequence[int]) -> list[Job]:
+def _jobs(prompts: Sequence[int]) -> list[SimulatedRequest]:
     """All at once, each with two tokens of output, one of which is decoded."""
     rows = [TraceRow(arrival_s=0.0, input_tokens=num_tokens, output_tokens=2) for num_tokens in prompts]
     return jobs(Load(rows=rows, duration_s=1.0), SLO, 64)

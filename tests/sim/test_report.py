@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.types import Slo
-from sim.report import Served, crowd, good_per_s
+from sim.report import ServedRequest, crowd, good_per_s
 
 _times = st.integers(0, 20).map(float)
 _served = st.builds(
-    lambda at, first, rest, fate: Served(
+    lambda at, first, rest, fate: ServedRequest(
         at, inf if fate == 0 else first, first + rest if fate == 2 else inf, 5
     ),
     _times,
@@ -21,7 +21,7 @@ _served = st.builds(
 
 
 @given(st.lists(_served, max_size=30))
-def test_the_crowd_is_counted_at_every_moment(served: list[Served]) -> None:
+def test_the_crowd_is_counted_at_every_moment(served: list[ServedRequest]) -> None:
     steps = crowd(served)
     assert [step[0] for step in steps] == sorted(step[0] for step in steps)
     for moment in range(60):
@@ -34,9 +34,9 @@ def test_the_crowd_is_counted_at_every_moment(served: list[Served]) -> None:
 
 def test_good_requests_a_second_are_a_share_of_the_offered() -> None:
     served = [
-        Served(0.0, 0.1, 0.5, 5),
-        Served(0.0, 3.0, 3.5, 5),
-        Served(1.0, inf, inf, 0),
-        Served(1.0, 0.2, 9.0, 5),
+        ServedRequest(0.0, 0.1, 0.5, 5),
+        ServedRequest(0.0, 3.0, 3.5, 5),
+        ServedRequest(1.0, inf, inf, 0),
+        ServedRequest(1.0, 0.2, 9.0, 5),
     ]
     assert good_per_s(served, Slo(name="test", ttft_s=1.0, tpot_s=0.2), 8.0) == 2.0

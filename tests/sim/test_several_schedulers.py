@@ -10,7 +10,7 @@ from core.config import ScheduleConfig
 from core.kv import block_hashes
 from core.types import Request, SamplingParams, Slo
 from sim.coarse.multi_scheduler import several
-from sim.coarse.simulated_sequence import Job
+from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
 from sim.report import attainment, served_coarsely
@@ -20,9 +20,9 @@ BLOCK = 64
 LARGE = SCAN_UP_TO + 16
 
 
-def jobs(count: int, per_s: float, shared_blocks: int) -> list[Job]:
+def jobs(count: int, per_s: float, shared_blocks: int) -> list[SimulatedRequest]:
     """Prompts of 20 blocks, of which the first `shared_blocks` are everybody's."""
-    rng, found, at_s = random.Random(7), list[Job](), 0.0
+    rng, found, at_s = random.Random(7), list[SimulatedRequest](), 0.0
     for number in range(count):
         at_s += rng.expovariate(per_s)
         ids = (*range(1, shared_blocks + 1), *(1000 * (number + 1) + i for i in range(20 - shared_blocks)))
@@ -34,7 +34,9 @@ def jobs(count: int, per_s: float, shared_blocks: int) -> list[Job]:
             slo=SLO,
             arrival_s=at_s,
         )
-        found.append(Job(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=20 * BLOCK))
+        found.append(
+            SimulatedRequest(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=20 * BLOCK)
+        )
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from cluster.ingress.tenant_limits import Excess, Limits, Meter, go_duration
+from cluster.ingress.tenant_limits import Excess, Meter, TenantLimits, go_duration
 from core.config import ClusterConfig
 from core.errors import ConfigError, Overloaded, RequestError
 from core.types import Slo
@@ -26,7 +26,7 @@ _DEFAULT_CLASS = "standard"
 class TenantRules:
     keys: tuple[SecretStr, ...] = ()
     slo_classes: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
+    limits: TenantLimits = field(default_factory=TenantLimits)
     weight: float = 1.0
 
 
@@ -48,7 +48,7 @@ def read_rules(config: ClusterConfig) -> Rules:
     serve = config.serve
     tenants = {"": TenantRules(_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
     for name, tenant in config.tenants.items():
-        limits = Limits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
+        limits = TenantLimits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
         keys = _keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
         tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight)
     holders: dict[str, str] = {}

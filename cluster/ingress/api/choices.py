@@ -15,7 +15,7 @@ from core.types import FinishReason, Request, TokenOut
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceStream:
     """One sequence to generate: the `index`-th choice of the response."""
 
     index: int
@@ -24,7 +24,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """What one token adds to a choice. `token` is None for text that was held back until the end."""
 
     index: int
@@ -33,7 +33,7 @@ class Piece:
     finish: FinishReason | None
 
 
-def num_prompt_tokens(choices: Sequence[Choice], num_prompts: int) -> int:
+def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
     """Each prompt counts once, not for each of its choices."""
     per_prompt = len(choices) // num_prompts
     return sum(len(choice.request.prompt) for choice in choices[::per_prompt])
@@ -45,8 +45,8 @@ class ChoiceRunner:
         self.tokenizer = tokenizer
 
     async def run(
-        self, choices: Sequence[Choice], num_prompts: int, tenant: Tenant
-    ) -> AsyncGenerator[Piece, None]:
+        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant
+    ) -> AsyncGenerator[TextPiece, None]:
         """Pieces of all choices, interleaved, on `tenant`'s account. Closing it, or an error in one choice, cancels every choice.
 
         Raises Overloaded or RequestError before the first piece when that is more than the tenant may have now."""
@@ -62,13 +62,13 @@ class ChoiceRunner:
                         output.inc()
                     yield piece
 
-    async def _all(self, choices: Sequence[Choice]) -> AsyncGenerator[Piece, None]:
+    async def _all(self, choices: Sequence[ChoiceStream]) -> AsyncGenerator[TextPiece, None]:
         if len(choices) == 1:
             async with aclosing(self._one(choices[0])) as pieces:
                 async for piece in pieces:
                     yield piece
             return
-        queue: asyncio.Queue[Piece | Exception | None] = asyncio.Queue()
+        queue: asyncio.Queue[TextPiece | Exception | None] = asyncio.Queue()
         tasks = [asyncio.create_task(self._feed(choice, queue)) for choice in choices]
         try:
             left = len(tasks)
@@ -85,7 +85,7 @@ class ChoiceRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _feed(self, choice: Choice, queue: "asyncio.Queue[Piece | Exception | None]") -> None:
+    async def _feed(self, choice: ChoiceStream, queue: "asyncio.Queue[TextPiece | Exception | None]") -> None:
         try:
             async with aclosing(self._one(choice)) as pieces:
                 async for piece in pieces:
@@ -94,7 +94,7 @@ class ChoiceRunner:
         except Exception as error:
             queue.put_nowait(error)
 
-    async def _one(self, choice: Choice) -> AsyncGenerator[Piece, None]:
+    async def _one(self, choice: ChoiceStream) -> AsyncGenerator[TextPiece, None]:
         metrics, text = self._metrics, choice.text
         last: float | None = None
         finished = False
@@ -132,13 +132,13 @@ class ChoiceRunner:
             metrics.running.dec()
 
 
-def _piece(choice: Choice, text: TextStream, token: TokenOut) -> Piece:
+def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece:
     """A stop token ends the text and is no part of it; a stop string ends it wherever it was found."""
     if token.finish is FinishReason.STOP:
-        return Piece(choice.index, text.finish(), token, FinishReason.STOP)
+        return TextPiece(choice.index, text.finish(), token, FinishReason.STOP)
     new = text.push(token.token)
     if token.finish is not None and text.stopped is None:
         new += text.finish()
     if text.stopped is not None:
-        return Piece(choice.index, new, token, FinishReason.STOP)
-    return Piece(choice.index, new, token, token.finish)
+        return TextPiece(choice.index, new, token, FinishReason.STOP)
+    return TextPiece(choice.index, new, token, token.finish)

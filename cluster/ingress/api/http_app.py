@@ -19,11 +19,11 @@ from starlette.requests import ClientDisconnect
 from cluster.ingress import request_context
 from cluster.ingress.api import audit, openai_requests, request_params
 from cluster.ingress.api.access import Access, Tenant
-from cluster.ingress.api.choices import Choice, ChoiceRunner
+from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import ClientGone, events, streamed, whole
-from cluster.ingress.api.openai_bodies import ChatShape, CompletionShape, Shape
+from cluster.ingress.api.openai_bodies import BodyShape, ChatShape, CompletionShape
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
@@ -245,9 +245,9 @@ class _Api:
         self,
         http: HttpRequest,
         body: openai_requests.Common,
-        choices: list[Choice],
+        choices: list[ChoiceStream],
         num_prompts: int,
-        shape: Shape,
+        shape: BodyShape,
     ) -> Response:
         tenant: Tenant = http.state.tenant
         pieces = self._runner.run(choices, num_prompts, tenant)
@@ -258,10 +258,10 @@ class _Api:
 
     def _choices(
         self, http: HttpRequest, body: openai_requests.Common, prompts: list[tuple[int, ...]], n: int
-    ) -> list[Choice]:
+    ) -> list[ChoiceStream]:
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier)
-        choices: list[Choice] = []
+        choices: list[ChoiceStream] = []
         for prompt in prompts:
             max_tokens = request_params.max_new_tokens(body, len(prompt), self._settings)
             sampling = request_params.to_sampling(body, max_tokens, self._settings)
@@ -286,7 +286,7 @@ class _Api:
                     include_stop=body.include_stop_str_in_output,
                     min_tokens=body.min_tokens,
                 )
-                choices.append(Choice(len(choices), request, text))
+                choices.append(ChoiceStream(len(choices), request, text))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
 

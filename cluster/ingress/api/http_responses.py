@@ -11,8 +11,8 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Send
 
-from cluster.ingress.api.choices import Choice, Piece, num_prompt_tokens
-from cluster.ingress.api.openai_bodies import Shape
+from cluster.ingress.api.choices import ChoiceStream, TextPiece, num_prompt_tokens
+from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class ClientGone(Exception):
     pass
 
 
-def count_usage(choices: Sequence[Choice], num_prompts: int, num_output: int) -> Usage:
+def count_usage(choices: Sequence[ChoiceStream], num_prompts: int, num_output: int) -> Usage:
     num_prompt = num_prompt_tokens(choices, num_prompts)
     return {
         "prompt_tokens": num_prompt,
@@ -35,15 +35,15 @@ def count_usage(choices: Sequence[Choice], num_prompts: int, num_output: int) ->
 
 async def whole(
     http: HttpRequest,
-    stream: AsyncGenerator[Piece, None],
-    choices: Sequence[Choice],
+    stream: AsyncGenerator[TextPiece, None],
+    choices: Sequence[ChoiceStream],
     num_prompts: int,
-    shape: Shape,
+    shape: BodyShape,
 ) -> JSONResponse:
     """Raises ClientGone when nobody waits for the answer any more."""
 
-    async def collect() -> list[list[Piece]]:
-        pieces: list[list[Piece]] = [[] for _ in choices]
+    async def collect() -> list[list[TextPiece]]:
+        pieces: list[list[TextPiece]] = [[] for _ in choices]
         async with contextlib.aclosing(stream):
             async for piece in stream:
                 pieces[piece.index].append(piece)
@@ -72,10 +72,10 @@ async def _unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
 
 
 async def events(
-    stream: AsyncGenerator[Piece, None],
-    choices: Sequence[Choice],
+    stream: AsyncGenerator[TextPiece, None],
+    choices: Sequence[ChoiceStream],
     num_prompts: int,
-    shape: Shape,
+    shape: BodyShape,
     include_usage: bool,
     request_id: str,
 ) -> AsyncGenerator[str, None]:

@@ -6,23 +6,23 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from cluster.ingress.api.choices import Piece
+from cluster.ingress.api.choices import TextPiece
 from cluster.ingress.api.generator import ChatTokenizer
 from core.types import TokenOut
 
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
+class BodyShape(Protocol):
     """One response: what its chunks and its whole body look like."""
 
     def opening(self, index: int) -> list[str]:
         """Chunks that go before a choice's first piece."""
         ...
 
-    def chunk(self, piece: Piece) -> str | None: ...
+    def chunk(self, piece: TextPiece) -> str | None: ...
     def usage_chunk(self, usage: Mapping[str, int]) -> str: ...
-    def body(self, pieces: Sequence[Sequence[Piece]], usage: Mapping[str, int]) -> Json: ...
+    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, int]) -> Json: ...
 
 
 class _Base:
@@ -47,18 +47,18 @@ class _Base:
     def usage_chunk(self, usage: Mapping[str, int]) -> str:
         return json.dumps({**self._head, "object": self.chunk_object, "choices": [], "usage": usage})
 
-    def body(self, pieces: Sequence[Sequence[Piece]], usage: Mapping[str, int]) -> Json:
+    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, int]) -> Json:
         choices = [self._choice(index, own) for index, own in enumerate(pieces)]
         return {**self._head, "object": self.object, "choices": choices, "usage": usage}
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> Json:
+    def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
         raise AssertionError
 
     def _token_text(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _finish(piece: Piece) -> str:
+def _finish(piece: TextPiece) -> str:
     return "null" if piece.finish is None else f'"{piece.finish.value}"'
 
 
@@ -71,7 +71,7 @@ class ChatShape(_Base):
         choice = f'{{"index": {index}, "delta": {delta}, "logprobs": null, "finish_reason": null}}'
         return [self._frame + choice + self._tail]
 
-    def chunk(self, piece: Piece) -> str | None:
+    def chunk(self, piece: TextPiece) -> str | None:
         if not piece.text and piece.finish is None and not self._with_logprobs:
             return None
         logprobs = "null"
@@ -81,7 +81,7 @@ class ChatShape(_Base):
         choice = f'{{"index": {piece.index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {_finish(piece)}}}'
         return self._frame + choice + self._tail
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> Json:
+    def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
         logprobs = None
         if self._with_logprobs:
             logprobs = {
@@ -123,7 +123,7 @@ class CompletionShape(_Base):
         choice = f'{{"index": {index}, "text": {json.dumps(echo)}, "logprobs": null, "finish_reason": null}}'
         return [self._frame + choice + self._tail]
 
-    def chunk(self, piece: Piece) -> str | None:
+    def chunk(self, piece: TextPiece) -> str | None:
         if not piece.text and piece.finish is None and not self._with_logprobs:
             return None
         logprobs = json.dumps(self._logprobs(piece.index, [piece])) if self._with_logprobs else "null"
@@ -133,13 +133,13 @@ class CompletionShape(_Base):
         )
         return self._frame + choice + self._tail
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> Json:
+    def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
         text = self._echoes.get(index, "") + "".join(p.text for p in pieces)
         logprobs = self._logprobs(index, pieces) if self._with_logprobs else None
         finish = pieces[-1].finish
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish and finish.value}
 
-    def _logprobs(self, index: int, pieces: Sequence[Piece]) -> Json:
+    def _logprobs(self, index: int, pieces: Sequence[TextPiece]) -> Json:
         out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         offset = self._offsets.get(index, 0)
         for piece in pieces:

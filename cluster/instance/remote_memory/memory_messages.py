@@ -1,7 +1,7 @@
-"""What an instance and the keeper of its memory on another host say to each other: frames as between an instance and its ranks.
+"""Messages between an instance and the server of its memory on another host, in frames as between an instance and its ranks.
 
-To a keeper: KeeperSetup; then words, in the order in which they are to take effect. From it: KeeperReady; then Arrived and
-Corrupted as they happen, and one Answer to each word that has a number."""
+To the memory server: MemorySetup; then words, in the order in which they are to take effect. From it: MemoryReady; then
+BytesArrived and Corrupted as they happen, and one Answer to each word that has a number."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from core.messages import RegionKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperSetup:
+class MemorySetup:
     memory: int
     """Which of the instance's hosts this is, from 1 on."""
     address: str
@@ -19,21 +19,21 @@ class KeeperSetup:
     receives: bool
     """Others write into it."""
     host: str
-    """Where the keeper is to listen."""
+    """Where the memory server is to listen."""
     pools: tuple[RankPool, ...]
     """Of the ranks on its host."""
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One of the keeper's senders."""
+class RemoteEndpoint:
+    """One of the memory server's senders."""
 
     name: str
     vouches: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperReady:
+class MemoryReady:
     memory_path: str
     """By which ranks on its host can map the memory."""
     memory_bytes: int
@@ -41,11 +41,11 @@ class KeeperReady:
     """The host's identity, as in RegionKey."""
     regions: tuple[tuple[RegionKey, ...], ...]
     """Of each pool, in the order of the setup."""
-    ways: tuple[Way, ...]
+    ways: tuple[RemoteEndpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperFailed:
+class MemoryFailed:
     reason: str
 
 
@@ -56,7 +56,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseGrant:
     grant_id: str
 
 
@@ -102,7 +102,7 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
+class RemoteWrite:
     number: int
     way: int
     grant_id: str
@@ -121,7 +121,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class BytesArrived:
     grant_id: str
     num_bytes: int
 
@@ -140,8 +140,20 @@ class Answer:
     """The error is ReplicaLost; otherwise TransferError."""
 
 
-TO_KEEPER = {
+TO_MEMORY = {
     kind.__name__: kind
-    for kind in (KeeperSetup, Open, Refuse, Ended, Sent, Forget, Sync, WhenIdle, Fence, Write, Probe)
+    for kind in (
+        MemorySetup,
+        Open,
+        RefuseGrant,
+        Ended,
+        Sent,
+        Forget,
+        Sync,
+        WhenIdle,
+        Fence,
+        RemoteWrite,
+        Probe,
+    )
 }
-FROM_KEEPER = {kind.__name__: kind for kind in (KeeperReady, KeeperFailed, Arrived, Corrupted, Answer)}
+FROM_MEMORY = {kind.__name__: kind for kind in (MemoryReady, MemoryFailed, BytesArrived, Corrupted, Answer)}

@@ -1,4 +1,4 @@
-"""The keeper of an instance's memory on another host than its own: a process with the receivers and senders of the pools there.
+"""The server of an instance's memory on a host other than its own: a process with the receivers and senders of the pools there.
 
 It decides nothing. It admits what its instance says and tells it what arrives; bytes go between its memory and other instances
 directly, only words to and from its own. It ends with the stream that they come by, and its memory with it."""
@@ -14,24 +14,24 @@ from contextlib import suppress
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA
 from cluster.instance.remote_memory.memory_messages import (
-    TO_KEEPER,
+    TO_MEMORY,
     Answer,
-    Arrived,
+    BytesArrived,
     Corrupted,
     Ended,
     Fence,
     Forget,
-    KeeperFailed,
-    KeeperReady,
-    KeeperSetup,
+    MemoryFailed,
+    MemoryReady,
+    MemorySetup,
     Open,
     Probe,
-    Refuse,
+    RefuseGrant,
+    RemoteEndpoint,
+    RemoteWrite,
     Sent,
     Sync,
-    Way,
     WhenIdle,
-    Write,
 )
 from core.config import TransferConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
@@ -43,7 +43,7 @@ from kvtransfer.transport.shm import host_id
 from net.channel import Identity
 
 
-def serve_keeper(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
+def serve_memory(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
     """Until the instance ends the stream."""
     asyncio.run(_serve(sock, transfer, key))
 
@@ -52,7 +52,7 @@ async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> N
     reader, writer = await open_streams(sock)
     try:
         with suppress(asyncio.IncompleteReadError, OSError):
-            await _keep(await next_frame(reader, TO_KEEPER), transfer, key, reader, writer)
+            await _keep(await next_frame(reader, TO_MEMORY), transfer, key, reader, writer)
     finally:
         writer.close()
         with suppress(OSError):
@@ -60,25 +60,25 @@ async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> N
 
 
 async def _keep(
-    setup: KeeperSetup, transfer: TransferConfig, key: bytes, reader: StreamReader, writer: StreamWriter
+    setup: MemorySetup, transfer: TransferConfig, key: bytes, reader: StreamReader, writer: StreamWriter
 ) -> None:
     try:
-        keeper = Keeper(setup, transfer, key, writer)
+        memory_server = MemoryServer(setup, transfer, key, writer)
     except Exception as error:
         traceback.print_exc()
-        writer.write(frame(KeeperFailed(f"{type(error).__name__}: {error}")))
+        writer.write(frame(MemoryFailed(f"{type(error).__name__}: {error}")))
         await writer.drain()
         return
     try:
         while True:
-            keeper.on_word(await next_frame(reader, TO_KEEPER))
+            memory_server.on_word(await next_frame(reader, TO_MEMORY))
     finally:
-        await keeper.close()
+        await memory_server.close()
 
 
-class Keeper:
+class MemoryServer:
     def __init__(
-        self, setup: KeeperSetup, transfer: TransferConfig, key: bytes, instance: StreamWriter
+        self, setup: MemorySetup, transfer: TransferConfig, key: bytes, instance: StreamWriter
     ) -> None:
         """Raises ConfigError and TransferError."""
         self._instance = instance
@@ -95,9 +95,9 @@ class Keeper:
             self._memory.attach(access.make_receivers(self))
         self._senders = access.make_senders()
         regions = tuple(tuple(self._memory.regions(pool)) for pool in setup.pools)
-        ways = tuple(Way(sender.name, sender.vouches) for sender in self._senders)
+        ways = tuple(RemoteEndpoint(sender.name, sender.vouches) for sender in self._senders)
         self._say(
-            KeeperReady(
+            MemoryReady(
                 memory_path=access.path, memory_bytes=num_bytes, host=host_id(), regions=regions, ways=ways
             )
         )
@@ -106,7 +106,7 @@ class Keeper:
         match word:
             case Open(grant_id, blocks):
                 self._memory.open(grant_id, blocks)
-            case Refuse(grant_id):
+            case RefuseGrant(grant_id):
                 self._memory.refuse(grant_id)
             case Ended(grant_id):
                 self._memory.ended(grant_id)
@@ -122,7 +122,7 @@ class Keeper:
                 self._memory.when_idle(grant_id, lambda: self._say(Answer(number)))
             case Fence(number, writer, grant_id):
                 self._answer(number, self._memory.fence(writer, grant_id))
-            case Write(
+            case RemoteWrite(
                 number=number,
                 way=way,
                 grant_id=grant_id,
@@ -136,10 +136,10 @@ class Keeper:
             case Probe(number, way, region, num_bytes):
                 self._answer(number, self._senders[way].probe(region, num_bytes))
             case _:
-                raise ProtocolError(f"a keeper was told {type(word).__name__} out of turn")
+                raise ProtocolError(f"a memory server was told {type(word).__name__} out of turn")
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
-        self._say(Arrived(grant_id, num_bytes))
+        self._say(BytesArrived(grant_id, num_bytes))
 
     def corrupted(self, grant_id: str) -> None:
         self._say(Corrupted(grant_id))

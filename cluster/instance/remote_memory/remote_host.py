@@ -1,7 +1,7 @@
-"""An instance's memory on another host, as the instance sees it: what it asks of the keeper there, and news of the keeper's end.
+"""An instance's memory on another host, as the instance sees it: it asks the memory server there, and hears of that server's end.
 
-A keeper that has ended, or that does not answer in time and is ended then, is lost for good: its memory is gone, so nothing in it
-is left to be fenced, and the instance fails as a whole."""
+A memory server that has ended, or that does not answer in time and is ended then, is lost for good. Its memory is gone, so nothing
+in it is left to be fenced, and the instance fails as a whole."""
 
 import asyncio
 import itertools
@@ -13,24 +13,24 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.instance.remote_memory.memory_messages import (
-    FROM_KEEPER,
+    FROM_MEMORY,
     Answer,
-    Arrived,
+    BytesArrived,
     Corrupted,
     Ended,
     Fence,
     Forget,
-    KeeperFailed,
-    KeeperReady,
-    KeeperSetup,
+    MemoryFailed,
+    MemoryReady,
+    MemorySetup,
     Open,
     Probe,
-    Refuse,
+    RefuseGrant,
+    RemoteEndpoint,
+    RemoteWrite,
     Sent,
     Sync,
-    Way,
     WhenIdle,
-    Write,
 )
 from core.config import MailConfig
 from core.errors import ConfigError, ProtocolError, ReplicaLost, TransferError
@@ -43,66 +43,67 @@ from kvtransfer.transport.shm import host_id
 
 log = logging.getLogger(__name__)
 
-Keep = Callable[[Sequence[KeeperSetup], float], list[Rank]]
-"""(setups, deadline in seconds) -> all keepers, each waiting for its setup, or none. Blocks. Raises ConfigError, ReplicaLost."""
+Keep = Callable[[Sequence[MemorySetup], float], list[Rank]]
+"""(setups, deadline in seconds) -> all memory servers, each waiting for its setup, or none. Blocks. Raises ConfigError and
+ReplicaLost."""
 START_S = 300.0
 
 
-def start_keepers(keep: Keep, setups: Sequence[KeeperSetup], mail: MailConfig) -> tuple["FarHost", ...]:
+def start_memories(keep: Keep, setups: Sequence[MemorySetup], mail: MailConfig) -> tuple["RemoteHost", ...]:
     """All of them, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost.
 
-    `mail` says how long a silent keeper is believed to live."""
-    deadline, hosts, found = time.monotonic() + START_S, {host_id()}, list[FarHost]()
-    keepers = keep(setups, START_S)
+    `mail` says how long a silent memory server is believed to live."""
+    deadline, hosts, found = time.monotonic() + START_S, {host_id()}, list[RemoteHost]()
+    memory_servers = keep(setups, START_S)
     try:
-        for keeper, setup in zip(keepers, setups, strict=True):
+        for memory_server, setup in zip(memory_servers, setups, strict=True):
             with suppress(OSError):  # it has ended: nothing else will be heard of it
-                keeper.sock.sendall(frame(setup))
-        for keeper, setup in zip(keepers, setups, strict=True):
-            ready = _ready(keeper, deadline - time.monotonic())
-            found.append(FarHost(keeper, setup, ready, mail, ready.host in hosts))
+                memory_server.sock.sendall(frame(setup))
+        for memory_server, setup in zip(memory_servers, setups, strict=True):
+            ready = _ready(memory_server, deadline - time.monotonic())
+            found.append(RemoteHost(memory_server, setup, ready, mail, ready.host in hosts))
             hosts.add(ready.host)
         return tuple(found)
     except BaseException:
-        for keeper in keepers:
-            keeper.end()
+        for memory_server in memory_servers:
+            memory_server.end()
         raise
 
 
-def _ready(keeper: Rank, left_s: float) -> KeeperReady:
-    keeper.sock.settimeout(max(0.01, left_s))
+def _ready(memory_server: Rank, left_s: float) -> MemoryReady:
+    memory_server.sock.settimeout(max(0.01, left_s))
     try:
-        word = read_frame(keeper.sock, FROM_KEEPER)
+        word = read_frame(memory_server.sock, FROM_MEMORY)
     except TimeoutError as error:
-        raise ReplicaLost(f"{keeper.name} is not ready in time") from error
+        raise ReplicaLost(f"{memory_server.name} is not ready in time") from error
     except OSError:
         word = None
     match word:
-        case KeeperReady():
-            keeper.sock.setblocking(False)
+        case MemoryReady():
+            memory_server.sock.setblocking(False)
             return word
-        case KeeperFailed(reason):
-            raise ConfigError(f"{keeper.name} did not start: {reason}")
+        case MemoryFailed(reason):
+            raise ConfigError(f"{memory_server.name} did not start: {reason}")
         case _:
-            raise ReplicaLost(keeper.obituary())
+            raise ReplicaLost(memory_server.obituary())
 
 
-class FarHost:
+class RemoteHost:
     """kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory.
 
     All but the constructor and `end` is for the event loop's thread, after `run`."""
 
     def __init__(
-        self, keeper: Rank, setup: KeeperSetup, ready: KeeperReady, mail: MailConfig, shares_host: bool
+        self, memory_server: Rank, setup: MemorySetup, ready: MemoryReady, mail: MailConfig, shares_host: bool
     ) -> None:
         """`shares_host`: with another process of its instance that writes; a holder's segment takes the claim of one of them."""
         self.memory = ready.memory_path, ready.memory_bytes
         self.senders = [
-            _FarSender(self, number, way, ready.host)
+            _RemoteSender(self, number, way, ready.host)
             for number, way in enumerate(ready.ways)
             if not (way.vouches and shares_host)
         ]
-        self._keeper = keeper
+        self._memory_server = memory_server
         self._regions = dict(zip(setup.pools, ready.regions, strict=True))
         self._beat_s, self._timeout_s = mail.heartbeat_s, mail.peer_timeout_s
         self._numbers = itertools.count()
@@ -118,13 +119,11 @@ class FarHost:
         self._tasks = [loop.create_task(self._converse()), loop.create_task(self._beat())]
 
     def end(self) -> None:
-        """Kill the keeper. Blocks."""
-        self._keeper.end()
+        """Kill the memory server. Blocks."""
+        self._memory_server.end()
 
     async def lost(self) -> Exception:
         return await asyncio.shield(self._lost)
-
-    # The memory -----------------------------------------------------------------------------------------------------
 
     def regions(self, pool: RankPool) -> list[RegionKey]:
         return list(self._regions[pool])
@@ -136,7 +135,7 @@ class FarHost:
         self._then(self.ask(Sync(0)), then)
 
     def refuse(self, grant_id: str) -> None:
-        self.say(Refuse(grant_id))
+        self.say(RefuseGrant(grant_id))
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
         self._then(self.ask(WhenIdle(0, grant_id)), then)
@@ -145,21 +144,19 @@ class FarHost:
         self.say(Ended(grant_id))
 
     async def fence(self, writer: str, grant_id: str) -> None:
-        with suppress(ReplicaLost):  # the memory went with its keeper
+        with suppress(ReplicaLost):  # the memory went with its memory server
             await self.ask(Fence(0, writer, grant_id))
 
     async def close(self) -> None:
-        """Ends the keeper. Idempotent."""
+        """Ends the memory server. Idempotent."""
         if self._closed:
             return
         self._closing = self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._keeper.end, 1.0)
+        await asyncio.to_thread(self._memory_server.end, 1.0)
         self._fail_all(ReplicaLost("the instance has ended"))
-
-    # Words ----------------------------------------------------------------------------------------------------------
 
     def say(self, word: Any) -> None:
         self._out.put_nowait(frame(word))
@@ -176,25 +173,25 @@ class FarHost:
         return future
 
     def _then(self, asked: "asyncio.Future[int]", then: Callable[[], None]) -> None:
-        """Of a keeper that is lost nobody hears any more: its instance fails."""
+        """Of a memory server that is lost nobody hears any more: its instance fails."""
         asked.add_done_callback(
             lambda done: then() if not done.cancelled() and not done.exception() else None
         )
 
     async def _converse(self) -> None:
         try:
-            reader, writer = await open_streams(self._keeper.sock)
+            reader, writer = await open_streams(self._memory_server.sock)
             speaking = asyncio.ensure_future(self._speak(writer))
             try:
                 while True:
-                    self._on_word(await next_frame(reader, FROM_KEEPER))
+                    self._on_word(await next_frame(reader, FROM_MEMORY))
             finally:
                 speaking.cancel()
                 await asyncio.gather(speaking, return_exceptions=True)
                 writer.close()
         except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
-            log.debug("%s: %s", self._keeper.name, error)
-            await self._lose(await asyncio.to_thread(self._keeper.obituary))
+            log.debug("%s: %s", self._memory_server.name, error)
+            await self._lose(await asyncio.to_thread(self._memory_server.obituary))
 
     async def _speak(self, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -202,7 +199,7 @@ class FarHost:
             await writer.drain()
 
     async def _beat(self) -> None:
-        """A keeper that is stopped or cut off answers nothing, and nothing else would tell."""
+        """A memory server that is stopped or cut off answers nothing, and nothing else would tell."""
         while not self._lost.done():
             await asyncio.sleep(self._beat_s)
             asked = self.ask(Sync(0))
@@ -210,13 +207,13 @@ class FarHost:
             if not asked.done():  # or this loop was held up, and the answer is there
                 await asyncio.wait([asked], timeout=self._beat_s)
             if not asked.done():
-                await self._lose(f"{self._keeper.name} has not answered for {self._timeout_s:g} s")
+                await self._lose(f"{self._memory_server.name} has not answered for {self._timeout_s:g} s")
             elif asked.exception():
                 return
 
     def _on_word(self, word: object) -> None:
         match word:
-            case Arrived(grant_id, num_bytes):
+            case BytesArrived(grant_id, num_bytes):
                 self._arrived(grant_id, num_bytes)
             case Corrupted(grant_id):
                 self._corrupted(grant_id)
@@ -229,13 +226,13 @@ class FarHost:
                 else:
                     future.set_result(value)
             case _:
-                raise ProtocolError(f"{self._keeper.name} said {type(word).__name__} out of turn")
+                raise ProtocolError(f"{self._memory_server.name} said {type(word).__name__} out of turn")
 
     async def _lose(self, why: str) -> None:
         if self._closing or self._lost.done():
             return
         self._closing = True
-        await asyncio.to_thread(self._keeper.end)
+        await asyncio.to_thread(self._memory_server.end)
         error = ReplicaLost(why)
         self._lost.set_result(error)
         self._fail_all(error)
@@ -248,12 +245,12 @@ class FarHost:
                 future.exception()  # nobody may be waiting for it
 
 
-class _FarSender:
-    """kvtransfer.transport.base.Sender, of a keeper."""
+class _RemoteSender:
+    """kvtransfer.transport.base.Sender, of a memory server."""
 
-    def __init__(self, far: FarHost, number: int, way: Way, host: str) -> None:
+    def __init__(self, remote: RemoteHost, number: int, way: RemoteEndpoint, host: str) -> None:
         self.name, self.vouches = way.name, way.vouches
-        self._far, self._number, self._host = far, number, host
+        self._remote, self._number, self._host = remote, number, host
 
     def reaches(self, region: RegionKey) -> bool:
         return region.transport == self.name and region.host in ("", self._host)
@@ -262,8 +259,8 @@ class _FarSender:
         sources = tuple(run.source for run in runs)
         destinations = tuple(run.destination for run in runs)
         sizes = tuple(run.num_bytes for run in runs)
-        await self._far.ask(
-            Write(
+        await self._remote.ask(
+            RemoteWrite(
                 number=0,
                 way=self._number,
                 grant_id=grant_id,
@@ -275,13 +272,13 @@ class _FarSender:
         )
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
-        return await self._far.ask(Probe(0, self._number, region, num_bytes))
+        return await self._remote.ask(Probe(0, self._number, region, num_bytes))
 
     def ended(self, grant_id: str) -> None:
-        self._far.say(Sent(grant_id))
+        self._remote.say(Sent(grant_id))
 
     def forget(self, endpoint_owner: str) -> None:
-        self._far.say(Forget(endpoint_owner))
+        self._remote.say(Forget(endpoint_owner))
 
     async def close(self) -> None:
-        """The keeper closes its senders when it ends."""
+        """The memory server closes its senders when it ends."""

@@ -1,106 +1,107 @@
 """Instances in rough order of a quantity, so that the least and the most loaded are found without looking at all.
 
-Each stands on the shelf of its quantity; to move one, and to find the lowest shelf that is not empty, take constant time. Those
-on one shelf count as equal, and which of them is taken is drawn: schedulers that do not see each other do not all take the first.
+Each instance is in the bucket of its quantity. Moving one, and finding the lowest bucket that is not empty, take constant time.
+Instances of one bucket count as equal, and a draw says which one is taken: schedulers that do not see each other do not all take
+the first.
 
-Invariant: a seat belongs to one set of shelves, its shelf and position say where it is found there, and the bits of `_filled` are
-those of the shelves that are not empty."""
+Invariant: an entry belongs to one queue, its bucket and position say where it is found there, and the bits of `_filled` are those
+of the buckets that are not empty."""
 
 from math import log2
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.rng import RequestRng
 
 _PER_DOUBLING: Final = 8
 HIGHEST: Final = 255
 NOWHERE: Final = -1
 
 
-def shelf_of(quantity: float, unit: float) -> int:
-    """0 for nothing; else shelves that are `unit` / 11 wide at first and 9 % of the quantity later."""
+def bucket_of(quantity: float, unit: float) -> int:
+    """0 for nothing; else buckets that are `unit` / 11 wide at first and 9 % of the quantity later."""
     if quantity <= 0:
         return 0
     return min(HIGHEST, 1 + int(_PER_DOUBLING * log2(1 + quantity / unit)))
 
 
-class Seat:
-    """Where one member stands on some shelves; they alone move it."""
+class BucketEntry:
+    """Where one member is in a queue, which alone moves it."""
 
-    __slots__ = ("member", "position", "shelf")
+    __slots__ = ("bucket", "member", "position")
 
     def __init__(self, member: Member) -> None:
         self.member = member
-        self.shelf = NOWHERE
+        self.bucket = NOWHERE
         self.position = 0
 
 
-class Shelves:
+class BucketQueue:
     def __init__(self) -> None:
-        self._shelves: dict[int, list[Seat]] = {}
+        self._buckets: dict[int, list[BucketEntry]] = {}
         self._filled = 0
-        self._num_seated = 0
+        self._num_entries = 0
 
     def __len__(self) -> int:
-        return self._num_seated
+        return self._num_entries
 
-    def put(self, seat: Seat, shelf: int) -> None:
-        """To that shelf, wherever it was here."""
-        if seat.shelf == shelf:
+    def put(self, entry: BucketEntry, bucket: int) -> None:
+        """Move it to that bucket."""
+        if entry.bucket == bucket:
             return
-        self.take(seat)
-        seats = self._shelves.get(shelf)
-        if seats is None:
-            seats = self._shelves[shelf] = []
-        if not seats:
-            self._filled |= 1 << shelf
-        seat.shelf, seat.position = shelf, len(seats)
-        seats.append(seat)
-        self._num_seated += 1
+        self.take(entry)
+        entries = self._buckets.get(bucket)
+        if entries is None:
+            entries = self._buckets[bucket] = []
+        if not entries:
+            self._filled |= 1 << bucket
+        entry.bucket, entry.position = bucket, len(entries)
+        entries.append(entry)
+        self._num_entries += 1
 
-    def take(self, seat: Seat) -> None:
-        """Away from here; nothing happens where it is not."""
-        shelf = seat.shelf
-        if shelf == NOWHERE:
+    def take(self, entry: BucketEntry) -> None:
+        """Take it out; nothing happens where it is in no bucket."""
+        bucket = entry.bucket
+        if bucket == NOWHERE:
             return
-        seats = self._shelves[shelf]
-        last = seats.pop()
-        if last is not seat:
-            seats[seat.position] = last
-            last.position = seat.position
-        elif not seats:
-            self._filled &= ~(1 << shelf)
-        seat.shelf = NOWHERE
-        self._num_seated -= 1
+        entries = self._buckets[bucket]
+        last = entries.pop()
+        if last is not entry:
+            entries[entry.position] = last
+            last.position = entry.position
+        elif not entries:
+            self._filled &= ~(1 << bucket)
+        entry.bucket = NOWHERE
+        self._num_entries -= 1
 
-    def one_low(self, draws: Draws) -> Member | None:
-        """One of the lowest shelf; None: there is nobody."""
+    def one_low(self, rng: RequestRng) -> Member | None:
+        """One member of the lowest bucket; None: the queue is empty."""
         if not self._filled:
             return None
-        return _one(self._shelves[(self._filled & -self._filled).bit_length() - 1], draws)
+        return _one(self._buckets[(self._filled & -self._filled).bit_length() - 1], rng)
 
-    def one_high(self, draws: Draws, at_most: int = HIGHEST) -> Member | None:
-        """One of the highest shelf that is not above `at_most`."""
+    def one_high(self, rng: RequestRng, at_most: int = HIGHEST) -> Member | None:
+        """One member of the highest bucket that is not above `at_most`."""
         if not (filled := self._filled & ((2 << at_most) - 1)):
             return None
-        return _one(self._shelves[filled.bit_length() - 1], draws)
+        return _one(self._buckets[filled.bit_length() - 1], rng)
 
-    def lowest(self, count: int, draws: Draws) -> list[Member]:
-        """Up to `count`, from the lowest shelf upwards."""
+    def lowest(self, count: int, rng: RequestRng) -> list[Member]:
+        """Up to `count` members, from the lowest bucket upwards."""
         found: list[Member] = []
         filled = self._filled
         while filled and len(found) < count:
-            shelf = (filled & -filled).bit_length() - 1
-            self._some(shelf, count - len(found), draws, found)
+            bucket = (filled & -filled).bit_length() - 1
+            self._some(bucket, count - len(found), rng, found)
             filled &= filled - 1
         return found
 
-    def _some(self, shelf: int, count: int, draws: Draws, found: list[Member]) -> None:
-        seats = self._shelves[shelf]
-        size = len(seats)
-        first = draws.below(size) if size > count else 0
-        found += [seats[(first + index) % size].member for index in range(min(size, count))]
+    def _some(self, bucket: int, count: int, rng: RequestRng, found: list[Member]) -> None:
+        entries = self._buckets[bucket]
+        size = len(entries)
+        first = rng.below(size) if size > count else 0
+        found += [entries[(first + index) % size].member for index in range(min(size, count))]
 
 
-def _one(seats: list[Seat], draws: Draws) -> Member:
-    return seats[draws.below(len(seats)) if len(seats) > 1 else 0].member
+def _one(entries: list[BucketEntry], rng: RequestRng) -> Member:
+    return entries[rng.below(len(entries)) if len(entries) > 1 else 0].member

@@ -14,7 +14,7 @@ class Buddies:
     def __init__(self) -> None:
         self._of: dict[str, str] = {}
 
-    def heir(self, lost: Sequence[str]) -> str:
+    def replica_of(self, lost: Sequence[str]) -> str:
         """Who has the copies of the instance that was lost last, as far as is known; empty: nobody."""
         return next((self._of[address] for address in reversed(lost) if self._of.get(address)), "")
 

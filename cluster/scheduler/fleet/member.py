@@ -9,7 +9,7 @@ from math import inf
 from typing import Final
 
 from cluster.scheduler.fleet.link_model import Spot
-from cluster.scheduler.fleet.prefix_index import Match
+from cluster.scheduler.fleet.prefix_index import PrefixHolders
 from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
@@ -30,12 +30,12 @@ class Promise:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "compute_tokens", "context_tokens", "hashes", "made_s", "num_blocks", "num_seqs", "tpot_s"
+        "compute_tokens", "context_tokens", "hashes", "made_at", "num_blocks", "num_seqs", "tpot_s"
     )  # fmt: skip
 
     def __init__(
         self,
-        made_s: float,
+        made_at: float,
         num_seqs: int,
         num_blocks: int,
         compute_tokens: int,
@@ -46,7 +46,7 @@ class Promise:
     ) -> None:
         """`hashes`: full prompt blocks that it will hold here; `context_tokens`: of a sequence that will decode here, its length
         on average; `tpot_s`: its target for the time per output token."""
-        self.made_s = made_s
+        self.made_at = made_at
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
         self.hashes, self.context_tokens, self.tpot_s = hashes, context_tokens, tpot_s
 
@@ -110,7 +110,7 @@ def _num_common(one: Sequence[int], other: Sequence[int], low: int, high: int) -
     return low
 
 
-CachedBlocks = Match | Mapping[str, int]
+CachedBlocks = PrefixHolders | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
 
 
@@ -251,7 +251,7 @@ class Member:
                 self._settle(key)
         while self._unsettled:
             key, promise = next(iter(self._unsettled.items()))
-            if promise.made_s >= settled_before_s:
+            if promise.made_at >= settled_before_s:
                 break
             self._settle(key)
         self._refresh()

@@ -2,27 +2,27 @@
 
 Invariant: a group is known while an instance of it is."""
 
-from cluster.scheduler.fleet.bucket_queue import Shelves
+from cluster.scheduler.fleet.bucket_queue import BucketQueue
 from cluster.scheduler.fleet.member import Member
 
 
-class Group:
+class NeighbourGroup:
     """Who stands there, by what a shortlist orders them by."""
 
     __slots__ = ("batches", "num_members", "prompts")
 
     def __init__(self) -> None:
         self.num_members = 0
-        self.prompts, self.batches = Shelves(), Shelves()
+        self.prompts, self.batches = BucketQueue(), BucketQueue()
 
 
 class Neighbours:
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, ...], Group] = {}
+        self._groups: dict[tuple[str, ...], NeighbourGroup] = {}
 
-    def join(self, member: Member) -> tuple[Group, ...]:
+    def join(self, member: Member) -> tuple[NeighbourGroup, ...]:
         """Its groups, smallest first."""
-        groups = tuple([self._groups.setdefault(name, Group()) for name in member.spot.groups])
+        groups = tuple([self._groups.setdefault(name, NeighbourGroup()) for name in member.spot.groups])
         for group in groups:
             group.num_members += 1
         return groups

@@ -7,7 +7,7 @@ second hash from then on, by its value: all instances and prompts agree on which
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
-from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.rng import RequestRng
 
 MAX_ENTRIES: Final = 8_000_000
 """1.1 to 2 GB: 142 bytes each where nine of ten are shared by several instances, 249 where none is."""
@@ -54,14 +54,14 @@ class PrefixIndex:
         for block in held:
             self._withdraw(block, instance)
 
-    def match(self, hashes: Sequence[int]) -> "Match":
+    def match(self, hashes: Sequence[int]) -> "PrefixHolders":
         """Who holds how much of the prompt with these block hashes, in prompt order."""
         mask = self.stride - 1
         ends: Sequence[int] = range(1, len(hashes) + 1)
         if mask:
             kept = [(end, block) for end, block in zip(ends, hashes, strict=True) if not block & mask]
             ends, hashes = [end for end, _ in kept], [block for _, block in kept]
-        return Match(self._holders, self._held, hashes, ends)
+        return PrefixHolders(self._holders, self._held, hashes, ends)
 
     def _withdraw(self, block: int, instance: str) -> None:
         holders = self._holders[block]
@@ -79,7 +79,7 @@ class PrefixIndex:
         self.num_entries = sum(len(held) for held in self._held.values())
 
 
-class Match:
+class PrefixHolders:
     """For each instance: how many leading blocks of one prompt it holds. Worked out for those that are asked for.
 
     Whoever holds a block is taken to hold all before it, since a prefix cache gives up the last first."""
@@ -110,7 +110,7 @@ class Match:
             run = self._runs[address] = self._ends[depth - 1] if depth else 0
         return run or default
 
-    def longest(self, count: int, draws: Draws) -> list[str]:
+    def longest(self, count: int, rng: RequestRng) -> list[str]:
         """Up to `count` instances that hold most of it, most first; among equals they are drawn."""
         depth = self._deepest
         found = self._found = dict[str, int]()
@@ -118,7 +118,7 @@ class Match:
             holders = self._holders[self._hashes[depth - 1]]
             size = len(holders)
             if size > count:
-                first = draws.below(size)
+                first = rng.below(size)
                 holders = [holders[(first + index) % size] for index in range(count)]
             for address in holders:
                 found.setdefault(address, depth)

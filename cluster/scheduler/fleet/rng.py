@@ -7,7 +7,7 @@ _MULTIPLIER: Final = 48271
 _MODULUS: Final = (1 << 31) - 1
 
 
-class Draws:
+class RequestRng:
     """A multiplicative congruential generator (Park, Miller and Stockmeyer, CACM 36 no. 7, 1993), begun from a name; cheap to
     make for each decision. No product is too large for a machine word."""
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from cluster.scheduler.fleet.buddies import Buddies
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member, Turnover
-from cluster.scheduler.fleet.prefix_index import Match, PrefixIndex
-from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.prefix_index import PrefixHolders, PrefixIndex
+from cluster.scheduler.fleet.rng import RequestRng
 from cluster.scheduler.fleet.shortlist import (
     NUM_CACHED,
     NUM_CACHED_DECODES,
@@ -26,13 +26,13 @@ SCAN_UP_TO: Final = 32
 """Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
 
 
-class Look:
+class Candidates:
     """What one look for a place has in common; `cached`: who has most of the prompt cached, most first."""
 
-    __slots__ = ("cached", "draws", "match")
+    __slots__ = ("cached", "match", "rng")
 
-    def __init__(self, match: Match, cached: list[Member], draws: Draws) -> None:
-        self.match, self.cached, self.draws = match, cached, draws
+    def __init__(self, match: PrefixHolders, cached: list[Member], rng: RequestRng) -> None:
+        self.match, self.cached, self.rng = match, cached, rng
 
 
 class Roster:
@@ -40,8 +40,8 @@ class Roster:
         self._scan_up_to = scan_up_to
         self._members: dict[str, Member] = {}
         self._shortlist = Shortlist()
-        self._draws = Draws("roster")
-        self._last: tuple[Place, int, Look] | None = None
+        self._rng = RequestRng("roster")
+        self._last: tuple[Place, int, Candidates] | None = None
         self._prefixes = PrefixIndex()
         self.turnover = Turnover()
         self._buddies = Buddies()
@@ -64,7 +64,6 @@ class Roster:
         """Why nothing can be placed, whatever the load; empty: something can."""
         return "" if any(m.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
 
-    # Facts ----------------------------------------------------------------------------------------------------------
     def knows(self, info: Register) -> bool:
         known = self._members.get(info.address)
         return known is not None and known.info == info
@@ -111,31 +110,30 @@ class Roster:
         """Tell those whose buddy has changed."""
         return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._replicating.values()))]
 
-    # Who could take a request ---------------------------------------------------------------------------------------
     @property
     def scans(self) -> bool:
         """Is the fleet small enough to be looked at as a whole?"""
         return len(self._members) <= self._scan_up_to
 
-    def match(self, place: Place) -> Match:
+    def match(self, place: Place) -> PrefixHolders:
         """How many leading blocks of its prompt are cached where."""
         return self._prefixes.match(place.block_hashes)
 
-    def look(self, place: Place, turn: int = 0) -> Look:
+    def candidates(self, place: Place, turn: int = 0) -> Candidates:
         """`turn`: another one draws others."""
         if self._last is not None and self._last[0] is place and self._last[1] == turn:
             return self._last[2]
-        draws = Draws(place.request_id, turn)
+        rng = RequestRng(place.request_id, turn)
         match = self.match(place)
         count = self._scan_up_to if self.scans else NUM_CACHED
-        found = (self._members.get(address) for address in match.longest(count, draws))
-        look = Look(match, [member for member in found if member is not None], draws)
-        self._last = place, turn, look
-        return look
+        found = (self._members.get(address) for address in match.longest(count, rng))
+        candidates = Candidates(match, [member for member in found if member is not None], rng)
+        self._last = place, turn, candidates
+        return candidates
 
-    def heir(self, lost: Sequence[str]) -> str:
+    def replica_of(self, lost: Sequence[str]) -> str:
         """Who has copies of the KV of the instance that was lost last; empty: nobody."""
-        return self._buddies.heir(lost)
+        return self._buddies.replica_of(lost)
 
     def any_headroom(self) -> bool:
         if not self.scans:
@@ -148,18 +146,18 @@ class Roster:
         if self.scans:
             return self._members.values()
         self._settle()
-        least = self._shortlist.shortest_queue(self._draws)
+        least = self._shortlist.shortest_queue(self._rng)
         return () if least is None else (least,)
 
-    def decodes(self, place: Place, look: Look, wanted: str = "") -> list[Member]:
+    def decodes(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
         """Those that could hold prompt and output to the end; of a large fleet those worth considering, and `wanted`."""
         total = place.num_tokens + place.max_new_tokens
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
             self._settle()
-            listed = self._shortlist.decodes(place.slo, look.cached[:NUM_NEAR], look.draws)
+            listed = self._shortlist.decodes(place.slo, candidates.cached[:NUM_NEAR], candidates.rng)
             named = [self._members[wanted]] if wanted in self._members else []
-            cached = [m for m in look.cached if m.decodes][:NUM_CACHED_DECODES]
+            cached = [m for m in candidates.cached if m.decodes][:NUM_CACHED_DECODES]
             pool = dict.fromkeys((*named, *cached, *listed))
         able = _could_decode(pool, total)
         if not able and not self.scans:
@@ -167,29 +165,29 @@ class Roster:
         return _without(able, place.exclude)
 
     def prefills(
-        self, place: Place, look: Look, decodes: Sequence[Member], exclude: Sequence[str]
+        self, place: Place, candidates: Candidates, decodes: Sequence[Member], exclude: Sequence[str]
     ) -> list[Member]:
         """Those that could compute its prompt; of a large fleet those worth considering for one of `decodes`."""
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
             self._settle()
-            cached = [m for m in look.cached if m.prefills][:NUM_CACHED_SOURCES]
-            pool = dict.fromkeys(cached + self._shortlist.sources(decodes[:NUM_NEAR], look.draws))
+            cached = [m for m in candidates.cached if m.prefills][:NUM_CACHED_SOURCES]
+            pool = dict.fromkeys(cached + self._shortlist.sources(decodes[:NUM_NEAR], candidates.rng))
         able = [m for m in pool if m.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
         return _without(able, exclude)
 
-    def holders(self, place: Place, look: Look, exclude: Sequence[str]) -> list[Member]:
+    def holders(self, place: Place, candidates: Candidates, exclude: Sequence[str]) -> list[Member]:
         """Decode instances that have so much of the prompt cached that it may be fetched from there."""
         return [
             m
-            for m in look.cached
+            for m in candidates.cached
             if m.decodes
             and m.sends
             and not m.prefills
             and not m.leaving
             and m.address not in exclude
             and m.capacity_tokens > place.num_tokens
-            and look.match.get(m.address) * m.block_size >= FETCH_TOKENS
+            and candidates.match.get(m.address) * m.block_size >= FETCH_TOKENS
         ]
 
     def _settle(self) -> None:

@@ -3,7 +3,7 @@
 A scan of the whole fleet finds the best place and takes a microsecond or more for each instance. What the scan would choose is
 nearly always among these: those that have most of the prefix cached, the emptiest decode batches and the fullest that still keep
 their targets (of each tightness, with and without prompts before them), an idle one, the one with most room, the shortest prompt
-queues, and who stands near. Instances are put on shelves (`bucket_queue`) when something about them changes, so that
+queues, and who stands near. Instances are put on buckets (`bucket_queue`) when something about them changes, so that
 none of this looks at more than it returns; among equals the request's own draw decides, so that bursts and schedulers
 that do not see each other spread.
 
@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from math import inf, log2
 from typing import Final
 
-from cluster.scheduler.fleet.bucket_queue import HIGHEST, Seat, Shelves, shelf_of
+from cluster.scheduler.fleet.bucket_queue import HIGHEST, BucketEntry, BucketQueue, bucket_of
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.neighbours import Group, Neighbours
-from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.neighbours import NeighbourGroup, Neighbours
+from cluster.scheduler.fleet.rng import RequestRng
 from core.types import Slo
 
 NUM_CACHED: Final = 16
@@ -39,11 +39,11 @@ class Shortlist:
     def __init__(self) -> None:
         self.changed: dict[str, Member] = {}
         """Those that stand where they were, not where they are."""
-        self._prompts = Shelves()
+        self._prompts = BucketQueue()
         """Who computes prompts, by what is queued there."""
-        self._batches: dict[tuple[int, bool], Shelves] = {}
+        self._batches: dict[tuple[int, bool], BucketQueue] = {}
         """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
-        self._room = Shelves()
+        self._room = BucketQueue()
         """Who decodes and has a sequence slot, by its free blocks."""
         self._neighbours = Neighbours()
 
@@ -70,96 +70,94 @@ class Shortlist:
             backlog = _backlog(member, tokens_per_s)
             if member.prefills:
                 self._prompts.put(standing.prompts, backlog)
-                for shelves, seat in standing.near_prompts:
-                    shelves.put(seat, backlog)
+                for buckets, entry in standing.near_prompts:
+                    buckets.put(entry, backlog)
             if member.decodes:
                 self._put_decoding(standing, backlog)
 
-    # Who could do it ------------------------------------------------------------------------------------------------
     def any_headroom(self) -> bool:
         """Has any decode instance room for another sequence?"""
         return len(self._room) > 0
 
-    def shortest_queue(self, draws: Draws) -> Member | None:
-        return self._prompts.one_low(draws)
+    def shortest_queue(self, rng: RequestRng) -> Member | None:
+        return self._prompts.one_low(rng)
 
-    def decodes(self, slo: Slo, near: Iterable[Member], draws: Draws) -> list[Member]:
+    def decodes(self, slo: Slo, near: Iterable[Member], rng: RequestRng) -> list[Member]:
         """Where to decode; `near`: likely sources of the prompt's KV."""
-        found = [self._room.one_high(draws)]
-        found += [_nearest(s.near_batches, draws) for m in near if (s := _standing(m)) is not None]
+        found = [self._room.one_high(rng)]
+        found += [_nearest(s.near_batches, rng) for m in near if (s := _standing(m)) is not None]
         groups = list(self._batches)
-        first = draws.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
+        first = rng.below(len(groups)) if len(groups) > _NUM_BATCHES else 0
         for index in range(min(len(groups), _NUM_BATCHES)):
             tightness, _ = group = groups[(first + index) % len(groups)]
-            shelves = self._batches[group]
-            found.append(shelves.one_low(draws))
+            buckets = self._batches[group]
+            found.append(buckets.one_low(rng))
             if group != _IDLE:
                 limit_s = min(slo.tpot_s, _target_s(tightness))
-                found.append(shelves.one_high(draws, max(0, shelf_of(limit_s, _STEP_UNIT_S) - 1)))
+                found.append(buckets.one_high(rng, max(0, bucket_of(limit_s, _STEP_UNIT_S) - 1)))
         return [member for member in found if member is not None]
 
-    def sources(self, decodes: Iterable[Member], draws: Draws) -> list[Member]:
+    def sources(self, decodes: Iterable[Member], rng: RequestRng) -> list[Member]:
         """Who might compute the prompt for one of `decodes`."""
-        found = self._prompts.lowest(_NUM_QUEUES, draws)
+        found = self._prompts.lowest(_NUM_QUEUES, rng)
         for member in decodes:
             standing = _standing(member)
-            if standing is not None and (near := _nearest(standing.near_prompts, draws)) is not None:
+            if standing is not None and (near := _nearest(standing.near_prompts, rng)) is not None:
                 found.append(near)
         return found
 
-    # Shelves --------------------------------------------------------------------------------------------------------
     def _put_decoding(self, standing: "_Standing", backlog: int) -> None:
         member = standing.member
         room = member.free_blocks * member.block_size if member.has_slot else 0
         if room > 0:
-            self._room.put(standing.room, shelf_of(room, _ROOM_UNIT_TOKENS))
+            self._room.put(standing.room, bucket_of(room, _ROOM_UNIT_TOKENS))
         else:
             self._room.take(standing.room)
         batch = _batch(member)
-        shelf = shelf_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
-        for near, seat in standing.near_batches:
-            near.put(seat, shelf)
+        bucket = bucket_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
+        for near, entry in standing.near_batches:
+            near.put(entry, bucket)
         if standing.batch != batch:
             self._take_batch(standing)
             standing.batch = batch
-        shelves = self._batches.get(batch)
-        if shelves is None:
-            shelves = self._batches[batch] = Shelves()
-        shelves.put(standing.in_batch, shelf)
+        buckets = self._batches.get(batch)
+        if buckets is None:
+            buckets = self._batches[batch] = BucketQueue()
+        buckets.put(standing.in_batch, bucket)
 
     def _take(self, standing: "_Standing") -> None:
-        """Off all shelves; it still has its neighbours."""
+        """Off all buckets; it still has its neighbours."""
         self._prompts.take(standing.prompts)
         self._room.take(standing.room)
         self._take_batch(standing)
-        for shelves, seat in (*standing.near_prompts, *standing.near_batches):
-            shelves.take(seat)
+        for buckets, entry in (*standing.near_prompts, *standing.near_batches):
+            buckets.take(entry)
 
     def _take_batch(self, standing: "_Standing") -> None:
         if (batch := standing.batch) is not None:
-            shelves = self._batches[batch]
-            shelves.take(standing.in_batch)
+            buckets = self._batches[batch]
+            buckets.take(standing.in_batch)
             standing.batch = None
-            if not len(shelves):
+            if not len(buckets):
                 del self._batches[batch]
 
 
-_Near = list[tuple[Shelves, Seat]]
-"""A member's groups, smallest first, and its seat there."""
+_Near = list[tuple[BucketQueue, BucketEntry]]
+"""A member's groups, smallest first, and its entry there."""
 
 
 class _Standing:
-    """One member's seats."""
+    """One member's entries."""
 
     __slots__ = ("batch", "in_batch", "member", "near_batches", "near_prompts", "prompts", "room")
 
-    def __init__(self, member: Member, groups: tuple[Group, ...]) -> None:
+    def __init__(self, member: Member, groups: tuple[NeighbourGroup, ...]) -> None:
         self.member = member
-        self.prompts, self.room, self.in_batch = Seat(member), Seat(member), Seat(member)
-        self.near_prompts: _Near = [(group.prompts, Seat(member)) for group in groups]
-        self.near_batches: _Near = [(group.batches, Seat(member)) for group in groups]
+        self.prompts, self.room, self.in_batch = BucketEntry(member), BucketEntry(member), BucketEntry(member)
+        self.near_prompts: _Near = [(group.prompts, BucketEntry(member)) for group in groups]
+        self.near_batches: _Near = [(group.batches, BucketEntry(member)) for group in groups]
         self.batch: tuple[int, bool] | None = None
-        """Of which batches' shelves `in_batch` is."""
+        """Of which batches' buckets `in_batch` is."""
 
 
 def _standing(member: Member) -> _Standing | None:
@@ -167,17 +165,17 @@ def _standing(member: Member) -> _Standing | None:
     return standing if isinstance(standing, _Standing) else None
 
 
-def _nearest(near: _Near, draws: Draws) -> Member | None:
-    """One of the lowest shelf of the smallest group in which there is anybody; None: there is nobody near."""
-    for shelves, _ in near:
-        if (found := shelves.one_low(draws)) is not None:
+def _nearest(near: _Near, rng: RequestRng) -> Member | None:
+    """One of the lowest bucket of the smallest group in which there is anybody; None: there is nobody near."""
+    for buckets, _ in near:
+        if (found := buckets.one_low(rng)) is not None:
             return found
     return None
 
 
 def _backlog(member: Member, tokens_per_s: float) -> int:
     rate = member.measured_tokens_per_s or tokens_per_s
-    return shelf_of(member.queued_tokens / rate, _BACKLOG_UNIT_S)
+    return bucket_of(member.queued_tokens / rate, _BACKLOG_UNIT_S)
 
 
 def _batch(member: Member) -> tuple[int, bool]:

@@ -23,7 +23,7 @@ from typing import Final
 
 from cluster.scheduler.fleet.link_model import LinkModel, Nearest, bytes_per_s
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
-from cluster.scheduler.placement.placement_policy import Ask, Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from core.kv import num_blocks_for
 
 _SHORTLIST: Final = 4
@@ -77,12 +77,12 @@ class CostPolicy:
     def has_prompt_room(self, member: Member) -> bool:
         return member.has_prompt_room(self.tokens_per_s(member))
 
-    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+    def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return min((ask.uncached(m) / self.tokens_per_s(m) for m in members), default=0.0)
 
     def choose(
-        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
-    ) -> Choice | None:
+        self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> PlacementChoice | None:
         sources, nearest = self._sources(ask, prefills)
         chosen: tuple[Member, Member | None] | None = None
         cost_s = limit_s = inf
@@ -95,15 +95,17 @@ class CostPolicy:
             if way_s + decode_s < limit_s:
                 chosen, cost_s = (decode, source), way_s + decode_s
                 limit_s = cost_s * (1 - self._model.noise) - self._model.noise_s
-        return None if chosen is None else Choice(*chosen, cost_s)
+        return None if chosen is None else PlacementChoice(*chosen, cost_s)
 
-    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+    def choose_prefill(
+        self, ask: PlacementQuery, decode: Member, prefills: Sequence[Member], now: float
+    ) -> PlacementChoice:
         sources, nearest = self._sources(ask, prefills)
         way_s, source = self._cheapest(decode, ask.to_move(decode), sources, nearest)
-        return Choice(decode, source, way_s)
+        return PlacementChoice(decode, source, way_s)
 
     def _sources(
-        self, ask: Ask, prefills: Sequence[Member]
+        self, ask: PlacementQuery, prefills: Sequence[Member]
     ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
         """(the quickest few; all, by where they stand)"""
         sources = sorted([self._source(ask, p) for p in prefills], key=_total_s)
@@ -140,7 +142,7 @@ class CostPolicy:
                 best_s, best = cost_s, source.member
         return best_s, best
 
-    def _source(self, ask: Ask, member: Member) -> "_Source":
+    def _source(self, ask: PlacementQuery, member: Member) -> "_Source":
         rate = self.tokens_per_s(member)
         queue_s, compute_s = member.queued_tokens / rate, ask.uncached(member) / rate
         return _Source(member, queue_s, compute_s)
@@ -160,7 +162,7 @@ class CostPolicy:
         harm_s = compute_s * (decode.num_seqs + 1) * self._model.itl_harm
         return decode.queued_tokens / rate + compute_s + harm_s
 
-    def _decode_s(self, ask: Ask, decode: Member, to_move: int) -> float:
+    def _decode_s(self, ask: PlacementQuery, decode: Member, to_move: int) -> float:
         """pressure + preemption."""
         pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / decode.max_num_seqs
         taken_blocks = num_blocks_for(to_move + ask.growth_tokens, decode.block_size)

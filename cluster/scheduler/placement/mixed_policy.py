@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.cost_policy import CostPolicy
-from cluster.scheduler.placement.placement_policy import Ask, Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.slo_policy import SloPolicy
 
 _LEARNED_STEPS = 20
@@ -22,13 +22,15 @@ class MixedPolicy:
         self._by_slo = SloPolicy(local_threshold_tokens)
 
     def choose(
-        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
-    ) -> Choice | None:
+        self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> PlacementChoice | None:
         free = all(_is_free(member) for member in decodes)
         policy = self._by_slo if free else self._by_cost
         return policy.choose(ask, decodes, prefills, now)
 
-    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+    def choose_prefill(
+        self, ask: PlacementQuery, decode: Member, prefills: Sequence[Member], now: float
+    ) -> PlacementChoice:
         policy = self._by_slo if _is_free(decode) else self._by_cost
         return policy.choose_prefill(ask, decode, prefills, now)
 
@@ -39,7 +41,7 @@ class MixedPolicy:
         policy = self._by_slo if _is_free(member) else self._by_cost
         return policy.has_prompt_room(member)
 
-    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+    def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return self._by_slo.least_work_s(ask, members)
 
     def measured(self, member: Member) -> None:

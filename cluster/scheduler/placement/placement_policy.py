@@ -8,11 +8,11 @@ from cluster.scheduler.fleet.member import CachedBlocks, Member
 from core.types import STANDARD, Slo
 
 
-class Ask:
+class PlacementQuery:
     """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "cached_blocks", "due_s", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "short_tokens", "slo",
+        "cached_blocks", "due_at", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "short_tokens", "slo",
         "tpot_s",
     )  # fmt: skip
 
@@ -24,15 +24,15 @@ class Ask:
         missing_tokens: int | None = None,
         *,
         slo: Slo = STANDARD,
-        due_s: float = inf,
+        due_at: float = inf,
         expected_tokens: float = 256.0,
         short_tokens: float = 256.0,
     ) -> None:
         """`growth_tokens`: output that room is kept for; `missing_tokens`: what the decode instance lacks, where it has said so
-        itself; `due_s`: when the first token is due; `expected_tokens`: output, on average; `short_tokens`: of a short one."""
+        itself; `due_at`: when the first token is due; `expected_tokens`: output, on average; `short_tokens`: of a short one."""
         self.num_tokens, self.growth_tokens, self.missing_tokens = num_tokens, growth_tokens, missing_tokens
         self.cached_blocks = cached_blocks
-        self.slo, self.tpot_s, self.due_s = slo, slo.tpot_s, due_s
+        self.slo, self.tpot_s, self.due_at = slo, slo.tpot_s, due_at
         self.expected_tokens, self.short_tokens = expected_tokens, short_tokens
 
     def uncached(self, member: Member) -> int:
@@ -45,7 +45,7 @@ class Ask:
         return self.uncached(decode) if self.missing_tokens is None else self.missing_tokens
 
 
-class Choice:
+class PlacementChoice:
     """`prefill` None: decode computes the prompt itself. Never changed."""
 
     __slots__ = ("cost_s", "decode", "prefill")
@@ -62,12 +62,14 @@ class PlacementPolicy(Protocol):
     """Where a request should run. The scheduler has seen to it that every one of `decodes` has headroom for it."""
 
     def choose(
-        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
-    ) -> Choice | None:
+        self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> PlacementChoice | None:
         """The best place, which may have to finish other prompts first (then the request waits for it); None: wait."""
         ...
 
-    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+    def choose_prefill(
+        self, ask: PlacementQuery, decode: Member, prefills: Sequence[Member], now: float
+    ) -> PlacementChoice:
         """Where a request that already holds its blocks on `decode` gets its prompt computed."""
         ...
 
@@ -75,7 +77,7 @@ class PlacementPolicy(Protocol):
         """Should it be given another prompt already? If not the request waits, and can still go elsewhere."""
         ...
 
-    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+    def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         """What its prompt takes at the least, without any queue."""
         ...
 

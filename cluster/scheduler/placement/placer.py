@@ -14,12 +14,12 @@ from typing import Final
 
 from cluster.scheduler.fleet.member import CachedBlocks, Member, Promise
 from cluster.scheduler.fleet.output_lengths import OutputLengths
-from cluster.scheduler.fleet.roster import Look, Roster
-from cluster.scheduler.placement.placement_policy import Ask, Choice, PlacementPolicy
+from cluster.scheduler.fleet.roster import Candidates, Roster
+from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
-from cluster.scheduler.scheduler_peers import Circle
-from core.messages import Finished, NeedPrefill, Place, Taken
+from cluster.scheduler.scheduler_peers import SchedulerPeers
+from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
 from core.types import Route
 
 GROWTH_TOKENS: Final = 256
@@ -63,10 +63,10 @@ class Placer:
         policy: PlacementPolicy,
         local_threshold_tokens: int,
         counters: ServiceCounters,
-        circle: Circle,
+        peers: SchedulerPeers,
         log: Callable[[str], None],
     ) -> None:
-        self._roster, self._policy, self._circle, self._log = roster, policy, circle, log
+        self._roster, self._policy, self._peers, self._log = roster, policy, peers, log
         self._threshold, self._counters = local_threshold_tokens, counters
         self._lengths = OutputLengths()
         self._placements: dict[str, Placement] = {}
@@ -87,26 +87,26 @@ class Placer:
     def try_to_place(self, waiter: Waiter, now: float) -> Route | None:
         """Bind it to the instances that suit it best now; None: it waits."""
         place = waiter.place
-        look = self._roster.look(place, waiter.num_tries)
-        waiter.num_tries, waiter.tried_s, waiter.waits_for = waiter.num_tries + 1, now, None
-        wanted = place.prefer or self._roster.heir(place.exclude)
-        usable = self._roster.decodes(place, look, wanted)
+        candidates = self._roster.candidates(place, waiter.num_tries)
+        waiter.num_tries, waiter.tried_at, waiter.waits_for = waiter.num_tries + 1, now, None
+        wanted = place.prefer or self._roster.replica_of(place.exclude)
+        usable = self._roster.decodes(place, candidates, wanted)
         growth_tokens = self._growth(place)
         num_tokens = place.num_tokens + growth_tokens
-        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, look.match)]
+        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, candidates.match)]
         if wanted:
             decodes = [m for m in decodes if m.address == wanted] or decodes
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
-        waiter.blocked_since_s = None
-        ask = self._ask(place, look.match, growth_tokens, waiter.due_s)
-        choice = self._policy.choose(ask, decodes, self._sources(place, look, decodes), now)
+        waiter.blocked_since = None
+        ask = self._ask(place, candidates.match, growth_tokens, waiter.due_at)
+        choice = self._policy.choose(ask, decodes, self._sources(place, candidates, decodes), now)
         if choice is None:
             return None
         source = self._roster.get(place.source) if place.source else None
         if source is not None and source is not choice.decode:
-            choice = Choice(choice.decode, source, choice.cost_s)
+            choice = PlacementChoice(choice.decode, source, choice.cost_s)
         elif not self._has_prompt_room(ask, choice):
             waiter.waits_for = choice.computes, choice.computes.version
             return None
@@ -118,11 +118,11 @@ class Placer:
 
     def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
         """It found no place before, and would not find one because `changed` has news (None: anybody may have)."""
-        if changed is not None and waiter.blocked_since_s is not None:
+        if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
             num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
             return not changed.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
-        if self._roster.scans or now - waiter.tried_s >= RETRY_S:
+        if self._roster.scans or now - waiter.tried_at >= RETRY_S:
             return False
         return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
 
@@ -134,9 +134,9 @@ class Placer:
             if (old := self._roster.get(placement.route.prefill)) is not None:
                 old.release(key)
             place = placement.place
-            look = self._roster.look(place)
-            ask = self._ask(place, look.match, self._growth(place), missing_tokens=need.num_tokens)
-            able = self._roster.prefills(place, look, (holder,), ())
+            candidates = self._roster.candidates(place)
+            ask = self._ask(place, candidates.match, self._growth(place), missing_tokens=need.num_tokens)
+            able = self._roster.prefills(place, candidates, (holder,), ())
             prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
@@ -146,7 +146,7 @@ class Placer:
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
         return prefill
 
-    def take(self, key: str, taken: Taken, now: float) -> None:
+    def take(self, key: str, taken: PlacedByPeer, now: float) -> None:
         """Another scheduler has placed it. Nothing happens where it is known already."""
         if key not in self._placements:
             placement = Placement(
@@ -199,34 +199,36 @@ class Placer:
         if self._claim is not None and queue.get(self._claim[0]) is None:
             self._claim = None
 
-    def _sources(self, place: Place, look: Look, decodes: Sequence[Member]) -> list[Member]:
+    def _sources(self, place: Place, candidates: Candidates, decodes: Sequence[Member]) -> list[Member]:
         roster, exclude = self._roster, place.exclude
-        return roster.prefills(place, look, decodes, exclude) + roster.holders(place, look, exclude)
+        return roster.prefills(place, candidates, decodes, exclude) + roster.holders(
+            place, candidates, exclude
+        )
 
     def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
         claim, address = self._claim, member.address
         is_mine = claim is not None and claim[1] == address
         if claim is not None and is_mine and claim[0] != waiter.key:
             return False
-        if self._circle.is_kept(address, is_mine):
+        if self._peers.is_kept(address, is_mine):
             return False
         return member.has_slot and member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
 
-    def _has_prompt_room(self, ask: Ask, choice: Choice) -> bool:
+    def _has_prompt_room(self, ask: PlacementQuery, choice: PlacementChoice) -> bool:
         if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
             return True
         return self._policy.has_prompt_room(choice.computes)
 
     def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
         """Nothing has headroom for `waiter`: after a while, keep an instance for it."""
-        if waiter.blocked_since_s is None:
-            waiter.blocked_since_s = now
-        if usable and self._claim is None and now - waiter.blocked_since_s >= PATIENCE_S:
+        if waiter.blocked_since is None:
+            waiter.blocked_since = now
+        if usable and self._claim is None and now - waiter.blocked_since >= PATIENCE_S:
             member = max(usable, key=lambda m: m.free_blocks)
             self._claim = (waiter.key, member.address)
             self._log(f"claim {waiter.key} {member.address}")
 
-    def _bind(self, waiter: Waiter, ask: Ask, choice: Choice, now: float) -> Route:
+    def _bind(self, waiter: Waiter, ask: PlacementQuery, choice: PlacementChoice, now: float) -> Route:
         place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
         num_cached = ask.cached_blocks.get(decode.address, 0)
         num_blocks = decode.blocks_needed(
@@ -279,29 +281,29 @@ class Placer:
 
     def least_work_s(self, place: Place) -> float:
         """What its prompt takes at the least, by what is cached where."""
-        look = self._roster.look(place)
-        members = [*look.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
-        return self._policy.least_work_s(Ask(place.num_tokens, 0, look.match), members)
+        candidates = self._roster.candidates(place)
+        members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
+        return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
 
     def _ask(
         self,
         place: Place,
         cached: CachedBlocks,
         growth_tokens: int,
-        due_s: float = inf,
+        due_at: float = inf,
         missing_tokens: int | None = None,
-    ) -> Ask:
+    ) -> PlacementQuery:
         lengths, tenant, name, most = self._lengths, place.tenant, place.slo.name, place.max_new_tokens
         mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
         expected = min(most, GROWTH_TOKENS if mean is None else mean)
         few = min(most, GROWTH_TOKENS if short is None else short)
-        return Ask(
+        return PlacementQuery(
             place.num_tokens,
             growth_tokens,
             cached,
             missing_tokens,
             slo=place.slo,
-            due_s=due_s,
+            due_at=due_at,
             expected_tokens=expected,
             short_tokens=few,
         )

@@ -21,7 +21,7 @@ from cluster.scheduler.fleet.link_model import Nearest, bytes_per_s
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.cost_policy import CostModel, Rates
 from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
-from cluster.scheduler.placement.placement_policy import Ask, Choice
+from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 
 _SHORTLIST: Final = 4
 
@@ -70,12 +70,12 @@ class SloPolicy:
         outlook = self.outlook(member)
         return outlook.queue_s < self._model.room_s + outlook.lag_s
 
-    def least_work_s(self, ask: Ask, members: Sequence[Member]) -> float:
+    def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
 
     def choose(
-        self, ask: Ask, decodes: Sequence[Member], prefills: Sequence[Member], now: float
-    ) -> Choice | None:
+        self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
+    ) -> PlacementChoice | None:
         sources, nearest = self._sources(ask, prefills)
         delay_weight = self._model.delay_weight
         late, best = True, inf
@@ -93,17 +93,23 @@ class SloPolicy:
                 )
                 if chosen is None or (late if is_late is not late else cost < best):
                     late, best, chosen, computes = is_late, cost, decode, source.member
-        return None if chosen is None else Choice(chosen, None if computes is chosen else computes, best)
+        return (
+            None
+            if chosen is None
+            else PlacementChoice(chosen, None if computes is chosen else computes, best)
+        )
 
-    def choose_prefill(self, ask: Ask, decode: Member, prefills: Sequence[Member], now: float) -> Choice:
+    def choose_prefill(
+        self, ask: PlacementQuery, decode: Member, prefills: Sequence[Member], now: float
+    ) -> PlacementChoice:
         sources, nearest = self._sources(ask, prefills)
         to_move = ask.to_move(decode)
         ways = self._ways(ask, decode, to_move, sources, nearest)
         best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(way, decode, to_move))
-        return Choice(decode, None if best.member is decode else best.member, best.ttft_s)
+        return PlacementChoice(decode, None if best.member is decode else best.member, best.ttft_s)
 
     def _sources(
-        self, ask: Ask, prefills: Sequence[Member]
+        self, ask: PlacementQuery, prefills: Sequence[Member]
     ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
         """(the quickest few, and of those that are no quicker only who has less to compute; all, by where they stand)"""
         sources = sorted((self._source(ask, p, ask.uncached(p)) for p in prefills), key=_ttft_s)
@@ -116,7 +122,7 @@ class SloPolicy:
 
     def _ways(
         self,
-        ask: Ask,
+        ask: PlacementQuery,
         decode: Member,
         to_move: int,
         sources: Sequence["_Source"],
@@ -132,15 +138,15 @@ class SloPolicy:
             ways.append(near)
         return ways
 
-    def _source(self, ask: Ask, member: Member, num_tokens: int) -> "_Source":
+    def _source(self, ask: PlacementQuery, member: Member, num_tokens: int) -> "_Source":
         outlook = self.outlook(member)
         work_s = self._work_s(ask, outlook, num_tokens)
         return _Source(member, outlook.lag_s + outlook.queue_s + work_s, work_s)
 
-    def _work_s(self, ask: Ask, outlook: Outlook, num_tokens: int) -> float:
+    def _work_s(self, ask: PlacementQuery, outlook: Outlook, num_tokens: int) -> float:
         return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
 
-    def _able(self, ask: Ask, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
+    def _able(self, ask: PlacementQuery, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
         """Those whose batch keeps its targets: (GPU time that decoding there takes from the fleet, share of the target that a
         step then takes, who), the least time first: what takes much need not be looked at further."""
         length, reach = ask.expected_tokens, self._model.reach
@@ -160,7 +166,7 @@ class SloPolicy:
 
     def _cost(
         self,
-        ask: Ask,
+        ask: PlacementQuery,
         decode: Member,
         to_move: int,
         source: "_Source",
@@ -176,11 +182,11 @@ class SloPolicy:
             exposed_s = self._exposed_s(source, decode, to_move)
             wait_s = exposed_s + self.outlook(decode).joins_s(source.ttft_s)
             tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
-        left_s = ask.due_s - now
+        left_s = ask.due_at - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
         risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
         gpu_s = use_s + source.work_s
-        if risk > 1 and ask.due_s < inf:
+        if risk > 1 and ask.due_at < inf:
             return True, source.ttft_s / ask.slo.ttft_s + tpot_share
         return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * (
             source.ttft_s + exposed_s

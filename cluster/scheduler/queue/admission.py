@@ -35,20 +35,20 @@ class Admission:
         """`work_s`: what its prompt takes at the least; `num_instances` compute prompts."""
         self._num_arrived += 1
         slo_s = place.slo.ttft_s
-        due_s = inf if place.attempt else now + slo_s
-        start_by_s = due_s - _MARGIN * slo_s - work_s
+        due_at = inf if place.attempt else now + slo_s
+        start_by = due_at - _MARGIN * slo_s - work_s
         waiter = Waiter(
             key,
             frontend,
             place,
             now,
             number=self._num_arrived,
-            start_by_s=start_by_s,
-            due_s=due_s,
+            start_by=start_by,
+            due_at=due_at,
             work_s=work_s,
         )
         self.queue.add(waiter)
-        self.queue.thin(max(1, num_instances) / self.num_schedulers, now)
+        self.queue.shed(max(1, num_instances) / self.num_schedulers, now)
         return waiter
 
     @property
@@ -84,7 +84,7 @@ class Admission:
     def expire(self, why_not: str, now: float) -> list[Send]:
         """Refuse those that have waited too long, or wait for an instance that does not come (`why_not`)."""
         limit_s = self._config.max_queue_wait_s
-        late = [w for w in self.queue if now - w.arrived_s > limit_s]
+        late = [w for w in self.queue if now - w.arrived_at > limit_s]
         actions = [self._refuse(w, f"no place was free for {limit_s:g} s", now) for w in late]
         if not why_not:
             self._no_decode_since_s = None
@@ -92,7 +92,7 @@ class Admission:
         if self._no_decode_since_s is None:
             self._no_decode_since_s = now
         since_s = self._no_decode_since_s
-        alone = [w for w in self.queue if now - max(since_s, w.arrived_s) >= NO_DECODE_WAIT_S]
+        alone = [w for w in self.queue if now - max(since_s, w.arrived_at) >= NO_DECODE_WAIT_S]
         for waiter in alone:
             self.queue.remove(waiter)
         return actions + [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]

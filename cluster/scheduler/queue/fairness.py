@@ -3,7 +3,7 @@
 A token of output counts as OUTPUT_WEIGHT tokens of a prompt; what a request is expected to generate is charged when it is placed
 and corrected when it ends. Counters grow by charge / weight, so that equal counters mean service in proportion to the weights.
 Equal tokens are not most requests: the tenant that asks for most could be served its cheapest ones only. So shares follow what
-waits, up to `slack` more than the least of them (`lean`).
+waits, up to `slack` more than the least of them (`weighted`).
 Invariant: a tenant that comes back after a pause begins at no less than the smallest counter of those that wait: a pause earns
 nothing, and being the first to wait costs nothing."""
 
@@ -26,14 +26,14 @@ class ServiceCounters:
     def of(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
 
-    def lean(self, waiting_work: Mapping[str, float]) -> dict[str, float]:
+    def weighted(self, waiting_work: Mapping[str, float]) -> dict[str, float]:
         """Tenant -> factor on its weight from now on: as its work that waits (by weight) is to the least, at most 1 + slack."""
         least = min(waiting_work.values())
         most = 1 + self._slack
         self._leaning = {t: min(most, work / least) if least else 1.0 for t, work in waiting_work.items()}
         return self._leaning
 
-    def lift(self, tenant: str, waiting: Collection[str]) -> None:
+    def raise_floor(self, tenant: str, waiting: Collection[str]) -> None:
         """`tenant` begins to wait beside `waiting`, the tenants that wait already."""
         own = self._counters.pop(tenant, 0.0)
         if waiting:

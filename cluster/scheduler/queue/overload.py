@@ -20,7 +20,7 @@ class Timed(Protocol):
     @property
     def work_s(self) -> float: ...
     @property
-    def start_by_s(self) -> float: ...
+    def start_by(self) -> float: ...
     @property
     def level(self) -> int: ...
     @property
@@ -38,9 +38,9 @@ def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: fl
     taken: list[tuple[int, float, int, T]] = []
     begin_s = now
     for waiter in waiters:
-        if not isinf(waiter.start_by_s):
+        if not isinf(waiter.start_by):
             heappush(taken, (waiter.level, -waiter.work_s, waiter.number, waiter))
-        late = begin_s > waiter.start_by_s
+        late = begin_s > waiter.start_by
         begin_s += (waiter.work_s + beside_s) / num_instances
         if late:
             given_up.append(heappop(taken)[3])

@@ -23,7 +23,7 @@ from cluster.scheduler.queue.overload import Spending, dearest
 from core.messages import Place
 
 AGING_S: Final = 10.0
-_THIN_EVERY_S: Final = 0.05
+_SHED_EVERY_S: Final = 0.05
 _SURE_SHARE: Final = 0.9
 """Of what requests seem to take: who is set aside a little late is chosen among more, who is set aside in vain may be lost."""
 
@@ -32,8 +32,21 @@ class Waiter:
     """One request in the queue."""
 
     __slots__ = (
-        "arrived_s", "aside", "blocked_since_s", "due_s", "frontend", "key", "level", "num_tries", "number", "place", "rank",
-        "start_by_s", "tried_s", "waits_for", "work_s",
+        "arrived_at",
+        "blocked_since",
+        "deferred",
+        "due_at",
+        "frontend",
+        "key",
+        "level",
+        "num_tries",
+        "number",
+        "place",
+        "rank",
+        "start_by",
+        "tried_at",
+        "waits_for",
+        "work_s",
     )  # fmt: skip
 
     def __init__(
@@ -41,30 +54,30 @@ class Waiter:
         key: str,
         frontend: str,
         place: Place,
-        arrived_s: float,
+        arrived_at: float,
         *,
         number: int,
-        start_by_s: float = inf,
-        due_s: float = inf,
+        start_by: float = inf,
+        due_at: float = inf,
         work_s: float = 0.0,
     ) -> None:
-        """`start_by_s`: begun later, it misses its time to the first token, which is due at `due_s`; `work_s`: what its prompt
+        """`start_by`: begun later, it misses its time to the first token, which is due at `due_at`; `work_s`: what its prompt
         takes at the least."""
         self.key, self.frontend, self.place = key, frontend, place
-        self.arrived_s, self.number = arrived_s, number
-        self.start_by_s, self.due_s, self.work_s = start_by_s, due_s, work_s
-        self.blocked_since_s: float | None = None
+        self.arrived_at, self.number = arrived_at, number
+        self.start_by, self.due_at, self.work_s = start_by, due_at, work_s
+        self.blocked_since: float | None = None
         """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
-        self.aside = False
+        self.deferred = False
         """Too dear for what its tenant's share of the fleet can do in time, as things stand."""
         self.num_tries = 0
-        self.tried_s = -inf
+        self.tried_at = -inf
         """When it last found no place."""
         self.waits_for: tuple[Member, int] | None = None
         """The instance that was best then but had too many prompts before it, and the version that it had."""
         slo = place.slo
         self.level = slo.priority + (1 if place.attempt else 0)
-        self.rank = ((arrived_s + min(slo.ttft_s, AGING_S)) / AGING_S - self.level, number)
+        self.rank = ((arrived_at + min(slo.ttft_s, AGING_S)) / AGING_S - self.level, number)
 
 
 class WaitingQueue:
@@ -74,7 +87,7 @@ class WaitingQueue:
         self._tenants: dict[str, _Line] = {}
         """Of those with somebody waiting."""
         self._spending = Spending()
-        self._thin_s = -inf
+        self._shed_at = -inf
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -94,24 +107,24 @@ class WaitingQueue:
         place = waiter.place
         line = self._tenants.get(place.tenant)
         if line is None:
-            self._counters.lift(place.tenant, self._tenants)
-            line = self._tenants[place.tenant] = _Line(waiter.arrived_s)
+            self._counters.raise_floor(place.tenant, self._tenants)
+            line = self._tenants[place.tenant] = _Line(waiter.arrived_at)
         line.add(waiter)
         self._by_key[waiter.key] = waiter
 
-    def thin(self, num_instances: float, now: float) -> None:
+    def shed(self, num_instances: float, now: float) -> None:
         """Set aside what keeps others from being in time on so many instances, which the tenants share by weight."""
         self._spending.observe(bool(self._by_key), num_instances, now)
-        if now < self._thin_s or not self._by_key:
+        if now < self._shed_at or not self._by_key:
             return
-        self._thin_s = now + _THIN_EVERY_S
+        self._shed_at = now + _SHED_EVERY_S
         beside_s = self._spending.beside_s
         work = {tenant: line.work_s(beside_s) / line.weight for tenant, line in self._tenants.items()}
-        leaning = self._counters.lean(work)
-        shares = {tenant: line.weight * leaning[tenant] for tenant, line in self._tenants.items()}
+        weights = self._counters.weighted(work)
+        shares = {tenant: line.weight * weights[tenant] for tenant, line in self._tenants.items()}
         total = sum(shares.values())
         for tenant, line in self._tenants.items():
-            line.thin(num_instances / _SURE_SHARE * shares[tenant] / total, beside_s, now)
+            line.shed(num_instances / _SURE_SHARE * shares[tenant] / total, beside_s, now)
 
     def remove(self, waiter: Waiter) -> None:
         """It is answered, or withdrawn."""
@@ -124,7 +137,7 @@ class WaitingQueue:
     def served(self, waiter: Waiter, now: float) -> None:
         """It is removed, because it was placed."""
         if (line := self._tenants.get(waiter.place.tenant)) is not None:
-            line.served_s = now
+            line.served_at = now
         self._spending.placed(waiter.work_s)
         self.remove(waiter)
 
@@ -177,34 +190,34 @@ class WaitingQueue:
         if index >= len(waiters):
             return
         head = waiters[index]
-        starved_s = now - max(head.arrived_s, self._tenants[tenant].served_s)
+        starved_s = now - max(head.arrived_at, self._tenants[tenant].served_at)
         level = head.level + starved_s // AGING_S
-        turn = 2 if now > head.start_by_s else 1 if head.aside else 0
+        turn = 2 if now > head.start_by else 1 if head.deferred else 0
         heappush(heap, (turn, -level, counter, head.number, index, tenant, waiters))
 
 
 class _Line:
     """One tenant's waiters: in time, set aside, late."""
 
-    def __init__(self, served_s: float) -> None:
-        self.served_s = served_s
+    def __init__(self, served_at: float) -> None:
+        self.served_at = served_at
         """When one of them was last placed, or the line began."""
         self.timely: list[Waiter] = []
-        self.aside: list[Waiter] = []
+        self.deferred: list[Waiter] = []
         self.late: list[Waiter] = []
 
     def __len__(self) -> int:
-        return len(self.timely) + len(self.aside) + len(self.late)
+        return len(self.timely) + len(self.deferred) + len(self.late)
 
     def __iter__(self) -> Iterator[Waiter]:
         yield from self.timely
-        yield from self.aside
+        yield from self.deferred
         yield from self.late
 
     @property
     def _lists(self) -> tuple[list[Waiter], list[Waiter], list[Waiter]]:
         """In the order in which they are tried, each by rank."""
-        return self.timely, self.aside, self.late
+        return self.timely, self.deferred, self.late
 
     @property
     def weight(self) -> float:
@@ -212,7 +225,7 @@ class _Line:
 
     def work_s(self, beside_s: float) -> float:
         """Of what may still be in time."""
-        return sum(waiter.work_s + beside_s for waiter in (*self.timely, *self.aside))
+        return sum(waiter.work_s + beside_s for waiter in (*self.timely, *self.deferred))
 
     def add(self, waiter: Waiter) -> None:
         insort(self.timely, waiter, key=_rank)
@@ -225,20 +238,20 @@ class _Line:
                 return
             index -= len(waiters)
 
-    def thin(self, num_instances: float, beside_s: float, now: float) -> None:
+    def shed(self, num_instances: float, beside_s: float, now: float) -> None:
         """Choose anew which are set aside: the dearest, as many as keep others from being in time on so many instances."""
         self._note_late(now)
-        waiting = sorted(self.timely + self.aside, key=_rank)
+        waiting = sorted(self.timely + self.deferred, key=_rank)
         given_up = {waiter.key for waiter in dearest(waiting, num_instances, beside_s, now)}
         for waiter in waiting:
-            waiter.aside = waiter.key in given_up
-        self.timely = [waiter for waiter in waiting if not waiter.aside]
-        self.aside = [waiter for waiter in waiting if waiter.aside]
+            waiter.deferred = waiter.key in given_up
+        self.timely = [waiter for waiter in waiting if not waiter.deferred]
+        self.deferred = [waiter for waiter in waiting if waiter.deferred]
 
     def split(self, now: float) -> list[Waiter]:
         """All in order, after those that have become late were moved."""
         self._note_late(now)
-        return self.timely + self.aside + self.late
+        return self.timely + self.deferred + self.late
 
     def position(self, waiter: Waiter) -> int:
         before = 0
@@ -251,15 +264,15 @@ class _Line:
 
     def last_refusable(self) -> Waiter | None:
         """The last in order: of those that are late already or set aside, if there are any."""
-        for waiters in (self.late, self.aside, self.timely):
+        for waiters in (self.late, self.deferred, self.timely):
             found = [w for w in waiters if w.place.attempt == 0]
             if found:
                 return max(found, key=_rank)
         return None
 
     def _note_late(self, now: float) -> None:
-        for waiters in (self.timely, self.aside):
-            while waiters and now > waiters[0].start_by_s:
+        for waiters in (self.timely, self.deferred):
+            while waiters and now > waiters[0].start_by:
                 late = waiters[0]
                 self.remove(late)
                 insort(self.late, late, key=_rank)

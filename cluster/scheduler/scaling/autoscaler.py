@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.scaling.pool_loads import UseMeter, pool_of
-from cluster.scheduler.scaling.scaler import Limits, PoolName, Resize, Scaler, ScalingRules
+from cluster.scheduler.scaling.scaler import PoolLimits, PoolName, Resize, Scaler, ScalingRules
 from core.config import ScalingConfig
 from core.ports import Clock
 from core.reports import PoolStatus
@@ -114,6 +114,6 @@ def rules_of(config: ScalingConfig) -> ScalingRules:
         shrink_below=config.shrink_below,
         calm_s=config.calm_s,
         cold_start_s=config.cold_start_s,
-        prefill=Limits(config.prefill_min, config.prefill_max),
-        decode=Limits(config.decode_min, config.decode_max),
+        prefill=PoolLimits(config.prefill_min, config.prefill_max),
+        decode=PoolLimits(config.decode_min, config.decode_max),
     )

@@ -16,7 +16,7 @@ PoolName = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     at_least: int = 1
     at_most: int = 64
 
@@ -30,8 +30,8 @@ class ScalingRules:
     calm_s: float = 60.0
     cold_start_s: float = 60.0
     """From the decision until a new instance serves."""
-    prefill: Limits = Limits()
-    decode: Limits = Limits()
+    prefill: PoolLimits = PoolLimits()
+    decode: PoolLimits = PoolLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A memory behind its keeper is a memory like any other: what is admitted, refused, fenced and counted, and what a keeper's end means."""
+"""A memory behind its memory server is a memory like any other: what is admitted, refused, fenced and counted, and what a memory server's end means."""
 
 import asyncio
 import mmap
@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cluster.instance.remote_memory.memory_messages import KeeperReady, KeeperSetup
-from cluster.instance.remote_memory.memory_server import serve_keeper
-from cluster.instance.remote_memory.remote_host import FarHost, start_keepers
+from cluster.instance.remote_memory.memory_messages import MemoryReady, MemorySetup
+from cluster.instance.remote_memory.memory_server import serve_memory
+from cluster.instance.remote_memory.remote_host import RemoteHost, start_memories
 from core.config import MailConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost, TransferError
 from core.kv import RankPool
@@ -38,9 +38,9 @@ WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not availab
 
 
 class ThreadKeeper:
-    """engine.ranks.rank.Rank: a keeper on a thread, with a loop of its own; or nobody, who never answers."""
+    """engine.ranks.rank.Rank: a memory server on a thread, with a loop of its own; or nobody, who never answers."""
 
-    name = "the keeper of host 1"
+    name = "the memory server of host 1"
 
     def __init__(self, transport: str = "") -> None:
         self.sock, self.theirs = socket.socketpair()
@@ -48,7 +48,7 @@ class ThreadKeeper:
         self._thread: threading.Thread | None = None
         if transport:
             arguments = self.theirs, TransferConfig(transport=transport, tcp_streams=1), KEY
-            self._thread = threading.Thread(target=serve_keeper, args=arguments)
+            self._thread = threading.Thread(target=serve_memory, args=arguments)
             self._thread.start()
 
     def obituary(self) -> str:
@@ -62,19 +62,19 @@ class ThreadKeeper:
         self.theirs.close()
 
 
-def started(keeper: ThreadKeeper, receives: bool, silence_s: float = 30.0) -> FarHost:
+def started(memory_server: ThreadKeeper, receives: bool, silence_s: float = 30.0) -> RemoteHost:
     address = "holder" if receives else "writer"
-    setup = KeeperSetup(
+    setup = MemorySetup(
         memory=1, address=address, incarnation="i", receives=receives, host="127.0.0.1", pools=(POOL,)
     )
-    (far,) = start_keepers(
-        lambda *_: [keeper], [setup], MailConfig(heartbeat_s=0.1, peer_timeout_s=silence_s)
+    (remote,) = start_memories(
+        lambda *_: [memory_server], [setup], MailConfig(heartbeat_s=0.1, peer_timeout_s=silence_s)
     )
-    return far
+    return remote
 
 
-def mapped(far: FarHost) -> mmap.mmap:
-    path, num_bytes = far.memory
+def mapped(remote: RemoteHost) -> mmap.mmap:
+    path, num_bytes = remote.memory
     descriptor = os.open(path, os.O_RDWR)
     try:
         return mmap.mmap(descriptor, num_bytes)
@@ -87,9 +87,9 @@ class Side:
 
     def __init__(self, kind: str) -> None:
         self.completed: list[Any] = []
-        self.keeper = ThreadKeeper(kind)
-        self.far = started(self.keeper, True)
-        self.buffer = mapped(self.far)
+        self.memory_server = ThreadKeeper(kind)
+        self.remote = started(self.memory_server, True)
+        self.buffer = mapped(self.remote)
         self.inbox = Inbox(
             SHARD,
             BLOCKS,
@@ -98,9 +98,9 @@ class Side:
             on_complete=self.completed.append,
             on_corrupted=lambda _: None,
             pools=(POOL,),
-            far=(self.far,),
+            remote=(self.remote,),
         )
-        self.far.run(self.inbox.arrived, self.inbox.corrupted)
+        self.remote.run(self.inbox.arrived, self.inbox.corrupted)
 
     async def grant(self, blocks: list[int]) -> Any:
         grant = self.inbox.open(
@@ -122,7 +122,7 @@ async def side(request: pytest.FixtureRequest) -> AsyncIterator[tuple[str, Side]
     made = Side(request.param)
     yield request.param, made
     await made.inbox.shut()
-    assert made.keeper.ended
+    assert made.memory_server.ended
 
 
 async def test_writes_are_admitted_counted_and_refused_as_the_instance_says(side: tuple[str, Side]) -> None:
@@ -172,12 +172,12 @@ async def test_a_fence_reaches_the_memory_and_so_does_a_writers_last_word(side: 
 
 async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong() -> None:
     holder = Holder("tcp")
-    keeper = ThreadKeeper("tcp")
-    far = started(keeper, False)
-    far.run(lambda *_: None, lambda *_: None)
-    source = mapped(far)
+    memory_server = ThreadKeeper("tcp")
+    remote = started(memory_server, False)
+    remote.run(lambda *_: None, lambda *_: None)
+    source = mapped(remote)
     source[:] = os.urandom(len(source))
-    (sender,) = far.senders
+    (sender,) = remote.senders
     grant = holder.grant([3, 9])
     (region,) = grant.regions
     assert sender.reaches(region)
@@ -193,41 +193,47 @@ async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong()
     await holder.inbox.shut()
     with pytest.raises(ReplicaLost):
         await sender.write(grant.id, region, runs)
-    await far.close()
+    await remote.close()
 
 
 async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() -> None:
-    keeper = ThreadKeeper()
-    keeper.theirs.sendall(
-        frame(KeeperReady(memory_path="", memory_bytes=0, host="elsewhere", regions=((),), ways=()))
+    memory_server = ThreadKeeper()
+    memory_server.theirs.sendall(
+        frame(MemoryReady(memory_path="", memory_bytes=0, host="elsewhere", regions=((),), ways=()))
     )
-    far = started(keeper, True, 0.5)
+    remote = started(memory_server, True, 0.5)
     opened: list[str] = []
     inbox = Inbox(
-        SHARD, BLOCKS, "holder", "h1", on_complete=lambda _: None, on_corrupted=lambda _: None, far=(far,)
+        SHARD,
+        BLOCKS,
+        "holder",
+        "h1",
+        on_complete=lambda _: None,
+        on_corrupted=lambda _: None,
+        remote=(remote,),
     )
-    far.run(inbox.arrived, inbox.corrupted)
+    remote.run(inbox.arrived, inbox.corrupted)
     grant = inbox.open("r#0", 0, "writer", [1], first_token=0, num_tokens=4, ttl_s=60)
     inbox.when_open(lambda: opened.append(grant.id))
     fencing = asyncio.create_task(inbox.fence(grant.id, "writer"))
     await asyncio.sleep(0.1)
     assert inbox.num_live == 1, "it may still be written to there"
     assert not fencing.done()
-    error = await asyncio.wait_for(far.lost(), 5)
+    error = await asyncio.wait_for(remote.lost(), 5)
     assert "has not answered for 0.5 s" in str(error)
-    assert keeper.ended
+    assert memory_server.ended
     await asyncio.wait_for(fencing, 1)
     assert not inbox.num_live
     with pytest.raises(ReplicaLost):
-        await far.ask(None)
+        await remote.ask(None)
     assert opened == [], "nobody was told that writes are admitted"
-    await far.close()
+    await remote.close()
 
 
 async def test_a_keeper_that_cannot_do_it_says_why_and_one_that_ends_is_an_error() -> None:
     with pytest.raises(ConfigError, match="host 1 did not start: ConfigError: .* loopback"):
         started(ThreadKeeper("loopback"), True)
-    keeper = ThreadKeeper()
-    keeper.theirs.close()
+    memory_server = ThreadKeeper()
+    memory_server.theirs.close()
     with pytest.raises(ReplicaLost, match="has ended"):
-        started(keeper, True)
+        started(memory_server, True)

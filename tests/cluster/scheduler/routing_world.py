@@ -3,7 +3,7 @@
 import zlib
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, Event, Send
+from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
 from core.config import ScheduleConfig
 from core.messages import Place, Placed, Rejected
 from core.reports import LoadReport, Register
@@ -54,7 +54,7 @@ def ask(
     prefix: int = 0,
     exclude: tuple[str, ...] = (),
     frontend: str = "f",
-) -> Arrived:
+) -> RequestArrived:
     """Requests with the same non-zero `prefix` share all full blocks of their prompts."""
     first = prefix * 1_000_000 or (1000 + zlib.crc32(request_id.encode())) * 1_000_000
     hashes = tuple(range(first, first + num_tokens // BLOCK))
@@ -69,7 +69,7 @@ def ask(
         exclude=exclude,
         tenant=tenant,
     )
-    return Arrived(frontend, place)
+    return RequestArrived(frontend, place)
 
 
 class World:
@@ -86,7 +86,7 @@ class World:
         self.now += after_s
         return self.scheduler.on(event, self.now)
 
-    def placed(self, event: Arrived) -> str:
+    def placed(self, event: RequestArrived) -> str:
         """`prefill>decode` or `decode`; fails when the request is not placed at once."""
         (action,) = self.on(event)
         assert isinstance(action.message, Placed), action

@@ -15,7 +15,7 @@ from cluster.scheduler.compiled import scheduler_is_compiled
 from cluster.scheduler.recorded_scheduler import RecordedScheduler, replay
 from cluster.scheduler.scheduler_events import PeerLost, PrefillNeeded, Tick
 from core.config import ScheduleConfig
-from core.messages import Colleagues, GivenBack, Leaving, NeedPrefill, Taken, Wants
+from core.messages import Leaving, NeedPrefill, PeerRequest, PeersChanged, PlacedByPeer, ReleasedByPeer
 from core.types import Route, Slo
 from sim.coarse.workload import Load, jobs
 from sim.coarse.world import CoarseConfig, Log, simulate
@@ -111,11 +111,11 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
         until_s=4.0,
     )
     scheduler, now = made[0], 5.0
-    scheduler.on(Colleagues("a", ("b",)), now)
+    scheduler.on(PeersChanged("a", ("b",)), now)
     for number in range(100):
         scheduler.on(ask(f"s{number}", 100 + 90 * (number % 30), prefix=number % 3), now + number / 100)
     first, second, *_ = (member.address for member in scheduler.members)
-    scheduler.on(Wants("b", second, True), now + 1)
+    scheduler.on(PeerRequest("b", second, True), now + 1)
     for placed in scheduler.placements[:5]:
         need = NeedPrefill(
             request_id=placed.place.request_id,
@@ -126,7 +126,7 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
         )
         scheduler.on(PrefillNeeded(placed.route.decode, need), now + 1)
     scheduler.on(
-        Taken(
+        PlacedByPeer(
             scheduler="b",
             frontend="f",
             place=ask("t").place,
@@ -138,7 +138,7 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
         now + 1,
     )
     scheduler.on(
-        GivenBack(scheduler="b", request_id="t", attempt=0, num_output_tokens=12, complete=True), now + 1
+        ReleasedByPeer(scheduler="b", request_id="t", attempt=0, num_output_tokens=12, complete=True), now + 1
     )
     scheduler.on(Leaving(first), now + 1)
     scheduler.on(PeerLost(second), now + 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cluster.scheduler.fleet.link_model import LinkModel, Nearest, Nearness, Spot, bytes_per_s, nearness
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.cost_policy import CostPolicy
-from cluster.scheduler.placement.placement_policy import Ask
+from cluster.scheduler.placement.placement_policy import PlacementQuery
 from core.reports import Register, Site
 
 MODEL = LinkModel()
@@ -56,8 +56,8 @@ def test_the_slower_card_and_the_way_between_set_the_rate() -> None:
     fast, slow = at("a", rack="1", nic_bytes_per_s=50e9), at("b", rack="1", nic_bytes_per_s=12.5e9)
     assert bytes_per_s(MODEL, fast, slow) == pytest.approx(12.5e9 * 0.7)
     assert bytes_per_s(MODEL, fast, at("c", rack="2", nic_bytes_per_s=50e9)) == pytest.approx(17.5e9)
-    near, far = (bytes_per_s(MODEL, at("a", zone="1"), at("b", zone=zone)) for zone in ("1", "2"))
-    assert far == pytest.approx(near * MODEL.beyond_zone_share)
+    near, remote = (bytes_per_s(MODEL, at("a", zone="1"), at("b", zone=zone)) for zone in ("1", "2"))
+    assert remote == pytest.approx(near * MODEL.beyond_zone_share)
     assert bytes_per_s(MODEL, fast, at("c")) == MODEL.other_host_bytes_per_s
     assert bytes_per_s(MODEL, at("a"), at("a")) == MODEL.same_host_bytes_per_s
 
@@ -66,7 +66,7 @@ def test_a_prefill_instance_of_the_same_rack_is_chosen() -> None:
     policy = CostPolicy(32)
     decode = Member(instance("d", zone="z1", rack="r1"))
     prefills = [Member(instance(f"p{i}", True, zone="z1", rack=f"r{i}")) for i in range(6, 0, -1)]
-    choice = policy.choose(Ask(20_000, 100, {}), [decode], prefills, 0.0)
+    choice = policy.choose(PlacementQuery(20_000, 100, {}), [decode], prefills, 0.0)
     assert choice is not None
     assert choice.prefill is not None
     assert choice.prefill.address == "p1"

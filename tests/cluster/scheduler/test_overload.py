@@ -15,19 +15,19 @@ from cluster.scheduler.queue.overload import Spending, dearest
 class Job:
     number: int
     work_s: float
-    due_s: float
+    due_at: float
     level: int = 0
 
     @property
-    def start_by_s(self) -> float:
-        return self.due_s - self.work_s
+    def start_by(self) -> float:
+        return self.due_at - self.work_s
 
 
 def all_in_time(jobs: tuple[Job, ...]) -> bool:
     now = 0.0
-    for job in sorted(jobs, key=lambda job: job.due_s):
+    for job in sorted(jobs, key=lambda job: job.due_at):
         now += job.work_s
-        if now > job.due_s:
+        if now > job.due_at:
             return False
     return True
 

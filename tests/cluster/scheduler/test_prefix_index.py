@@ -1,13 +1,13 @@
 """Prefix runs are what the reports say, and nothing remains of an instance that is gone."""
 
 from cluster.scheduler.fleet.prefix_index import PrefixIndex
-from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.rng import RequestRng
 
 
 def runs(index: PrefixIndex, hashes: tuple[int, ...]) -> dict[str, int]:
     """Of everybody that holds any of it, longest first."""
     match = index.match(hashes)
-    return {address: match.get(address) for address in match.longest(100, Draws("x"))}
+    return {address: match.get(address) for address in match.longest(100, RequestRng("x"))}
 
 
 def test_runs_stop_at_the_first_gap() -> None:
@@ -73,8 +73,8 @@ def test_holders_of_a_popular_prefix_are_drawn_and_the_deepest_come_first() -> N
         index.update(f"i{number}", added=(1, 2), removed=())
     index.update("deep", added=(1, 2, 3, 4), removed=())
     match = index.match((1, 2, 3, 4, 5))
-    drawn = {address for n in range(40) for address in match.longest(3, Draws(f"r{n}"))}
-    assert all(match.longest(3, Draws(f"r{n}"))[0] == "deep" for n in range(40))
+    drawn = {address for n in range(40) for address in match.longest(3, RequestRng(f"r{n}"))}
+    assert all(match.longest(3, RequestRng(f"r{n}"))[0] == "deep" for n in range(40))
     assert len(drawn) > 25
 
 

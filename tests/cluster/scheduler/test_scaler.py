@@ -7,9 +7,9 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.scheduler.scaling.scaler import InstanceUse, Limits, PoolLoad, Resize, Scaler, ScalingRules
+from cluster.scheduler.scaling.scaler import InstanceUse, PoolLimits, PoolLoad, Resize, Scaler, ScalingRules
 
-RULES = ScalingRules(decode=Limits(1, 20))
+RULES = ScalingRules(decode=PoolLimits(1, 20))
 STEP_S = 5.0
 
 

@@ -12,7 +12,7 @@ from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, Send, Tick
 from core.config import ScheduleConfig
 from core.errors import ConfigError
-from core.messages import Buddy, Colleagues, Finished, Placed, Taken, Wants
+from core.messages import Buddy, Finished, PeerRequest, PeersChanged, Placed, PlacedByPeer
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
 
 NAMES = ("s1", "s2", "s3")
@@ -26,7 +26,7 @@ class Ring:
         self.mail: dict[tuple[str, str], deque[Event]] = {}
         self.now = 100.0
         for name in names:
-            self.on(name, Colleagues(name, tuple(other for other in names if other != name)))
+            self.on(name, PeersChanged(name, tuple(other for other in names if other != name)))
         for number in range(instances):
             self.all(instance(f"d{number}", "pd", **changes))
 
@@ -113,10 +113,10 @@ def test_one_that_comes_later_hears_of_everything() -> None:
     for number in range(3):
         ring.on("s3", instance(f"d{number}", "pd"))
     for name in NAMES:
-        ring.on(name, Colleagues(name, tuple(other for other in NAMES if other != name)))
+        ring.on(name, PeersChanged(name, tuple(other for other in NAMES if other != name)))
     ring.deliver()
     assert ring.promised("s3") == ring.promised("s1")
-    words = ring.schedulers["s1"].on(Colleagues("s1", ("s2", "s3")), ring.now)
+    words = ring.schedulers["s1"].on(PeersChanged("s1", ("s2", "s3")), ring.now)
     assert not words, "nobody is new"
 
 
@@ -168,7 +168,7 @@ def test_what_is_kept_for_a_large_request_nobody_fills() -> None:
     assert ring.on("s1", ask("large", 15_000, 64)) == []
     ring.now += 2.0
     assert ring.on("s1", Tick()) == []
-    assert any(isinstance(word, Wants) and word.keeps == "d0" for word in ring.mail["s1", "s2"])
+    assert any(isinstance(word, PeerRequest) and word.keeps == "d0" for word in ring.mail["s1", "s2"])
     ring.deliver()
     assert ring.on("s2", ask("little", 100, 10)) == [], "it would take from the large one"
     (large,) = ring.on("s1", Finished("small", 0))
@@ -209,7 +209,7 @@ def test_only_the_first_pairs_buddies_until_it_is_lost() -> None:
 def test_they_share_what_may_wait() -> None:
     ring = Ring("s1", "s2", instances=0)
     ring.schedulers["s1"] = alone = GlobalScheduler(ScheduleConfig(max_queued_requests=4))
-    alone.on(Colleagues("s1", ("s2",)), ring.now)
+    alone.on(PeersChanged("s1", ("s2",)), ring.now)
     ring.on("s1", instance("d0", max_num_seqs=1))
     refused = [bool(ring.on("s1", ask(f"r{n}"))) for n in range(5)]
     assert refused == [True, False, False, True, True], "the first is placed, two wait, the rest is refused"
@@ -253,7 +253,7 @@ def test_a_word_says_nothing_of_the_prompt() -> None:
     ring = Ring("s1", "s2")
     ring.on("s1", ask("a", 4000))
     (word,) = ring.mail["s1", "s2"]
-    assert isinstance(word, Taken)
+    assert isinstance(word, PlacedByPeer)
     assert word.place.block_hashes == ()
 
 

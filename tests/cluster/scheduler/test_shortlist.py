@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.scheduler.fleet.bucket_queue import Seat, Shelves, shelf_of
+from cluster.scheduler.fleet.bucket_queue import BucketEntry, BucketQueue, bucket_of
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.rng import Draws
+from cluster.scheduler.fleet.rng import RequestRng
 from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Arrived, PeerLost, Send
+from cluster.scheduler.scheduler_events import PeerLost, RequestArrived, Send
 from core.config import ScheduleConfig
 from core.messages import Finished, Leaving, Placed
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
@@ -35,50 +35,48 @@ def placed(actions: list[Send]) -> str:
     return route
 
 
-# --- shelves -------------------------------------------------------------------------------------------------------
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=60), st.integers(1, 8))
 def test_shelves_give_the_lowest_and_the_highest(moves: list[tuple[int, int]], count: int) -> None:
-    seats = [Seat(Member(instance(f"i{number}"))) for number in range(6)]
-    shelves, truth = Shelves(), dict[str, int]()
-    for number, shelf in moves:
-        address = seats[number].member.address
-        if shelf < 0:
-            shelves.take(seats[number])
+    entries = [BucketEntry(Member(instance(f"i{number}"))) for number in range(6)]
+    buckets, truth = BucketQueue(), dict[str, int]()
+    for number, bucket in moves:
+        address = entries[number].member.address
+        if bucket < 0:
+            buckets.take(entries[number])
             truth.pop(address, None)
         else:
-            shelves.put(seats[number], shelf)
-            truth[address] = shelf
-    assert len(shelves) == len(truth)
+            buckets.put(entries[number], bucket)
+            truth[address] = bucket
+    assert len(buckets) == len(truth)
     ordered = sorted(truth.values())
-    lowest = [truth[m.address] for m in shelves.lowest(count, Draws("a"))]
+    lowest = [truth[m.address] for m in buckets.lowest(count, RequestRng("a"))]
     assert lowest == ordered[:count]
     for found, wanted in (
-        (shelves.one_low(Draws("a")), ordered[:1]),
-        (shelves.one_high(Draws("a")), ordered[-1:]),
-        (shelves.one_high(Draws("a"), at_most=4), [shelf for shelf in ordered if shelf <= 4][-1:]),
+        (buckets.one_low(RequestRng("a")), ordered[:1]),
+        (buckets.one_high(RequestRng("a")), ordered[-1:]),
+        (buckets.one_high(RequestRng("a"), at_most=4), [bucket for bucket in ordered if bucket <= 4][-1:]),
     ):
         assert ([] if found is None else [truth[found.address]]) == wanted
 
 
 def test_shelves_are_finer_than_a_tenth_and_keep_the_order() -> None:
     sizes = [0.0, 0.001, *(0.01 * 1.1**n for n in range(60))]
-    shelves = [shelf_of(size, 0.001) for size in sizes]
-    assert shelves == sorted(shelves)
-    assert len(set(shelves)) == len(shelves)
-    assert shelf_of(1e30, 0.001) < 256
+    buckets = [bucket_of(size, 0.001) for size in sizes]
+    assert buckets == sorted(buckets)
+    assert len(set(buckets)) == len(buckets)
+    assert bucket_of(1e30, 0.001) < 256
 
 
 def test_equals_are_drawn_from_evenly() -> None:
-    shelves = Shelves()
+    buckets = BucketQueue()
     for number in range(10):
-        shelves.put(Seat(Member(instance(f"i{number}"))), 3)
-    for draw in (Shelves.one_low, Shelves.one_high):
-        drawn = Counter(draw(shelves, Draws(f"r{n}")) for n in range(1000))
+        buckets.put(BucketEntry(Member(instance(f"i{number}"))), 3)
+    for draw in (BucketQueue.one_low, BucketQueue.one_high):
+        drawn = Counter(draw(buckets, RequestRng(f"r{n}")) for n in range(1000))
         assert len(drawn) == 10
         assert max(drawn.values()) < 200
 
 
-# --- decisions -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("roles", ROLES.values(), ids=ROLES)
 def test_an_idle_fleet_spreads_a_burst(roles: tuple[str, str]) -> None:
     scheduler = fleet(roles)
@@ -150,12 +148,12 @@ def test_queues_stay_about_as_even_as_with_a_scan(roles: tuple[str, str]) -> Non
     assert worst(SCAN_UP_TO) <= 1.5 * worst(LARGE)
 
 
-def _load(seed: int) -> list[Arrived]:
+def _load(seed: int) -> list[RequestArrived]:
     rng = random.Random(seed)
     return [ask(f"r{n}", rng.randint(100, 4000), prefix=rng.randint(0, 20)) for n in range(3 * LARGE)]
 
 
-def _decisions(load: list[Arrived]) -> list[str]:
+def _decisions(load: list[RequestArrived]) -> list[str]:
     log: list[str] = []
     scheduler = GlobalScheduler(ScheduleConfig(), log=log.append)
     for number in range(LARGE):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.scheduler.scheduler_events import Arrived
+from cluster.scheduler.scheduler_events import RequestArrived
 from core.messages import Finished
 from core.steps import StepModel, StepModels
 from core.types import Slo
@@ -34,7 +34,7 @@ def told(world: World, name: str, **changes: object) -> None:
 
 def wants(
     name: str, num_tokens: int, *, ttft_s: float = 2.0, tpot_s: float = 0.05, prefix: int = 0
-) -> Arrived:
+) -> RequestArrived:
     event = ask(name, num_tokens, 256, prefix=prefix)
     return replace(event, place=replace(event.place, slo=Slo(name="x", ttft_s=ttft_s, tpot_s=tpot_s)))
 

@@ -32,7 +32,7 @@ class Queue:
             tenant=tenant,
             weight=weight,
         )
-        waiter = Waiter(name, "f", place, self.now, number=self.number, start_by_s=self.now + target.ttft_s)
+        waiter = Waiter(name, "f", place, self.now, number=self.number, start_by=self.now + target.ttft_s)
         self.queue.add(waiter)
         return waiter
 
@@ -69,12 +69,12 @@ def test_what_keeps_others_from_being_in_time_is_set_aside_until_there_is_time_a
     for name, work_s in (("dear", 1.5), ("a", 0.4), ("b", 0.4), ("c", 0.4)):
         waiter = queue.add(name)
         waiter.work_s = work_s
-        waiter.start_by_s = 2.0 - work_s
-    queue.queue.thin(1, 0.0)
+        waiter.start_by = 2.0 - work_s
+    queue.queue.shed(1, 0.0)
     assert queue.names() == ["a", "b", "c", "dear"]
     for name in ("b", "c"):
         queue.queue.remove(queue.queue.get(name))  # type: ignore[arg-type]
-    queue.queue.thin(1, 0.1)
+    queue.queue.shed(1, 0.1)
     assert queue.names() == ["dear", "a"]
 
 
@@ -84,9 +84,9 @@ def test_another_tenants_dear_prompts_are_its_own_affair() -> None:
     for name, tenant, work_s in (("x1", "x", 0.9), ("x2", "x", 0.9), ("y1", "y", 0.2), ("y2", "y", 0.2)):
         waiter = queue.add(name, tenant)
         waiter.work_s = work_s
-        waiter.start_by_s = 2.0 - work_s
-    queue.queue.thin(1, 0.0)
-    assert [w.place.tenant for w in queue.queue if w.aside] == ["x"]
+        waiter.start_by = 2.0 - work_s
+    queue.queue.shed(1, 0.0)
+    assert [w.place.tenant for w in queue.queue if w.deferred] == ["x"]
 
 
 def test_tenants_take_turns_by_tokens_not_by_requests() -> None:
@@ -123,7 +123,7 @@ def test_shares_follow_what_waits_within_the_slack() -> None:
         queue.add(f"much{i}", "much").work_s = 0.1
         if i < 10:
             queue.add(f"little{i}", "little").work_s = 0.1
-    queue.queue.thin(1, 0.0)
+    queue.queue.shed(1, 0.0)
     order = [queue.serve() for _ in range(20)]
     assert sum(name.startswith("much") for name in order) == 12
 
@@ -145,14 +145,14 @@ def test_a_pause_earns_nothing() -> None:
 def test_higher_classes_go_first_but_nobody_starves() -> None:
     queue = Queue()
     queue.add("batch", "b", ttft_s=3600.0, priority=-1)
-    served_s = None
+    served_at = None
     for i in range(60):
         queue.now = float(i)
         queue.add(f"urgent{i}", "a", priority=1)
         if queue.serve() == "batch":
-            served_s = queue.now
-    assert served_s is not None
-    assert 2 * AGING_S <= served_s <= 3 * AGING_S + 1
+            served_at = queue.now
+    assert served_at is not None
+    assert 2 * AGING_S <= served_at <= 3 * AGING_S + 1
 
 
 def test_an_overfull_queue_refuses_whoever_fills_it() -> None:

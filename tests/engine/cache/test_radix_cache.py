@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.radix_cache import Match, RadixCache
+from engine.cache.radix_cache import PrefixMatch, RadixCache
 from tests.engine.cache.plain_cache import PlainCache
 
 NUM_BLOCKS = 24
@@ -55,7 +55,7 @@ class Both:
         self.cache = RadixCache(self.pools[0], size, True, self.policies[0])
         self.model = PlainCache(self.pools[1], size, self.policies[1])
         self.running: list[Running] = []
-        self.found = deque[tuple[list[int], Match]](maxlen=6)
+        self.found = deque[tuple[list[int], PrefixMatch]](maxlen=6)
         """What was looked for last."""
 
     def begin(self, prompt: list[int]) -> None:

@@ -13,7 +13,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import KVShard
 from core.messages import Commit
-from core.plan import NewSeq, Push, SeqWork, StepPlan
+from core.plan import KVPush, NewSeq, SeqWork, StepPlan
 from core.types import Request, TokenOut
 from engine.execution.build_group import size_pool
 from engine.execution.kv_pool import KVPool
@@ -66,7 +66,7 @@ def shard_of(model: Model, kv_dtype: str, block_size: int) -> KVShard:
     return KVShard.whole(replace(layout, dtype=kv_dtype, scales=scales))
 
 
-def rows_of(model: Model, runner: Runner, start: int, blocks: tuple[int, ...], push: Push | None = None) -> torch.Tensor:  # fmt: skip
+def rows_of(model: Model, runner: Runner, start: int, blocks: tuple[int, ...], push: KVPush | None = None) -> torch.Tensor:  # fmt: skip
     """(vocab,) log-probabilities of what follows TEXT, of which tokens from `start` on are computed."""
     asked = SamplingParams(temperature=0.0, num_logprobs=model.spec.vocab_size, max_tokens=2)
     new = NewSeq("a", TEXT, len(TEXT), asked)
@@ -97,7 +97,7 @@ async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, 
     pusher = Pusher(source_shard, BLOCKS, mail, [LoopbackSender(fabric, source)], staging=staging)
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     runner = Runner(model, KVPool(source_shard, BLOCKS, source), 4, pusher)
-    rows_of(model, runner, 0, (3, 8, 2, 0, 6), Push(grant.id, 0, len(TEXT) - 1))
+    rows_of(model, runner, 0, (3, 8, 2, 0, 6), KVPush(grant.id, 0, len(TEXT) - 1))
     pusher.finish(grant.id, [TokenOut(request_id="a", attempt=0, index=0, token=5)])
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
     async with asyncio.timeout(10):

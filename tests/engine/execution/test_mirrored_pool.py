@@ -10,7 +10,7 @@ import torch
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import Request, SamplingParams
-from engine.execution.kv_pool import KVPool, Pool, bytes_of, pool_parts
+from engine.execution.kv_pool import DevicePool, KVPool, bytes_of, pool_parts
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.runner import Runner
 from models.registry import load_model
@@ -20,7 +20,7 @@ from tests.models.checkpoints import CPU, FAMILIES, make
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, min_tokens=12, masked_until_min=(1,))
 
 
-def stack(pool: Pool) -> torch.Tensor:
+def stack(pool: DevicePool) -> torch.Tensor:
     return torch.stack([layer for layer in pool.layers if isinstance(layer, torch.Tensor)])
 
 

@@ -8,7 +8,7 @@ from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.cache.block_pool import BlockPool
-from engine.cache.radix_cache import Match, RadixCache
+from engine.cache.radix_cache import PrefixMatch, RadixCache
 from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
 
@@ -83,7 +83,7 @@ def lookups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the prompts were that the prefix cache was asked for."""
     match, found = RadixCache.match, list[int]()
 
-    def counted(cache: RadixCache, tokens: Sequence[int], salt: str, *, partial: bool) -> Match:
+    def counted(cache: RadixCache, tokens: Sequence[int], salt: str, *, partial: bool) -> PrefixMatch:
         found.append(len(tokens))
         return match(cache, tokens, salt, partial=partial)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernels.ops import ScaledKV
 from kernels.rounding import rounded
 from kernels.triton.attention import TritonAttention
-from kernels.triton.attention_config import Config
+from kernels.triton.attention_config import AttentionConfig
 from kernels.triton.fixed_decode import TritonFixedDecode, split_all
 from kernels.triton.latent import latent_attention
 from tests.kernels.paged_step import Step, expected, make_step
@@ -106,7 +106,7 @@ def test_splits_hold_all_tokens_and_fit_the_table(
         np.array(lens, np.int32),
         window,
         most,
-        Config(block_m=16, block_n=block_n, heads=4, num_warps=4, num_stages=3),
+        AttentionConfig(block_m=16, block_n=block_n, heads=4, num_warps=4, num_stages=3),
     )
     assert tokens % block_n == 0
     assert splits.sum() <= most

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.kv import KVShard
-from core.plan import NewSeq, Push, Sampled, SeqWork, StepPlan
+from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan
 from core.types import Request, SamplingParams
 from engine.execution.decode_graphs import auto_sizes
 from engine.execution.kv_pool import bytes_of, pool_parts
@@ -110,7 +110,7 @@ class Steps:
             count=count,
             block_ids=blocks,
             samples=samples,
-            push=Push("g", start, count) if push else None,
+            push=KVPush("g", start, count) if push else None,
         )
 
     def _step(self, new: tuple[NewSeq, ...], work: list[SeqWork]) -> list[Sampled]:

@@ -10,17 +10,17 @@ import pytest
 from pydantic import SecretStr
 
 from cluster.ingress.api.access import Rules, TenantRules, read_rules
-from cluster.ingress.tenant_limits import Limits
+from cluster.ingress.tenant_limits import TenantLimits
 from core.config import load
 from core.errors import ConfigError
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, CLASSES, COMPLETIONS, OK, SETTINGS, Api
 
 OPEN_KEY, KEY = "secret-open", "secret-acme"
-UNLIMITED = Limits()
+UNLIMITED = TenantLimits()
 
 
-def api(limits: Limits = UNLIMITED, generator: FakeGenerator | None = None) -> Api:
+def api(limits: TenantLimits = UNLIMITED, generator: FakeGenerator | None = None) -> Api:
     acme = TenantRules((SecretStr(KEY), SecretStr("second")), ("chat", "standard"), limits)
     rules = Rules(CLASSES, {"": TenantRules((SecretStr(OPEN_KEY),)), "acme": acme})
     return Api(generator or FakeGenerator(), SETTINGS, rules)
@@ -79,7 +79,7 @@ async def test_a_class_is_asked_for_by_header_or_service_tier() -> None:
 
 
 async def test_requests_per_minute_as_the_openai_client_takes_it() -> None:
-    made = api(Limits(requests_per_min=2))
+    made = api(TenantLimits(requests_per_min=2))
     client = made.openai.with_options(api_key=KEY)
     for left in ("1", "0"):
         raw = await client.completions.with_raw_response.create(model=NAME, prompt="x")
@@ -97,7 +97,7 @@ async def test_requests_per_minute_as_the_openai_client_takes_it() -> None:
 
 
 async def test_tokens_are_paid_for_prompt_first_and_output_as_it_comes() -> None:
-    made = api(Limits(tokens_per_min=30), FakeGenerator("x" * 40))
+    made = api(TenantLimits(tokens_per_min=30), FakeGenerator("x" * 40))
     answer = await made.post(COMPLETIONS, {**OK, "prompt": "y" * 10, "n": 2, "max_tokens": 15}, **bearer())
     assert answer.status_code == 200
     later = await made.post(COMPLETIONS, {**OK, "max_tokens": 1}, **bearer())
@@ -112,7 +112,7 @@ async def test_tokens_are_paid_for_prompt_first_and_output_as_it_comes() -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_sequences_at_once_and_their_end(stream: bool) -> None:
-    made = api(Limits(concurrent=2), FakeGenerator("x" * 20, pause_s=0.01))
+    made = api(TenantLimits(concurrent=2), FakeGenerator("x" * 20, pause_s=0.01))
     both = {**OK, "n": 2, "max_tokens": 20, "stream": stream}
     running = asyncio.create_task(made.post(COMPLETIONS, both, **bearer()))
     while len(made.generator.requests) < 2:
@@ -129,7 +129,7 @@ async def test_sequences_at_once_and_their_end(stream: bool) -> None:
 
 
 async def test_metrics_by_tenant() -> None:
-    made = api(Limits(requests_per_min=1))
+    made = api(TenantLimits(requests_per_min=1))
     for _ in range(2):
         await made.post(COMPLETIONS, {**OK, "prompt": "abc", "max_tokens": 4}, **bearer())
     text = (await made.http.get("/metrics", headers=bearer())).text
@@ -139,7 +139,7 @@ async def test_metrics_by_tenant() -> None:
 
 
 async def test_each_refusal_leaves_one_line_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    made = api(Limits(requests_per_min=3))
+    made = api(TenantLimits(requests_per_min=3))
     caplog.set_level(logging.INFO, "cluster.ingress.api.audit")
     cases: list[tuple[Any, dict[str, str], str]] = [
         (OK, bearer("guess"), "status=401 code=invalid_api_key field=-"),
@@ -176,7 +176,7 @@ def test_rules_come_from_files_and_the_environment(tmp_path: Path) -> None:
         "from-file",
         "another",
     ]
-    assert rules.tenants["acme"].limits == Limits(concurrent=4)
+    assert rules.tenants["acme"].limits == TenantLimits(concurrent=4)
     assert "from-" not in repr(rules)
     flat = read_rules(load({"serve": {"api_keys_file": str(file)}}, {}))
     assert [key.get_secret_value() for key in flat.tenants[""].keys] == ["from-file", "another"]
@@ -200,11 +200,11 @@ def test_mistakes_are_refused_at_the_start(content: dict[str, Any], message: str
 
 
 async def test_rules_are_replaced_while_requests_run() -> None:
-    made = api(Limits(concurrent=1), FakeGenerator("x" * 20, pause_s=0.01))
+    made = api(TenantLimits(concurrent=1), FakeGenerator("x" * 20, pause_s=0.01))
     running = asyncio.create_task(made.post(COMPLETIONS, {**OK, "max_tokens": 20}, **bearer()))
     while not made.generator.requests:
         await asyncio.sleep(0.005)
-    acme = TenantRules((SecretStr("new-key"),), (), Limits(concurrent=2))
+    acme = TenantRules((SecretStr("new-key"),), (), TenantLimits(concurrent=2))
     made.access.replace(Rules(CLASSES, {"": TenantRules(), "acme": acme}))
     assert (await made.post(COMPLETIONS, OK, **bearer())).status_code == 401
     assert (await made.post(COMPLETIONS, {**OK, "n": 2}, **bearer("new-key"))).status_code == 429

@@ -1,4 +1,4 @@
-"""A keeper as a child process that says it is on another host: `python -m tests.parallel.keeper_child FD HOST TRANSFER KEY`."""
+"""A memory server as a child process that says it is on another host: `python -m tests.parallel.memory_server_child FD HOST TRANSFER KEY`."""
 
 import ctypes
 import signal
@@ -10,8 +10,8 @@ from kvtransfer.transport import shm
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     shm.host_id = lambda: sys.argv[2]
-    from cluster.instance.remote_memory.memory_server import serve_keeper
+    from cluster.instance.remote_memory.memory_server import serve_memory
     from core.config import TransferConfig
 
     transfer = TransferConfig.model_validate_json(sys.argv[3])
-    serve_keeper(socket.socket(fileno=int(sys.argv[1])), transfer, sys.argv[4].encode())
+    serve_memory(socket.socket(fileno=int(sys.argv[1])), transfer, sys.argv[4].encode())
