@@ -1,7 +1,7 @@
 """An instance's memory on another host, as the instance sees it: it asks the memory server there, and hears of that server's end.
 
-A memory server that has ended, or that does not answer in time and is ended then, is lost for good. Its memory is gone, so nothing
-in it is left to be fenced, and the instance fails as a whole."""
+A memory server that has ended, or that does not answer in time and is ended then, is lost for good. Its memory is gone, so
+nothing in it is left to be fenced, and the instance fails as a whole."""
 
 import asyncio
 import itertools

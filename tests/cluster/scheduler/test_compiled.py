@@ -23,6 +23,7 @@ from tests.cluster.scheduler.routing_world import ask
 from tests.sim.coarse_outcomes import outcomes
 from tests.sim.random_rows import BLOCK, random_rows
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPILED = SETTINGS["tool"]["baton"]["compiled"]
@@ -37,8 +38,6 @@ import sys
 from pathlib import Path
 from cluster.scheduler.compiled import scheduler_is_compiled
 from cluster.scheduler.recorded_scheduler import replay
-
-pytestmark = pytest.mark.slow
 assert scheduler_is_compiled()
 for name in sys.argv[1:]:
     Path(name + ".decided").write_text("\\n".join(replay(Path(name))[1]))
