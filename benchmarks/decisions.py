@@ -125,7 +125,7 @@ def _loop_ns() -> float:
 def _summary(replays: Sequence[tuple[dict[str, list[float]], float]]) -> dict[str, Any]:
     collection_s = statistics.median(seconds for _, seconds in replays)
     found: dict[str, Any] = {"replays": len(replays), "full_collection_ms": round(collection_s * 1e3, 1)}
-    for name in ("Arrived", "LoadReport", "Finished"):
+    for name in ("RequestArrived", "LoadReport", "Finished"):
         if ordered := [times[name] for times, _ in replays if name in times]:
             found[name] = {
                 "events": len(ordered[0]),

@@ -15,7 +15,7 @@ def _baton(measure: str, target: str) -> Figures:
 
 def _decision(any_role: bool) -> Figures:
     def figures(d: Any, find: Find) -> list[float]:
-        arrived = find(d["results"], instances=10_000, compiled=True, any_role=any_role)["Arrived"]
+        arrived = find(d["results"], instances=10_000, compiled=True, any_role=any_role)["RequestArrived"]
         return [arrived["p50_us"], arrived["p99_us"]]
 
     return figures
