@@ -1,0 +1,200 @@
+"""The machinery that parsers of markup share: a parser is a coroutine that gets one character at a time.
+
+Invariant: the state depends on the characters alone, so that no split of the text can change the events."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from cluster.ingress.parsers.output_events import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    OutputEvent,
+    Reasoning,
+    Text,
+)
+
+T = TypeVar("T")
+Steps = Generator[None, str, T]
+"""Takes characters through `yield`. EndOfText is thrown into it when no more come."""
+Sink = Callable[[str], None]
+
+
+class EndOfText(Exception):
+    """The sequence has ended."""
+
+
+class EventWriter:
+    """Collects the events that a parser's steps make.
+
+    White space is dropped around reasoning and around calls: it belongs to the markup, and templates add it again."""
+
+    def __init__(self) -> None:
+        self._events: list[OutputEvent] = []
+        self._piece: list[str] = []
+        self._piece_of: type[Text] | type[Reasoning] | type[CallArguments] = Text
+        self._unread: deque[str] = deque()
+        self._space = ""
+        self._drops_space = False
+        self._last: type[Text] | type[Reasoning] | None = None
+        self._open_call = False
+        self.num_begun_calls = 0
+        self.num_ended_calls = 0
+        self.is_reasoning = False
+
+    def text(self, text: str) -> None:
+        self._write(Text, text)
+
+    def reasoning(self, text: str) -> None:
+        self._write(Reasoning, text)
+
+    def begin_call(self, name: str) -> None:
+        self.end_call()
+        self._forget_space()
+        self._flush()
+        self._events.append(CallBegins(self.num_begun_calls, name))
+        self.num_begun_calls, self._open_call = self.num_begun_calls + 1, True
+
+    def arguments(self, text: str) -> None:
+        self._add(CallArguments, text)
+
+    def end_call(self) -> None:
+        """Does nothing when no call is open."""
+        if self._open_call:
+            self._flush()
+            self._events.append(CallEnds(self.num_begun_calls - 1))
+            self._open_call, self.num_ended_calls = False, self.num_ended_calls + 1
+
+    def unread(self, text: str) -> None:
+        """The parser's next steps get these characters, before what comes."""
+        self._unread.extendleft(reversed(text))
+
+    def next_unread(self) -> str:
+        return self._unread.popleft() if self._unread else ""
+
+    def take(self) -> tuple[OutputEvent, ...]:
+        self._flush()
+        events, self._events = self._events, []
+        return tuple(events)
+
+    def finish(self) -> None:
+        if self._last is Text and self._space:
+            self._add(Text, self._space)
+        self.end_call()
+
+    def _write(self, kind: type[Text] | type[Reasoning], text: str) -> None:
+        if kind is not self._last and (self._last is not None or kind is Reasoning):
+            self._forget_space()
+        if self._drops_space:
+            text = text.lstrip()
+        if not text:
+            return
+        self._last, self._drops_space = kind, False
+        if text.isspace():
+            self._space += text
+            return
+        self._add(kind, self._space + text)
+        self._space = ""
+
+    def _forget_space(self) -> None:
+        self._space, self._drops_space, self._last = "", True, None
+
+    def _add(self, kind: type[Text] | type[Reasoning] | type[CallArguments], text: str) -> None:
+        if kind is not self._piece_of:
+            self._flush()
+            self._piece_of = kind
+        self._piece.append(text)
+
+    def _flush(self) -> None:
+        if text := "".join(self._piece):
+            kind = self._piece_of
+            event = Text(text) if kind is Text else Reasoning(text) if kind is Reasoning else None
+            self._events.append(event or CallArguments(self.num_begun_calls - 1, text))
+        self._piece.clear()
+
+
+class MarkupParser:
+    """An OutputParser of steps that write to an EventWriter. `max_calls` is None where there is no limit."""
+
+    def __init__(self, steps: Callable[[EventWriter], Steps[None]], max_calls: int | None = None) -> None:
+        self._writer, self._max_calls = EventWriter(), max_calls
+        self._steps = steps(self._writer)
+        next(self._steps)
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._writer.is_reasoning
+
+    @property
+    def is_complete(self) -> bool:
+        return self._max_calls is not None and self._writer.num_ended_calls >= self._max_calls
+
+    def push(self, text: str) -> tuple[OutputEvent, ...]:
+        for character in text:
+            self._send(character)
+        return self._writer.take()
+
+    def finish(self) -> tuple[OutputEvent, ...]:
+        if not self.is_complete:
+            with suppress(EndOfText):
+                self._steps.throw(EndOfText())
+        self._writer.finish()
+        return self._writer.take()
+
+    def _send(self, character: str) -> None:
+        while character and not self.is_complete:
+            self._steps.send(character)
+            character = self._writer.next_unread()
+
+
+def copy_until(markers: Sequence[str], sink: Sink) -> Steps[str]:
+    """Gives `sink` what stands before the first marker, and returns that marker. No marker may contain another."""
+    held = ""
+    try:
+        while True:
+            held += yield
+            if held in markers:
+                return held
+            while held and not any(marker.startswith(held) for marker in markers):
+                sink(held[0])
+                held = held[1:]
+    except EndOfText:
+        sink(held)
+        raise
+
+
+def read_until(markers: Sequence[str]) -> Steps[tuple[str, str]]:
+    """What stands before the first marker, and that marker."""
+    before: list[str] = []
+    marker = yield from copy_until(markers, before.append)
+    return "".join(before), marker
+
+
+def skip_until(markers: Sequence[str]) -> Steps[str]:
+    return (yield from copy_until(markers, _ignore))
+
+
+def _ignore(_: str) -> None: ...
+
+
+def begins_with(writer: EventWriter, marker: str) -> Steps[bool]:
+    """Takes `marker`, and white space before it, off the text's beginning; leaves the text as it is where it begins otherwise."""
+    held = ""
+    try:
+        while True:
+            held += yield
+            begun = held.lstrip()
+            if begun == marker:
+                return True
+            if not marker.startswith(begun):
+                writer.unread(held)
+                return False
+    except EndOfText:
+        writer.text(held)
+        raise
+
+
+def plain_text(writer: EventWriter) -> Steps[None]:
+    yield from copy_until((), writer.text)

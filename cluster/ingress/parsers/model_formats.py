@@ -1,0 +1,117 @@
+"""Which markup a model writes: found in its chat template, or named by the configuration."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral
+from cluster.ingress.parsers.markup_parser import EventWriter, MarkupParser, Steps, plain_text
+from cluster.ingress.parsers.output_events import OutputParser, PlainParser
+from cluster.ingress.parsers.qwen_coder import Schemas, qwen_coder_calls
+from cluster.ingress.parsers.thinking import thinking
+
+ToolFormat = Literal[
+    "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "harmony"
+]
+ReasoningFormat = Literal["none", "think", "mistral", "harmony"]
+
+THINK_MARKS: Final[Mapping[str, tuple[str, str]]] = {
+    "think": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+}
+_TOOL_SIGNS: Final[tuple[tuple[str, ToolFormat], ...]] = (
+    # The first that stands in a template decides: some templates quote another family's marks further down.
+    (harmony.CHANNEL, "harmony"),
+    (deepseek.CALL_BEGIN, "deepseek_v3"),
+    (mistral.BEGIN, "mistral"),
+    ("<function=", "qwen3_coder"),
+    (hermes.BEGIN, "hermes"),
+    ("[func_name1(", "pythonic"),
+    ('"parameters": dictionary', "llama3_json"),
+    (llama.PYTHON_TAG, "llama3_json"),
+    ("", "none"),
+)
+_REASONING_SIGNS: Final[tuple[tuple[str, ReasoningFormat], ...]] = (
+    (harmony.CHANNEL, "harmony"),
+    ("[THINK]", "mistral"),
+    ("</think>", "think"),
+    ("", "none"),
+)
+_TOOL_MARKS: Final[Mapping[str, tuple[str, ...]]] = {
+    "mistral": (mistral.BEGIN, mistral.ID, mistral.ARGUMENTS),
+    "hermes": (hermes.BEGIN, hermes.END),
+    "qwen3_coder": (hermes.BEGIN, hermes.END),
+    "llama3_json": (llama.PYTHON_TAG,),
+    "pythonic": (llama.PYTHON_START, llama.PYTHON_END),
+    "deepseek_v3": (
+        *(deepseek.CALLS_BEGIN, deepseek.CALLS_END, deepseek.CALL_BEGIN, deepseek.CALL_END),
+        deepseek.SEPARATOR,
+    ),
+}
+_HARMONY_MARKS = (
+    *(harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE),
+    *(harmony.END, harmony.CALL, harmony.RETURN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormats:
+    tools: ToolFormat
+    reasoning: ReasoningFormat
+
+    @property
+    def is_harmony(self) -> bool:
+        return "harmony" in (self.tools, self.reasoning)
+
+    def marks(self, with_tools: bool) -> tuple[str, ...]:
+        """The markup that a parser must see even where special tokens are left out of the text."""
+        if self.is_harmony:
+            return _HARMONY_MARKS
+        return THINK_MARKS.get(self.reasoning, ()) + (_TOOL_MARKS.get(self.tools, ()) if with_tools else ())
+
+
+def choose_formats(
+    template: str, tools: ToolFormat | Literal["auto"], reasoning: ReasoningFormat | Literal["auto"]
+) -> ModelFormats:
+    """What the configuration names; `auto`: what `template` has signs of."""
+    return ModelFormats(
+        next(name for sign, name in _TOOL_SIGNS if sign in template) if tools == "auto" else tools,
+        next(name for sign, name in _REASONING_SIGNS if sign in template)
+        if reasoning == "auto"
+        else reasoning,
+    )
+
+
+def make_parser(
+    formats: ModelFormats, *, schemas: Schemas | None, opened: bool, max_calls: int | None = None
+) -> OutputParser:
+    """A parser for one sequence. `schemas`: of the tools that may be called, None where calls are text; `opened`: the prompt ends
+    within the reasoning."""
+    if formats.is_harmony:
+        return MarkupParser(lambda writer: harmony.harmony_output(writer, schemas is not None), max_calls)
+    marks = THINK_MARKS.get(formats.reasoning)
+
+    def content(writer: EventWriter) -> Steps[None]:
+        return plain_text(writer) if schemas is None else _calls(formats.tools, writer, schemas)
+
+    if marks is not None:
+        return MarkupParser(lambda writer: thinking(writer, marks, opened, content), max_calls)
+    return PlainParser() if schemas is None else MarkupParser(content, max_calls)
+
+
+def _calls(tools: ToolFormat, writer: EventWriter, schemas: Schemas) -> Steps[None]:
+    match tools:
+        case "hermes":
+            return hermes.hermes_calls(writer)
+        case "qwen3_coder":
+            return qwen_coder_calls(writer, schemas)
+        case "llama3_json":
+            return llama.llama_json_calls(writer, schemas)
+        case "pythonic":
+            return llama.pythonic_calls(writer, schemas)
+        case "mistral":
+            return mistral.mistral_calls(writer)
+        case "deepseek_v3":
+            return deepseek.deepseek_calls(writer)
+        case "harmony" | "none":
+            return plain_text(writer)

@@ -1,0 +1,88 @@
+"""The events of one answer. Every door of the API is an adapter from these to its own bodies.
+
+The text of a sequence becomes reasoning, text, and calls. A call begins, has arguments, and ends before the next begins."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegins:
+    """The `index`-th call of the answer, counted from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the call's arguments: the pieces join to a JSON object when the model wrote one to its end."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnds:
+    index: int
+
+
+OutputEvent = Text | Reasoning | CallBegins | CallArguments | CallEnds
+
+
+class OutputParser(Protocol):
+    """Makes events out of one sequence's text. Any split of the text gives the same events once neighbours are joined."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next belongs to the reasoning."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer has all the calls that the request allows, so that nothing more is wanted."""
+        ...
+
+    def push(self, text: str) -> tuple[OutputEvent, ...]: ...
+    def finish(self) -> tuple[OutputEvent, ...]:
+        """What was held back, when no more text comes. A call that is open ends."""
+        ...
+
+
+class PlainParser:
+    """All text is text."""
+
+    is_reasoning = False
+    is_complete = False
+
+    def push(self, text: str) -> tuple[OutputEvent, ...]:
+        return (Text(text),) if text else ()
+
+    def finish(self) -> tuple[OutputEvent, ...]:
+        return ()
+
+
+def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
+    """`events` with neighbours of one kind (and one call) made one."""
+    out: list[OutputEvent] = []
+    for event in events:
+        last = out[-1] if out else None
+        match event, last:
+            case (Text(text), Text(before)) | (Reasoning(text), Reasoning(before)):
+                out[-1] = replace(event, text=before + text)
+            case CallArguments(index, text), CallArguments(same, before) if index == same:
+                out[-1] = CallArguments(index, before + text)
+            case _:
+                out.append(event)
+    return out
