@@ -34,6 +34,20 @@ class ModelConfig(_Frozen):
     """`int8`: CPUs keep the matrices of a full-precision checkpoint in 8 bits, and round what they multiply with them."""
     max_context_tokens: int = Field(default=0, ge=0)
     """Prompt and output together; 0: what the model was made for."""
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "qwen3_coder",
+        "llama3_json",
+        "pythonic",
+        "mistral",
+        "deepseek_v3",
+        "harmony",
+    ] = "auto"
+    """The markup in which the model calls tools; `auto`: what its chat template shows."""
+    reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = "auto"
+    """The markup around the model's reasoning; `auto`: what its chat template shows."""
 
 
 class EngineConfig(_Frozen):

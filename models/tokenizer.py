@@ -23,6 +23,10 @@ class Tokenizer:
             ) from None
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.vocab_size = len(self._inner)
+        self.template: str = _source(self._inner.chat_template)
+        self.special_tokens: Mapping[str, int] = {
+            str(token): index for index, token in self._inner.added_tokens_decoder.items() if token.special
+        }
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._inner.encode(text, add_special_tokens=add_special_tokens)
@@ -55,6 +59,11 @@ class Tokenizer:
                 f"the chat template refuses these messages: {error}", field="messages"
             ) from error
         return self._inner.encode(text, add_special_tokens=False)
+
+
+def _source(template: str | Mapping[str, str] | None) -> str:
+    """All of a checkpoint's templates, where it has several."""
+    return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

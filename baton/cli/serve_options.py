@@ -20,6 +20,8 @@ KEYS: Final[Mapping[str, str]] = {
     "dtype": "model.dtype",
     "quantization": "model.quantization",
     "max_context": "model.max_context_tokens",
+    "tool_call_parser": "model.tool_call_parser",
+    "reasoning_parser": "model.reasoning_parser",
     "prefill": "prefill_instances",
     "decode": "decode_instances",
     "any_role": "any_role",

@@ -23,5 +23,7 @@ def build_app(
         default_sampling=card.default_sampling,
         max_body_bytes=config.serve.max_body_bytes,
         body_timeout_s=config.serve.body_timeout_s,
+        tool_call_parser=config.model.tool_call_parser,
+        reasoning_parser=config.model.reasoning_parser,
     )
     return create_app(generator, load_tokenizer(card.folder), settings, access, observers)

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.ingress.api.access import Tenant
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.metrics import IngressMetrics
+from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser
 from core.clock import now_s
 from core.errors import Overloaded
 from core.types import FinishReason, Request, TokenOut
@@ -21,6 +22,9 @@ class ChoiceStream:
     index: int
     request: Request
     text: TextStream
+    parser: OutputParser = field(default_factory=PlainParser)
+    reasons: bool = False
+    """The model's format knows reasoning, so that its tokens are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +33,13 @@ class TextPiece:
 
     index: int
     text: str
+    """As the model wrote it, markup and all."""
     token: TokenOut | None
     finish: FinishReason | None
+    events: tuple[OutputEvent, ...] = ()
+    """What that text says."""
+    is_reasoning: bool = False
+    """The token belongs to the reasoning or its marks."""
 
 
 def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
@@ -133,12 +142,19 @@ class ChoiceRunner:
 
 
 def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece:
-    """A stop token ends the text and is no part of it; a stop string ends it wherever it was found."""
-    if token.finish is FinishReason.STOP:
-        return TextPiece(choice.index, text.finish(), token, FinishReason.STOP)
-    new = text.push(token.token)
-    if token.finish is not None and text.stopped is None:
-        new += text.finish()
-    if text.stopped is not None:
-        return TextPiece(choice.index, new, token, FinishReason.STOP)
-    return TextPiece(choice.index, new, token, token.finish)
+    """A stop token ends the text and is no part of it; a stop string, or the last call allowed, ends it wherever it was found."""
+    parser, was_reasoning = choice.parser, choice.parser.is_reasoning
+    finish = token.finish
+    if finish is FinishReason.STOP:
+        new = text.finish()
+    else:
+        new = text.push(token.token)
+        if finish is not None and text.stopped is None:
+            new += text.finish()
+    events = parser.push(new)
+    if text.stopped is not None or parser.is_complete:
+        finish = FinishReason.STOP
+    is_reasoning = was_reasoning or parser.is_reasoning
+    if finish is not None:
+        events += parser.finish()
+    return TextPiece(choice.index, new, token, finish, events, is_reasoning)

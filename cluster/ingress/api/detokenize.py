@@ -2,7 +2,7 @@
 
 Invariant: the pieces of a sequence join to what decoding all its tokens at once would give (behind its prompt)."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from core.ports import TokenCodec
 
@@ -18,7 +18,7 @@ _WINDOW_TOKENS = 16
 class TextStream:
     """The text of one sequence. `push` returns what is safe to show; `stopped` is the stop string that was found.
 
-    Stop strings count only in text that begins after `min_tokens` output tokens."""
+    Stop strings count only in text that begins after `min_tokens` output tokens. `hidden_tokens` have no text."""
 
     def __init__(
         self,
@@ -29,15 +29,16 @@ class TextStream:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         min_tokens: int = 0,
+        hidden_tokens: Container[int] = (),
     ) -> None:
         self._stop, self._include_stop = tuple(stop), include_stop
-        self._tokens_before_stop = min_tokens
+        self._tokens_before_stop, self._hidden = min_tokens, hidden_tokens
         self._letters = _Letters(tokenizer, prompt, skip_special_tokens)
         self._held = ""
         self.stopped: str | None = None
 
     def push(self, token: int) -> str:
-        new = self._letters.push(token)
+        new = "" if token in self._hidden else self._letters.push(token)
         if not self._stop:
             return new
         if self._tokens_before_stop > 0:

@@ -23,6 +23,10 @@ class Generator(Protocol):
 class ChatTokenizer(TokenCodec, Protocol):
     eos_token_id: int | None
     vocab_size: int
+    template: str
+    """The chat template's source; empty: there is none."""
+    special_tokens: Mapping[str, int]
+    """Those that `skip_special_tokens` leaves out of the text, by their text."""
 
     def chat_template(
         self,

@@ -19,16 +19,19 @@ from starlette.requests import ClientDisconnect
 from cluster.ingress import request_context
 from cluster.ingress.api import audit, openai_requests, request_params
 from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.chat_bodies import ChatShape
+from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import ClientGone, events, streamed, whole
-from cluster.ingress.api.openai_bodies import BodyShape, ChatShape, CompletionShape
+from cluster.ingress.api.openai_bodies import BodyShape, CompletionShape
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.dashboard.page import load_page
 from cluster.ingress.observers import Observers
+from cluster.ingress.parsers.output_events import PlainParser
 from core.clock import now_s
 from core.errors import BatonError, ReplicaLost, RequestError
 from core.types import Request
@@ -95,6 +98,7 @@ class _Api:
         self._generator, self._tokenizer, self._settings = generator, tokenizer, settings
         self._access, self._observers, self._metrics = access, observers, observers.ingress
         self._runner = ChoiceRunner(generator, tokenizer, observers.ingress)
+        self._chat_format = ChatFormat(tokenizer, settings)
         self._page, self._page_headers = load_page()
         self._started = int(time.time())
 
@@ -142,8 +146,8 @@ class _Api:
         body = openai_requests.validate(openai_requests.ChatRequest, await self._body(http))
         request_params.check_model(body.model, self._settings)
         n = request_params.check_count(body, 1, self._settings)
-        prompt = await _aside(http, lambda: request_params.chat_prompt(body, self._tokenizer))
-        choices = self._choices(http, body, [prompt], n)
+        chat = await _aside(http, lambda: self._chat_format.prepare(body))
+        choices = self._choices(http, body, [chat.prompt], n, chat)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
             int(time.time()),
@@ -151,6 +155,7 @@ class _Api:
             self._tokenizer,
             bool(body.logprobs),
             body.wants_usage,
+            new_call_id=self._chat_format.new_call_id,
         )
         return await self._answer(http, body, choices, 1, shape)
 
@@ -193,7 +198,9 @@ class _Api:
         request_params.check_model(body.model, self._settings)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", field="prompt")
-        ids = await _aside(http, lambda: request_params.tokenized(body, self._tokenizer))
+        ids = await _aside(
+            http, lambda: request_params.tokenized(body, self._tokenizer, self._chat_format.style)
+        )
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._settings.max_context_tokens}
         )
@@ -257,7 +264,12 @@ class _Api:
         return await streamed(http, source)
 
     def _choices(
-        self, http: HttpRequest, body: openai_requests.Common, prompts: list[tuple[int, ...]], n: int
+        self,
+        http: HttpRequest,
+        body: openai_requests.Common,
+        prompts: list[tuple[int, ...]],
+        n: int,
+        chat: PreparedChat | None = None,
     ) -> list[ChoiceStream]:
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier)
@@ -278,15 +290,19 @@ class _Api:
                     weight=tenant.rules.weight,
                     retain=body.prompt_cache_retention != "none",
                 )
+                hidden = chat.hidden_tokens if chat else None
                 text = TextStream(
                     self._tokenizer,
                     prompt,
                     body.stops,
-                    skip_special_tokens=body.skip_special_tokens,
+                    skip_special_tokens=body.skip_special_tokens and hidden is None,
                     include_stop=body.include_stop_str_in_output,
                     min_tokens=body.min_tokens,
+                    hidden_tokens=hidden or (),
                 )
-                choices.append(ChoiceStream(len(choices), request, text))
+                parser = chat.new_parser() if chat else PlainParser()
+                reasons = chat is not None and chat.formats.reasoning != "none"
+                choices.append(ChoiceStream(len(choices), request, text, parser, reasons))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
 

@@ -17,20 +17,25 @@ from cluster.ingress.api.openai_errors import describe
 
 log = logging.getLogger(__name__)
 
-Usage = dict[str, int]
+Usage = dict[str, Any]
 
 
 class ClientGone(Exception):
     pass
 
 
-def count_usage(choices: Sequence[ChoiceStream], num_prompts: int, num_output: int) -> Usage:
+def count_usage(
+    choices: Sequence[ChoiceStream], num_prompts: int, num_output: int, num_reasoning: int
+) -> Usage:
     num_prompt = num_prompt_tokens(choices, num_prompts)
-    return {
+    usage: Usage = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
         "total_tokens": num_prompt + num_output,
     }
+    if choices[0].reasons:
+        usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
+    return usage
 
 
 async def whole(
@@ -51,7 +56,8 @@ async def whole(
 
     pieces = await _unless_gone(http, collect())
     num_output = sum(len(own) for own in pieces)
-    return JSONResponse(shape.body(pieces, count_usage(choices, num_prompts, num_output)))
+    num_reasoning = sum(piece.is_reasoning for own in pieces for piece in own)
+    return JSONResponse(shape.body(pieces, count_usage(choices, num_prompts, num_output, num_reasoning)))
 
 
 async def _unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
@@ -80,17 +86,18 @@ async def events(
     request_id: str,
 ) -> AsyncGenerator[str, None]:
     """`data:` lines up to [DONE]. An error after the first of them is an event of its own."""
-    num_output = 0
+    num_output = num_reasoning = 0
     opened: set[int] = set()
     try:
         async with contextlib.aclosing(stream):
             async for piece in stream:
                 num_output += piece.token is not None
+                num_reasoning += piece.is_reasoning
                 if piece.index not in opened:
                     opened.add(piece.index)
                     for chunk in shape.opening(piece.index):
                         yield f"data: {chunk}\n\n"
-                if (chunk := shape.chunk(piece)) is not None:
+                for chunk in shape.chunks(piece):
                     yield f"data: {chunk}\n\n"
     except Exception as error:
         if not opened:
@@ -105,7 +112,8 @@ async def events(
         yield f"data: {json.dumps(body)}\n\n"
         return
     if include_usage:
-        yield f"data: {shape.usage_chunk(count_usage(choices, num_prompts, num_output))}\n\n"
+        usage = count_usage(choices, num_prompts, num_output, num_reasoning)
+        yield f"data: {shape.usage_chunk(usage)}\n\n"
     yield "data: [DONE]\n\n"
 
 

@@ -1,4 +1,4 @@
-"""The bodies that clients get, whole and in chunks, for both generation routes.
+"""The bodies that clients get, whole and in chunks: what OpenAI's routes share, and those of /v1/completions.
 
 A chunk's JSON is put together around a prepared frame: only its text goes through the JSON encoder, once per token."""
 
@@ -20,12 +20,12 @@ class BodyShape(Protocol):
         """Chunks that go before a choice's first piece."""
         ...
 
-    def chunk(self, piece: TextPiece) -> str | None: ...
-    def usage_chunk(self, usage: Mapping[str, int]) -> str: ...
-    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, int]) -> Json: ...
+    def chunks(self, piece: TextPiece) -> list[str]: ...
+    def usage_chunk(self, usage: Mapping[str, Any]) -> str: ...
+    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json: ...
 
 
-class _Base:
+class OpenAIShape:
     chunk_object: str
     object: str
 
@@ -44,10 +44,10 @@ class _Base:
         self._frame = start + ', "choices": ['
         self._tail = '], "usage": null}' if usage else "]}"
 
-    def usage_chunk(self, usage: Mapping[str, int]) -> str:
+    def usage_chunk(self, usage: Mapping[str, Any]) -> str:
         return json.dumps({**self._head, "object": self.chunk_object, "choices": [], "usage": usage})
 
-    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, int]) -> Json:
+    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json:
         choices = [self._choice(index, own) for index, own in enumerate(pieces)]
         return {**self._head, "object": self.object, "choices": choices, "usage": usage}
 
@@ -58,56 +58,11 @@ class _Base:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
-def _finish(piece: TextPiece) -> str:
+def finish_word(piece: TextPiece) -> str:
     return "null" if piece.finish is None else f'"{piece.finish.value}"'
 
 
-class ChatShape(_Base):
-    chunk_object = "chat.completion.chunk"
-    object = "chat.completion"
-
-    def opening(self, index: int) -> list[str]:
-        delta = '{"role": "assistant", "content": ""}'
-        choice = f'{{"index": {index}, "delta": {delta}, "logprobs": null, "finish_reason": null}}'
-        return [self._frame + choice + self._tail]
-
-    def chunk(self, piece: TextPiece) -> str | None:
-        if not piece.text and piece.finish is None and not self._with_logprobs:
-            return None
-        logprobs = "null"
-        if self._with_logprobs and piece.token is not None:
-            logprobs = json.dumps({"content": [self._logprob(piece.token)], "refusal": None})
-        delta = f'{{"content": {json.dumps(piece.text)}}}' if piece.text or piece.finish is None else "{}"
-        choice = f'{{"index": {piece.index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {_finish(piece)}}}'
-        return self._frame + choice + self._tail
-
-    def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
-        logprobs = None
-        if self._with_logprobs:
-            logprobs = {
-                "content": [self._logprob(p.token) for p in pieces if p.token is not None],
-                "refusal": None,
-            }
-        message = {"role": "assistant", "content": "".join(p.text for p in pieces), "refusal": None}
-        finish = pieces[-1].finish
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": logprobs,
-            "finish_reason": finish and finish.value,
-        }
-
-    def _logprob(self, token: TokenOut) -> Json:
-        top = [self._entry(i, value) for i, value in token.top]
-        return {**self._entry(token.token, token.logprob or 0.0), "top_logprobs": top}
-
-    def _entry(self, token: int, logprob: float) -> Json:
-        text = self._token_text(token)
-        # Part of a character has no text of its own, so its bytes are not known here.
-        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
-
-
-class CompletionShape(_Base):
+class CompletionShape(OpenAIShape):
     chunk_object = "text_completion"
     object = "text_completion"
 
@@ -123,15 +78,15 @@ class CompletionShape(_Base):
         choice = f'{{"index": {index}, "text": {json.dumps(echo)}, "logprobs": null, "finish_reason": null}}'
         return [self._frame + choice + self._tail]
 
-    def chunk(self, piece: TextPiece) -> str | None:
+    def chunks(self, piece: TextPiece) -> list[str]:
         if not piece.text and piece.finish is None and not self._with_logprobs:
-            return None
+            return []
         logprobs = json.dumps(self._logprobs(piece.index, [piece])) if self._with_logprobs else "null"
         choice = (
             f'{{"index": {piece.index}, "text": {json.dumps(piece.text)}, '
-            f'"logprobs": {logprobs}, "finish_reason": {_finish(piece)}}}'
+            f'"logprobs": {logprobs}, "finish_reason": {finish_word(piece)}}}'
         )
-        return self._frame + choice + self._tail
+        return [self._frame + choice + self._tail]
 
     def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
         text = self._echoes.get(index, "") + "".join(p.text for p in pieces)

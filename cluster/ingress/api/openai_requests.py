@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from cluster.ingress.api.openai_tools import Strict, ToolCalls, ToolChoice, Tools
 from core.errors import RequestError
 
 M = TypeVar("M", bound=BaseModel)
@@ -30,17 +31,13 @@ def _not_too_many(biases: Any) -> Any:
 Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: Literal[False] | None = None
 
 
-class Common(_Strict):
+class Common(Strict):
     """What both generation routes take. None: the model's default."""
 
     model: str
@@ -79,29 +76,40 @@ class Common(_Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class TextPart(_Strict):
+class TextPart(Strict):
     type: Literal["text"]
     text: str
 
 
-class Message(_Strict):
+class Message(Strict):
+    """`content` is null where an assistant only called tools."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
+    tool_calls: ToolCalls | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     # Clients send answers back as they got them, with these fields empty.
     refusal: None = None
     audio: None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
-    def plain(self) -> dict[str, str]:
-        """As chat templates know it. `developer` is OpenAI's newer word for `system`, which templates would drop."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        extra = {key: value for key in ("name", "tool_call_id") if (value := getattr(self, key)) is not None}
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": text, **extra}
+    @model_validator(mode="after")
+    def _suits_its_role(self) -> "Message":
+        if self.role != "assistant":
+            if self.content is None:
+                raise ValueError("content is required")
+            if self.tool_calls or self.reasoning_content or self.reasoning:
+                raise ValueError("only an assistant's message has tool_calls or reasoning")
+        return self
+
+    @property
+    def text(self) -> str | None:
+        parts = self.content
+        return "".join(part.text for part in parts) if isinstance(parts, list) else parts
 
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
@@ -114,6 +122,10 @@ class ChatRequest(Common):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
 class CompletionRequest(Common):
@@ -128,7 +140,7 @@ class CompletionRequest(Common):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
@@ -136,7 +148,7 @@ class TokenizeRequest(_Strict):
     add_generation_prompt: bool = True
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     model: str | None = None
     tokens: Annotated[list[TokenNumber], Field(fail_fast=True)]
 
@@ -163,16 +175,16 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "prompt_cache_key": (_anything, "prefixes are found by content; cache_salt separates tenants"),
     "prompt_cache_options": (_is(), "blocks stay cached for as long as there is room"),
     "store": (_is(False), "Baton stores no completions"),
-    "parallel_tool_calls": (_is(True, False), "tools are not supported yet"),
-    "tools": (_is([]), "tools are not supported yet"),
-    "tool_choice": (_is("none", "auto"), "tools are not supported yet"),
-    "functions": (_is([]), "functions are not supported yet"),
-    "function_call": (_is("none", "auto"), "functions are not supported yet"),
+    "parallel_tool_calls": (_is(True, False), "tools go with /v1/chat/completions"),
+    "tools": (_is([]), "tools go with /v1/chat/completions"),
+    "tool_choice": (_is("none", "auto"), "tools go with /v1/chat/completions"),
+    "functions": (_is([]), "it is called tools now"),
+    "function_call": (_is("none", "auto"), "it is called tool_choice now"),
     "response_format": (_is({"type": "text"}), "only plain text is supported yet"),
     "modalities": (_is(["text"]), "only text is generated"),
     "audio": (_is(), "only text is generated"),
     "prediction": (_is(), "predicted outputs are not supported"),
-    "reasoning_effort": (_is("none"), "the served models have no reasoning effort"),
+    "reasoning_effort": (_is("none"), "reasoning goes with /v1/chat/completions"),
     "verbosity": (_is("medium"), "the served models have no verbosity setting"),
     "web_search_options": (_is(), "there is no web search"),
     "moderation": (_is(), "there is no moderation model"),
@@ -242,7 +254,7 @@ def _explain(error: ValidationError) -> RequestError:
     missing = worst["type"] == "missing"
     if missing and len(path) == 1:
         text = f"{name!r} is required"
-    elif worst["type"] in ("extra_forbidden", "none_required") or path[-1] in ("tool_calls", "annotations"):
+    elif worst["type"] in ("extra_forbidden", "none_required") or path[-1] == "annotations":
         text = f"{where} is not supported"
     else:
         text = f"{where}: {worst['msg'].removeprefix('Value error, ')}"

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from secrets import randbits
+from typing import Any, Literal
 
+from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import ChatRequest, Common, CompletionRequest, TokenizeRequest
+from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from core.errors import RequestError
 from core.types import SamplingParams
 
@@ -30,6 +33,8 @@ class ApiSettings:
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 30.0
     max_n: int = 128
+    tool_call_parser: ToolFormat | Literal["auto"] = "auto"
+    reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
 
 
 def check_model(name: str | None, settings: ApiSettings) -> None:
@@ -42,18 +47,21 @@ def check_model(name: str | None, settings: ApiSettings) -> None:
         )
 
 
-def chat_prompt(body: ChatRequest, tokenizer: ChatTokenizer) -> tuple[int, ...]:
+def chat_prompt(
+    body: ChatRequest,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    template_arguments: Mapping[str, Any],
+    tokenizer: ChatTokenizer,
+) -> tuple[int, ...]:
     """Raises RequestError."""
-    arguments = body.chat_template_kwargs or {}
-    if reserved := _TEMPLATE_RESERVED.intersection(arguments):
+    if reserved := _TEMPLATE_RESERVED.intersection(template_arguments):
         raise RequestError(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
         )
     prompt = tuple(
         tokenizer.chat_template(
-            [message.plain() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt,
-            **arguments,
+            messages, tools=tools, add_generation_prompt=body.add_generation_prompt, **template_arguments
         )
     )
     if not prompt:
@@ -61,11 +69,11 @@ def chat_prompt(body: ChatRequest, tokenizer: ChatTokenizer) -> tuple[int, ...]:
     return prompt
 
 
-def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer) -> list[int]:
+def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer, style: MessageStyle) -> list[int]:
     """Raises RequestError."""
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages = [message.plain() for message in body.messages]
+    messages = template_messages(body.messages, style)
     return tokenizer.chat_template(messages, add_generation_prompt=body.add_generation_prompt)
 
 

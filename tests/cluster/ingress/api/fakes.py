@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
@@ -21,6 +21,8 @@ class ByteTokenizer:
 
     eos_token_id = END
     vocab_size = 257
+    template = ""
+    special_tokens: Mapping[str, int] = {"<end>": END}
 
     def __init__(self) -> None:
         self.encoded_on: list[threading.Thread] = []

@@ -29,10 +29,14 @@ OPEN = Rules(CLASSES, {"": TenantRules()})
 
 class Api:
     def __init__(
-        self, generator: FakeGenerator, settings: ApiSettings = SETTINGS, rules: Rules = OPEN
+        self,
+        generator: FakeGenerator,
+        settings: ApiSettings = SETTINGS,
+        rules: Rules = OPEN,
+        tokenizer: ByteTokenizer | None = None,
     ) -> None:
         self.generator = generator
-        self.tokenizer = ByteTokenizer()
+        self.tokenizer = tokenizer or ByteTokenizer()
         self.access = Access(rules)
         self.app = create_app(generator, self.tokenizer, settings, self.access, make_observers(NAME))
         transport = httpx.ASGITransport(self.app)

@@ -219,7 +219,7 @@ def test_a_refusal_names_the_whole_path() -> None:
     )
     assert message({"stream_options": {"include_usage": 1}}).startswith("stream_options.include_usage: ")
     calls = [{"role": "assistant", "content": "", "tool_calls": [{}]}]
-    assert message({"messages": calls}) == "messages[0].tool_calls is not supported"
+    assert message({"messages": calls}) == "messages[0].tool_calls[0].id: Field required"
 
 
 @pytest.mark.parametrize(

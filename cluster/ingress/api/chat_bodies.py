@@ -1,0 +1,117 @@
+"""The bodies of /v1/chat/completions, whole and in chunks."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cluster.ingress.api.choices import TextPiece
+from cluster.ingress.api.openai_bodies import Json, OpenAIShape
+from cluster.ingress.parsers.output_events import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    OutputEvent,
+    Reasoning,
+    Text,
+    joined,
+)
+from core.types import FinishReason, TokenOut
+
+
+class ChatShape(OpenAIShape):
+    chunk_object = "chat.completion.chunk"
+    object = "chat.completion"
+
+    def __init__(self, *args: Any, new_call_id: Callable[[], str]) -> None:
+        super().__init__(*args)
+        self._new_call_id = new_call_id
+        self._called: set[int] = set()
+        """Choices that have begun a call."""
+
+    def opening(self, index: int) -> list[str]:
+        delta = '{"role": "assistant", "content": ""}'
+        choice = f'{{"index": {index}, "delta": {delta}, "logprobs": null, "finish_reason": null}}'
+        return [self._frame + choice + self._tail]
+
+    def chunks(self, piece: TextPiece) -> list[str]:
+        if not piece.events and piece.finish is None and not self._with_logprobs:
+            return []
+        deltas = [delta for event in piece.events if (delta := self._delta(piece.index, event))]
+        if not deltas or (piece.finish is not None and not isinstance(piece.events[-1], Text)):
+            deltas.append("{}" if piece.finish is not None else '{"content": ""}')
+        logprobs, finish = "null", "null"
+        if self._with_logprobs and piece.token is not None:
+            logprobs = json.dumps({"content": [self._logprob(piece.token)], "refusal": None})
+        chunks: list[str] = []
+        for number, delta in enumerate(deltas, 1):
+            if number == len(deltas) and piece.finish is not None:
+                finish = f'"{self._finish_reason(piece)}"'
+            choice = f'{{"index": {piece.index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {finish}}}'
+            chunks.append(self._frame + choice + self._tail)
+            logprobs = "null"
+        return chunks
+
+    def _delta(self, choice: int, event: OutputEvent) -> str:
+        """Empty for what no chunk says."""
+        match event:
+            case Text(text):
+                return f'{{"content": {json.dumps(text)}}}'
+            case Reasoning(text):
+                said = json.dumps(text)
+                return f'{{"reasoning_content": {said}, "reasoning": {said}}}'
+            case CallBegins(index, name):
+                self._called.add(choice)
+                function = {"name": name, "arguments": ""}
+                call = {"index": index, "id": self._new_call_id(), "type": "function", "function": function}
+                return json.dumps({"tool_calls": [call]})
+            case CallArguments(index, text):
+                return f'{{"tool_calls": [{{"index": {index}, "function": {{"arguments": {json.dumps(text)}}}}}]}}'
+            case CallEnds():
+                return ""
+
+    def _finish_reason(self, piece: TextPiece) -> str | None:
+        if piece.finish is FinishReason.STOP and piece.index in self._called:
+            return "tool_calls"
+        return piece.finish and piece.finish.value
+
+    def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
+        logprobs = None
+        if self._with_logprobs:
+            logprobs = {
+                "content": [self._logprob(p.token) for p in pieces if p.token is not None],
+                "refusal": None,
+            }
+        message = self._message(index, joined(event for piece in pieces for event in piece.events))
+        finish = self._finish_reason(pieces[-1])
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _message(self, choice: int, events: Sequence[OutputEvent]) -> Json:
+        text = "".join(event.text for event in events if isinstance(event, Text))
+        reasoning = "".join(event.text for event in events if isinstance(event, Reasoning))
+        calls: list[Json] = []
+        for event in events:
+            match event:
+                case CallBegins(_, name):
+                    self._called.add(choice)
+                    function = {"name": name, "arguments": ""}
+                    calls.append({"id": self._new_call_id(), "type": "function", "function": function})
+                case CallArguments(_, text_of_call):
+                    calls[-1]["function"]["arguments"] += text_of_call
+                case _:
+                    pass
+        content = text if text or not (calls or reasoning) else None
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _logprob(self, token: TokenOut) -> Json:
+        top = [self._entry(i, value) for i, value in token.top]
+        return {**self._entry(token.token, token.logprob or 0.0), "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        text = self._token_text(token)
+        # Part of a character has no text of its own, so its bytes are not known here.
+        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

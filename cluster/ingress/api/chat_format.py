@@ -1,0 +1,149 @@
+"""How the served model is spoken to and read: what its chat template wants, and the markup that it answers in."""
+
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.ingress.api.chat_messages import MessageStyle, template_messages
+from cluster.ingress.api.generator import ChatTokenizer
+from cluster.ingress.api.openai_requests import ChatRequest
+from cluster.ingress.api.openai_tools import NamedTool, Tool
+from cluster.ingress.api.request_params import ApiSettings, chat_prompt
+from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
+from cluster.ingress.parsers.output_events import OutputParser
+from core.errors import RequestError
+
+_TAIL_TOKENS = 16
+"""Tokens of the prompt's end that tell whether it ends within the reasoning."""
+_EFFORTS = ("low", "medium", "high")
+_LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedChat:
+    """One conversation, ready to be generated from; each of its choices gets a parser of its own."""
+
+    prompt: tuple[int, ...]
+    formats: ModelFormats
+    opened: bool
+    """The prompt ends within the reasoning."""
+    schemas: Mapping[str, Mapping[str, Any]] | None
+    """The parameters of the tools that may be called, by name. None: calls are text."""
+    max_calls: int | None
+    hidden_tokens: frozenset[int] | None
+    """Special tokens to leave out of the text although others must stay in it. None: the request's word stands for all."""
+
+    def new_parser(self) -> OutputParser:
+        return make_parser(self.formats, schemas=self.schemas, opened=self.opened, max_calls=self.max_calls)
+
+
+class ChatFormat:
+    def __init__(self, tokenizer: ChatTokenizer, settings: ApiSettings) -> None:
+        self._tokenizer = tokenizer
+        self.formats = choose_formats(
+            tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
+        )
+        self.style = self._style()
+
+    def new_call_id(self) -> str:
+        letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if self.style.short_ids else 24))
+        return letters if self.style.short_ids else f"call_{letters}"
+
+    def prepare(self, body: ChatRequest) -> PreparedChat:
+        """Raises RequestError."""
+        tools = self._callable_tools(body)
+        rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+        arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
+        messages = template_messages(body.messages, self.style)
+        prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer)
+        one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        return PreparedChat(
+            prompt=prompt,
+            formats=self.formats,
+            opened=self._is_within_reasoning(prompt),
+            schemas={tool.function.name: tool.function.parameters or {} for tool in tools} if tools else None,
+            max_calls=1 if tools and one_call else None,
+            hidden_tokens=self._hidden_tokens(bool(tools)) if body.skip_special_tokens else None,
+        )
+
+    def _callable_tools(self, body: ChatRequest) -> list[Tool]:
+        """None where `tool_choice` forbids calls: a model that is not shown a tool does not call it."""
+        tools, choice = body.tools or [], body.tool_choice
+        names = [tool.function.name for tool in tools]
+        if doubled := next((name for name in names if names.count(name) > 1), None):
+            raise RequestError(f"two tools are called {doubled!r}", field="tools")
+        if isinstance(choice, NamedTool) and choice.function.name not in names:
+            raise RequestError(
+                f"tool_choice names {choice.function.name!r}, which is no tool", field="tool_choice"
+            )
+        if choice == "required" and not tools:
+            raise RequestError("tool_choice is 'required', but there are no tools", field="tool_choice")
+        if not tools or choice == "none":
+            return []
+        if self.formats.tools == "none":
+            raise RequestError(
+                "this model's chat template shows no tool format that Baton knows; the server's operator can set "
+                "model.tool_call_parser (--tool-call-parser)",
+                field="tools",
+                code="unsupported_parameter",
+            )
+        if choice not in (None, "auto"):
+            raise RequestError("tool_choice can be 'auto' or 'none' yet", field="tool_choice")
+        return tools
+
+    def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
+        """What `reasoning_effort` means to the template. `medium` is OpenAI's default: the model's own way."""
+        effort, template = body.reasoning_effort, self._tokenizer.template
+        if effort is None:
+            return {}
+        if "reasoning_effort" in template and effort in _EFFORTS:
+            return {"reasoning_effort": effort}
+        if "enable_thinking" in template and effort in ("none", "medium"):
+            return {"enable_thinking": effort != "none"}
+        if effort == ("none" if self.formats.reasoning == "none" else "medium"):
+            return {}
+        raise RequestError(
+            f"this model's chat template knows no reasoning effort {effort!r}",
+            field="reasoning_effort",
+            code="unsupported_parameter",
+        )
+
+    def _is_within_reasoning(self, prompt: tuple[int, ...]) -> bool:
+        marks = THINK_MARKS.get(self.formats.reasoning)
+        if marks is None:
+            return False
+        tail = self._tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
+        return tail.rstrip().endswith(marks[0])
+
+    def _hidden_tokens(self, with_tools: bool) -> frozenset[int] | None:
+        special, marks = self._tokenizer.special_tokens, self.formats.marks(with_tools)
+        if not any(mark in special for mark in marks):
+            return None
+        return frozenset(token for text, token in special.items() if text not in marks)
+
+    def _style(self) -> MessageStyle:
+        return MessageStyle(
+            text_arguments=self.formats.tools != "none" and not self._renders({}) and self._renders("{}"),
+            short_ids=self.formats.tools == "mistral",
+            reasoning_key="thinking" if self.formats.is_harmony else "reasoning_content",
+        )
+
+    def _renders(self, arguments: object) -> bool:
+        """Whether the template takes a call with such arguments."""
+        call = {
+            "id": "call00000",
+            "type": "function",
+            "function": {"name": "f", "arguments": arguments},
+        }
+        messages = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "x", "tool_call_id": "call00000"},
+        ]
+        try:
+            self._tokenizer.chat_template(messages)
+        except RequestError:
+            return False
+        return True

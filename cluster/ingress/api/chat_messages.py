@@ -1,0 +1,76 @@
+"""Messages as chat templates want them: families differ in what they take calls' arguments and ids for."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.ingress.api.openai_requests import Message
+from cluster.ingress.api.openai_tools import ToolCall
+from core.errors import RequestError
+
+_SHORT_ID = 9
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStyle:
+    text_arguments: bool = False
+    """Arguments stay text, as in DeepSeek's template, which puts them together with strings."""
+    short_ids: bool = False
+    """Ids have nine letters and digits, as Mistral's templates insist."""
+    reasoning_key: str = "reasoning_content"
+    """gpt-oss's template reads `thinking`."""
+
+
+def template_messages(messages: Sequence[Message], style: MessageStyle) -> list[dict[str, Any]]:
+    """Raises RequestError."""
+    return [_template_message(index, message, style) for index, message in enumerate(messages)]
+
+
+def short_id(call_id: str) -> str:
+    return "".join(c for c in call_id if c.isascii() and c.isalnum())[-_SHORT_ID:].rjust(_SHORT_ID, "0")
+
+
+def _template_message(index: int, message: Message, style: MessageStyle) -> dict[str, Any]:
+    """`developer` is OpenAI's newer word for `system`, which templates would drop."""
+    content = message.text
+    if content is None and not message.tool_calls:
+        content = ""
+    out: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content,
+    }
+    if message.name is not None:
+        out["name"] = message.name
+    if message.tool_call_id is not None:
+        out["tool_call_id"] = short_id(message.tool_call_id) if style.short_ids else message.tool_call_id
+    if message.tool_calls:
+        path = f"messages[{index}].tool_calls"
+        out["tool_calls"] = [
+            _template_call(f"{path}[{i}]", call, style) for i, call in enumerate(message.tool_calls)
+        ]
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning and not (style.reasoning_key == "thinking" and content):
+        out[style.reasoning_key] = reasoning
+    return out
+
+
+def _template_call(path: str, call: ToolCall, style: MessageStyle) -> dict[str, Any]:
+    arguments: str | Mapping[str, Any] = call.function.arguments or "{}"
+    if not style.text_arguments:
+        arguments = _object(path, call.function.arguments or "{}")
+    return {
+        "id": short_id(call.id) if style.short_ids else call.id,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _object(path: str, text: str) -> Mapping[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise RequestError(f"{path}.function.arguments is no JSON object", field="messages")
+    return value

@@ -1,0 +1,54 @@
+"""Tools and calls in the bodies of chat requests."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_TOOLS = 512
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+
+
+class Function(Strict):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Strict):
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: Named
+
+
+class CalledFunction(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call in an assistant message that a client sends back."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]

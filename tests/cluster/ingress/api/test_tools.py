@@ -1,0 +1,301 @@
+"""Tools and reasoning through the openai client, over a generator that writes what a model of the family would."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.ingress.parsers import harmony
+from core.errors import RequestError
+from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
+from tests.cluster.ingress.api.harness import CHATS, SETTINGS, Api
+from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
+
+FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
+TOOLS: list[Any] = [
+    {"type": "function", "function": FUNCTION},
+    {"type": "function", "function": {"name": "get_time"}},
+]
+ASK: list[Any] = [{"role": "user", "content": "Weather in Zürich?"}]
+HERMES = "<tool_call></tool_call>"
+
+
+class TemplateTokenizer(ByteTokenizer):
+    """Renders a conversation as JSON, with what the template was given beside it. Special tokens are single ids from 300 on."""
+
+    def __init__(self, template: str, special: Sequence[str] = (), ending: str = "") -> None:
+        super().__init__()
+        self.template, self._ending = template, ending
+        self.special_tokens = {"<end>": END, **{text: 300 + i for i, text in enumerate(special)}}
+        self.rendered: list[dict[str, Any]] = []
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        names = {token: text for text, token in self.special_tokens.items()}
+        out, run = "", b""
+        for token in ids:
+            if token < 256:
+                run += bytes([token])
+                continue
+            out, run = out + run.decode(errors="replace"), b""
+            out += "" if skip_special_tokens else names[token]
+        return out + run.decode(errors="replace")
+
+    def chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Any = None,
+        add_generation_prompt: bool = True,
+        **arguments: Any,
+    ) -> list[int]:
+        self.rendered.append({"messages": list(messages), "tools": tools, **arguments})
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                if "concatenates" in self.template and not isinstance(call["function"]["arguments"], str):
+                    raise RequestError("can only concatenate str", field="messages")
+        return self.encode(json.dumps(list(messages)) + self._ending)
+
+
+class TokenGenerator(FakeGenerator):
+    """Emits special tokens as the single ids that they are."""
+
+    def __init__(self, text: str, tokenizer: TemplateTokenizer) -> None:
+        super().__init__()
+        self.ids = list[int]()
+        while text:
+            found = next((s for s in tokenizer.special_tokens if text.startswith(s)), None)
+            self.ids += [tokenizer.special_tokens[found]] if found else list(text[0].encode())
+            text = text[len(found or text[0]) :]
+
+    async def generate(self, request: Any):
+        self.text = "x" * len(self.ids)
+        stream = super().generate(request)
+        try:
+            async for token in stream:
+                at = token.index
+                yield replace(token, token=self.ids[at]) if at < len(self.ids) else token
+        finally:
+            await stream.aclose()
+
+
+def served(text: str, template: str = HERMES, special: Sequence[str] = (), ending: str = "") -> Api:
+    tokenizer = TemplateTokenizer(template, special, ending)
+    settings = replace(SETTINGS, max_context_tokens=4000, vocab_size=400)
+    return Api(TokenGenerator(text, tokenizer), settings, tokenizer=tokenizer)
+
+
+def last_rendered(api: Api) -> dict[str, Any]:
+    assert isinstance(api.tokenizer, TemplateTokenizer)
+    return api.tokenizer.rendered[-1]
+
+
+def called(message: Any) -> list[tuple[str, str]]:
+    return [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+
+
+TWO = [("get_weather", '{"city": "Zürich", "days": 2}'), ("get_time", "{}")]
+
+
+async def test_a_round_trip_with_tools() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    answer = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS)
+    message = answer.choices[0].message
+    assert (message.content, called(message)) == ("I will look.", TWO)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert last_rendered(api)["tools"] == TOOLS
+    calls = message.tool_calls or []
+    assert len({call.id for call in calls}) == 2
+    replies: list[Any] = [{"role": "tool", "tool_call_id": call.id, "content": "3 °C"} for call in calls]
+    sent_back: Any = message.model_dump()
+    await api.openai.chat.completions.create(model=NAME, messages=[*ASK, sent_back, *replies], tools=TOOLS)
+    replayed = last_rendered(api)["messages"]
+    assert replayed[1]["tool_calls"][0]["function"] == {
+        "name": "get_weather",
+        "arguments": {"city": "Zürich", "days": 2},
+    }
+    assert [m["tool_call_id"] for m in replayed[2:]] == [call.id for call in calls]
+
+
+async def test_calls_are_streamed_with_their_name_before_their_arguments() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    stream = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, stream=True)
+    chunks = [chunk async for chunk in stream]
+    deltas = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
+    first = next(delta for delta in deltas if delta.index == 0)
+    assert first.id
+    assert first.function is not None
+    assert (first.function.name, first.function.arguments) == ("get_weather", "")
+    texts = {0: "", 1: ""}
+    for delta in deltas:
+        assert delta.function is not None
+        texts[delta.index] += delta.function.arguments or ""
+    assert [texts[0], texts[1]] == [arguments for _, arguments in TWO]
+    assert sum(delta.index == 0 for delta in deltas) > 10
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "I will look."
+    assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == ["tool_calls"]
+
+
+async def test_the_sdks_stream_helper_collects_what_the_whole_answer_has() -> None:
+    api = served(RECORDED["qwen3"].text, HERMES + "</think>")
+    async with api.openai.chat.completions.stream(model=NAME, messages=ASK, tools=TOOLS) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert called(final.choices[0].message) == TWO
+    assert final.choices[0].finish_reason == "tool_calls"
+
+
+async def test_without_parallel_calls_the_generation_ends_after_the_first() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    answer = await api.openai.chat.completions.create(
+        model=NAME, messages=ASK, tools=TOOLS, parallel_tool_calls=False
+    )
+    assert called(answer.choices[0].message) == TWO[:1]
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert api.generator.closed == ["r1"]
+
+
+async def test_with_tool_choice_none_the_model_sees_no_tool_and_its_text_stays() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    answer = await api.openai.chat.completions.create(
+        model=NAME, messages=ASK, tools=TOOLS, tool_choice="none"
+    )
+    assert answer.choices[0].message.content == RECORDED["qwen2.5"].text
+    assert last_rendered(api)["tools"] is None
+
+
+async def test_a_call_that_the_limit_cuts_ends_with_length() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    answer = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, max_tokens=80)
+    (name, arguments), *_ = called(answer.choices[0].message)
+    assert name == "get_weather"
+    assert '{"city": "Zürich", "days": 2}'.startswith(arguments)
+    assert answer.choices[0].finish_reason == "length"
+
+
+async def test_logprobs_stand_beside_the_calls_once_for_each_token() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    stream = await api.openai.chat.completions.create(
+        model=NAME, messages=ASK, tools=TOOLS, logprobs=True, stream=True
+    )
+    entries = [e async for c in stream if c.choices[0].logprobs for e in c.choices[0].logprobs.content or ()]
+    assert isinstance(api.generator, TokenGenerator)
+    assert len(entries) == len(api.generator.ids) + 1
+
+
+MARKS = [harmony.START, harmony.CHANNEL, harmony.MESSAGE, harmony.END, harmony.CONSTRAIN, harmony.CALL]
+
+
+async def test_special_tokens_that_the_format_needs_are_seen_and_others_are_not() -> None:
+    text = RECORDED["gpt-oss call"].text.replace("Which", "<odd>Which") + harmony.CALL
+    api = served(text, "<|channel|>", [*MARKS, "<odd>"])
+    answer = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS)
+    message: Any = answer.choices[0].message
+    assert called(message) == TWO[:1]
+    assert (message.content, message.reasoning_content, message.reasoning) == (None, *["Which city?"] * 2)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_stands_apart_from_the_answer_and_is_counted(stream: bool) -> None:
+    api = served("Okay.\n</think>\n\nYes.", "<think></think>", ["<think>", "</think>"], "<think>\n")
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    answer: Any = await api.openai.chat.completions.create(model=NAME, messages=ASK, stream=stream, **options)
+    if stream:
+        chunks = [chunk async for chunk in answer]
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        content = "".join(delta.content or "" for delta in deltas)
+        usage = chunks[-1].usage
+    else:
+        message = answer.choices[0].message
+        reasoning, content, usage = message.reasoning_content, message.content, answer.usage
+    assert (reasoning, content) == ("Okay.", "Yes.")
+    # "Okay.", a newline and the mark.
+    assert usage.completion_tokens_details.reasoning_tokens == 7
+
+
+async def test_a_model_that_is_told_not_to_think_answers_at_once() -> None:
+    api = served("Yes.", "enable_thinking <think></think>", ["<think>", "</think>"], "<think></think>")
+    answer: Any = await api.openai.chat.completions.create(
+        model=NAME, messages=ASK, reasoning_effort="none", extra_body={"chat_template_kwargs": {"other": 1}}
+    )
+    assert answer.choices[0].message.content == "Yes."
+    assert last_rendered(api)["enable_thinking"] is False
+    assert last_rendered(api)["other"] == 1
+
+
+async def test_effort_reaches_the_template_that_knows_it() -> None:
+    api = served("Yes.", "{{ reasoning_effort }}")
+    await api.openai.chat.completions.create(model=NAME, messages=ASK, reasoning_effort="high")
+    assert last_rendered(api)["reasoning_effort"] == "high"
+
+
+async def test_a_template_that_concatenates_arguments_gets_them_as_text() -> None:
+    api = served("Done.", HERMES + "concatenates")
+    call = {"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    messages: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    await api.openai.chat.completions.create(model=NAME, messages=messages)
+    assert last_rendered(api)["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+
+
+async def test_mistrals_ids_are_as_short_as_its_template_wants() -> None:
+    api = served(RECORDED["mistral"].text, "[TOOL_CALLS]", ["[TOOL_CALLS]"])
+    answer = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS)
+    assert called(answer.choices[0].message) == TWO
+    assert all(len(call.id) == 9 for call in answer.choices[0].message.tool_calls or ())
+    call = {"id": "call_abcdefghijk", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    messages: list[Any] = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_abcdefghijk", "content": "noon"},
+    ]
+    await api.openai.chat.completions.create(model=NAME, messages=messages, tools=TOOLS)
+    replayed = last_rendered(api)["messages"]
+    assert replayed[1]["tool_calls"][0]["id"] == replayed[2]["tool_call_id"] == "cdefghijk"
+
+
+CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "oops"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0].function: Field required"),
+        ({"tools": TOOLS + TOOLS}, "tools", "two tools are called 'get_weather'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+            "'f', which is no tool",
+        ),
+        ({"functions": [FUNCTION]}, "functions", "tools"),
+        ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "'high'"),
+        ({"messages": [{"role": "user"}]}, "messages", "messages[0]: content is required"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL_OF_TEXT]}]},
+            "messages",
+            "only an assistant's",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL_OF_TEXT]}]},
+            "messages",
+            "messages[0].tool_calls[0].function.arguments is no JSON object",
+        ),
+    ],
+)
+async def test_what_cannot_be_is_refused_by_name(body: dict[str, Any], param: str, says: str) -> None:
+    answer = await served("x").post(CHATS, {"model": NAME, "messages": ASK, **body})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert says in answer.json()["error"]["message"]
+
+
+async def test_a_model_of_no_known_format_refuses_tools_and_says_what_to_set() -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await served("x", "{{ messages }}").openai.chat.completions.create(
+            model=NAME, messages=ASK, tools=TOOLS
+        )
+    assert "--tool-call-parser" in refused.value.message
