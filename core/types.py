@@ -28,6 +28,19 @@ STANDARD = Slo()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingBudget:
+    """How many tokens the reasoning at an answer's beginning may have before its end is forced."""
+
+    max_tokens: int
+    begin: tuple[TokenId, ...]
+    """What opens the reasoning; empty: the prompt has opened it."""
+    end: tuple[TokenId, ...]
+    """What ends the reasoning where the model ends it by itself."""
+    forced: tuple[TokenId, ...]
+    """The tokens that follow a spent budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are drawn. The draw for output position i depends on (seed, i) and the logits alone."""
 
@@ -52,6 +65,7 @@ class SamplingParams:
     """Any of these ends the sequence; the model's end-of-sequence ids are among them unless the client ignores them."""
     masked_until_min: tuple[TokenId, ...] = ()
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
+    thinking: ThinkingBudget | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

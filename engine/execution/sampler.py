@@ -1,8 +1,8 @@
 """Draws the next tokens of a batch.
 
-Order, per row: logit bias, minimum-length mask, repetition, presence and frequency penalties, then (unless greedy)
-temperature, top-k, top-p, min-p, and one uniform number through the inverse of the cumulative distribution in token-id
-order. That number is a hash of (seed, output position) alone: batch, chunking, worker and retry never matter.
+Order, per row: logit bias, minimum-length mask, forced end of reasoning, repetition, presence and frequency penalties, then
+(unless greedy) temperature, top-k, top-p, min-p, and one uniform number through the inverse of the cumulative distribution in
+token-id order. That number is a hash of (seed, output position) alone: batch, chunking, worker and retry never matter.
 Log-probabilities are those of the raw logits."""
 
 import hashlib
@@ -15,6 +15,7 @@ import torch
 from core.plan import Sampled
 from core.types import SamplingParams, TokenId
 from engine.execution.batch import RankSeq
+from engine.execution.thinking_budget import forced_token
 from kernels.ops import Ops
 from kernels.sampling import Draw, Penalties
 
@@ -70,17 +71,22 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int], ops
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens)
+    return bool(sampling.logit_bias or sampling.min_tokens or sampling.thinking)
 
 
 def _shape(row: torch.Tensor, seq: RankSeq) -> None:
-    """Bias and minimum length, in place."""
+    """Bias, minimum length, and the end of reasoning whose budget is spent, in place."""
     sampling = seq.sampling
     for token, bias in sampling.logit_bias:
         row[token] += bias
     num_output = seq.num_tokens - seq.num_prompt
     if num_output < sampling.min_tokens and sampling.masked_until_min:
         row[list(sampling.masked_until_min)] = -torch.inf
+    if sampling.thinking is not None:
+        forced = forced_token(sampling.thinking, seq.tokens[seq.num_prompt : seq.num_tokens])
+        if forced is not None:
+            row.fill_(-torch.inf)
+            row[forced] = 0.0
 
 
 def _penalties(seqs: Sequence[RankSeq]) -> Penalties | None:

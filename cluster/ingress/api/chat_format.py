@@ -14,6 +14,7 @@ from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
 from core.errors import RequestError
+from core.types import ThinkingBudget
 
 _TAIL_TOKENS = 16
 """Tokens of the prompt's end that tell whether it ends within the reasoning."""
@@ -34,6 +35,8 @@ class PreparedChat:
     max_calls: int | None
     hidden_tokens: frozenset[int] | None
     """Special tokens to leave out of the text although others must stay in it. None: the request's word stands for all."""
+
+    thinking: ThinkingBudget | None
 
     def new_parser(self) -> OutputParser:
         return make_parser(self.formats, schemas=self.schemas, opened=self.opened, max_calls=self.max_calls)
@@ -58,14 +61,16 @@ class ChatFormat:
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
         prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer)
+        opened = self._is_within_reasoning(prompt)
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         return PreparedChat(
             prompt=prompt,
             formats=self.formats,
-            opened=self._is_within_reasoning(prompt),
+            opened=opened,
             schemas={tool.function.name: tool.function.parameters or {} for tool in tools} if tools else None,
             max_calls=1 if tools and one_call else None,
             hidden_tokens=self._hidden_tokens(bool(tools)) if body.skip_special_tokens else None,
+            thinking=self._budget(body.thinking_token_budget, opened),
         )
 
     def _callable_tools(self, body: ChatRequest) -> list[Tool]:
@@ -109,6 +114,22 @@ class ChatFormat:
             field="reasoning_effort",
             code="unsupported_parameter",
         )
+
+    def _budget(self, max_tokens: int | None, opened: bool) -> ThinkingBudget | None:
+        if max_tokens is None:
+            return None
+        begin, end, forced = (self._ids(mark) for mark in self.formats.budget_marks)
+        if len(end) != 1:
+            # An end of several tokens may be spelled by others, and would be forced a second time.
+            raise RequestError(
+                "this model has no token that ends its reasoning, so it cannot have a budget",
+                field="thinking_token_budget",
+                code="unsupported_parameter",
+            )
+        return ThinkingBudget(max_tokens=max_tokens, begin=() if opened else begin, end=end, forced=forced)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def _is_within_reasoning(self, prompt: tuple[int, ...]) -> bool:
         marks = THINK_MARKS.get(self.formats.reasoning)

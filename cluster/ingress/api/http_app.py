@@ -277,6 +277,8 @@ class _Api:
         for prompt in prompts:
             max_tokens = request_params.max_new_tokens(body, len(prompt), self._settings)
             sampling = request_params.to_sampling(body, max_tokens, self._settings)
+            if chat is not None:
+                sampling = replace(sampling, thinking=chat.thinking)
             for choice in range(n):
                 request = Request(
                     id=self._generator.new_request_id(),

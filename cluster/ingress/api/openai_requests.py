@@ -126,6 +126,8 @@ class ChatRequest(Common):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    """Tokens after which the end of reasoning is forced, as in vLLM."""
 
 
 class CompletionRequest(Common):

@@ -8,8 +8,10 @@ from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Sink, 
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+FINAL = f"{START}assistant{CHANNEL}final{MESSAGE}"
 _RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
-_ANALYSIS = re.compile(re.escape(CHANNEL) + r"\s*analysis")
+_ON_ANALYSIS = re.compile(re.escape(CHANNEL) + r"\s*analysis")
 
 
 def harmony_output(writer: EventWriter, with_calls: bool) -> Steps[None]:
@@ -49,7 +51,7 @@ def _message(writer: EventWriter, header: str, with_calls: bool) -> Steps[str]:
     if with_calls and (recipient := _RECIPIENT.search(header)):
         writer.begin_call(recipient[1])
         sink = writer.arguments
-    elif _ANALYSIS.search(header):
+    elif _ON_ANALYSIS.search(header):
         writer.is_reasoning = True
         sink = writer.reasoning
     end = yield from copy_until((END, CALL, RETURN, START), sink)

@@ -63,6 +63,14 @@ class ModelFormats:
     def is_harmony(self) -> bool:
         return "harmony" in (self.tools, self.reasoning)
 
+    @property
+    def budget_marks(self) -> tuple[str, str, str]:
+        """What begins reasoning, what ends it, and what is forced when it must end; empty where there is none."""
+        if self.is_harmony:
+            return harmony.ANALYSIS, harmony.END, harmony.END + harmony.FINAL
+        begin, end = THINK_MARKS.get(self.reasoning, ("", ""))
+        return begin, end, end
+
     def marks(self, with_tools: bool) -> tuple[str, ...]:
         """The markup that a parser must see even where special tokens are left out of the text."""
         if self.is_harmony:

@@ -10,6 +10,7 @@ import pytest
 
 from cluster.ingress.parsers import harmony
 from core.errors import RequestError
+from core.types import ThinkingBudget
 from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import CHATS, SETTINGS, Api
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
@@ -31,6 +32,14 @@ class TemplateTokenizer(ByteTokenizer):
         self.template, self._ending = template, ending
         self.special_tokens = {"<end>": END, **{text: 300 + i for i, text in enumerate(special)}}
         self.rendered: list[dict[str, Any]] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = list[int]()
+        while text:
+            found = next((s for s in self.special_tokens if text.startswith(s)), None)
+            ids += [self.special_tokens[found]] if found else list(text[0].encode())
+            text = text[len(found or text[0]) :]
+        return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         names = {token: text for text, token in self.special_tokens.items()}
@@ -63,11 +72,7 @@ class TokenGenerator(FakeGenerator):
 
     def __init__(self, text: str, tokenizer: TemplateTokenizer) -> None:
         super().__init__()
-        self.ids = list[int]()
-        while text:
-            found = next((s for s in tokenizer.special_tokens if text.startswith(s)), None)
-            self.ids += [tokenizer.special_tokens[found]] if found else list(text[0].encode())
-            text = text[len(found or text[0]) :]
+        self.ids = tokenizer.encode(text)
 
     async def generate(self, request: Any):
         self.text = "x" * len(self.ids)
@@ -256,6 +261,18 @@ async def test_mistrals_ids_are_as_short_as_its_template_wants() -> None:
     assert replayed[1]["tool_calls"][0]["id"] == replayed[2]["tool_call_id"] == "cdefghijk"
 
 
+async def test_a_budget_travels_with_the_tokens_that_it_is_about() -> None:
+    marks = ["<think>", "</think>"]
+    for ending, begin in (("", (300,)), ("<think>\n", ())):
+        api = served("Yes.", "<think></think>", marks, ending)
+        await api.openai.chat.completions.create(
+            model=NAME, messages=ASK, extra_body={"thinking_token_budget": 5}
+        )
+        assert api.generator.requests[0].sampling.thinking == ThinkingBudget(
+            max_tokens=5, begin=begin, end=(301,), forced=(301,)
+        )
+
+
 CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "oops"}}
 
 
@@ -273,6 +290,7 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
         ({"functions": [FUNCTION]}, "functions", "tools"),
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "'high'"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget", "no token that ends its reasoning"),
         ({"messages": [{"role": "user"}]}, "messages", "messages[0]: content is required"),
         (
             {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL_OF_TEXT]}]},
