@@ -1,46 +1,44 @@
-"""An agent's loop over plain chat: `python examples/agent.py --url http://127.0.0.1:8000 "How long is 'baton'?"`
+"""An agent's loop with tools: `python examples/agent.py --url http://127.0.0.1:8000 "How long is 'baton'?"`
 
-The endpoint has no tools yet, so the loop has a protocol of its own: the model calls one by a line of JSON, such as
-{"tool": "length", "text": "baton"}, is told the result in the next turn, and ends with a turn that has no such line. A model has
-to be able to follow that; the embedded one only continues Python, so with it the first turn is also the last."""
+The model calls tools, is told their results, and ends with a turn that calls none. The embedded model was trained on no tools: its
+server needs `--tool-call-parser hermes`, and its first turn is also the last."""
 
 import argparse
 import json
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 
 TOOLS = {"length": lambda text: str(len(text)), "reverse": lambda text: text[::-1]}
-SYSTEM = (
-    'Call a tool by one line of JSON, {"tool": NAME, "text": TEXT}, and wait for its result; '
-    f"tools: {', '.join(TOOLS)}. Otherwise answer in plain words."
-)
-Messages = list[dict[str, str]]
+PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+DECLARED = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in TOOLS]
+Message = dict[str, Any]
 
 
-def tool_result(answer: str) -> str | None:
-    """Return the result of the first tool that the answer calls, or None where it calls none."""
-    for line in answer.splitlines():
-        try:
-            call = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(call, dict) and "tool" in call:
-            tool = TOOLS.get(str(call["tool"]))
-            return tool(str(call.get("text", ""))) if tool else f"there is no tool {call['tool']}"
-    return None
+def result_of(call: Message) -> str:
+    """Run what the model calls. Models make mistakes: they are told what was wrong, as they are told results."""
+    tool = TOOLS.get(call["function"]["name"])
+    if tool is None:
+        return f"there is no tool {call['function']['name']}"
+    try:
+        return tool(str(json.loads(call["function"]["arguments"])["text"]))
+    except (ValueError, KeyError, TypeError):
+        return "the arguments must be an object with a text"
 
 
-def run(chat: Callable[[Messages], str], question: str, most_turns: int) -> str:
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+def run(chat: Callable[[list[Message]], Message], question: str, most_turns: int) -> str:
+    messages: list[Message] = [{"role": "user", "content": question}]
     for _ in range(most_turns):
         answer = chat(messages)
-        print(f"model: {answer}")
-        if (result := tool_result(answer)) is None:
-            return answer
-        print(f"tool: {result}")
-        messages.append({"role": "assistant", "content": answer})
-        messages.append({"role": "user", "content": f"Result: {result}"})
+        print(f"model: {answer['content'] or ''}")
+        messages.append(answer)  # with its calls, as it came
+        if not answer.get("tool_calls"):
+            return answer["content"]
+        for call in answer["tool_calls"]:
+            result = result_of(call)
+            print(f"tool {call['function']['name']}: {result}")
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     raise SystemExit(f"no answer within {most_turns} turns")
 
 
@@ -52,9 +50,9 @@ if __name__ == "__main__":
     with httpx.Client(base_url=args.url, timeout=60) as http:
         model = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
-        def chat(messages: Messages) -> str:
-            body = {"model": model, "messages": messages, "max_tokens": 128, "temperature": 0}
+        def chat(messages: list[Message]) -> Message:
+            body = {"model": model, "messages": messages, "tools": DECLARED, "max_tokens": 128}
             answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-            return answer["choices"][0]["message"]["content"]
+            return answer["choices"][0]["message"]
 
         run(chat, args.question, most_turns=8)

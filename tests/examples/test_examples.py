@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,28 +64,49 @@ def test_a_stream_is_what_transformers_says(run: Run, server: ServeProcess) -> N
 def test_an_agent_whose_model_calls_no_tool_ends_with_its_first_turn(run: Run, server: ServeProcess) -> None:
     said = run("agent.py", server.base_url)
     assert said.startswith("model: ")
-    assert "tool:" not in said
+    assert "tool " not in said
+
+
+def call_of(name: str, arguments: str) -> dict[str, Any]:
+    call = {"id": f"call_{name}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
 def test_an_agent_is_told_what_its_tools_found(capsys: pytest.CaptureFixture[str]) -> None:
     agent = runpy.run_path(str(EXAMPLES / "agent.py"))
-    turns = iter(
-        ['I count.\n{"tool": "length", "text": "baton"}', '{"tool": "weigh", "text": "baton"}', "It is 5."]
-    )
-    seen: list[str] = []
+    calls = [call_of("length", '{"text": "baton"}'), call_of("weigh", "{}"), call_of("reverse", '{"tex')]
+    turns = iter([*calls, {"role": "assistant", "content": "It is 5."}])
+    seen: list[dict[str, Any]] = []
 
-    def chat(messages: list[dict[str, str]]) -> str:
-        seen.append(messages[-1]["content"])
+    def chat(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.append(messages[-1])
         return next(turns)
 
     assert agent["run"](chat, "How long is baton?", 8) == "It is 5."
-    assert seen == ["How long is baton?", "Result: 5", "Result: there is no tool weigh"]
+    assert [message["content"] for message in seen] == [
+        "How long is baton?",
+        "5",
+        "there is no tool weigh",
+        "the arguments must be an object with a text",
+    ]
+    assert [message.get("tool_call_id") for message in seen[1:]] == [
+        "call_length",
+        "call_weigh",
+        "call_reverse",
+    ]
 
 
 def test_an_agent_that_never_answers_is_ended() -> None:
     agent = runpy.run_path(str(EXAMPLES / "agent.py"))
     with pytest.raises(SystemExit, match="no answer within 3 turns"):
-        agent["run"](lambda _: '{"tool": "reverse", "text": "a"}', "Go on.", 3)
+        agent["run"](lambda _: call_of("reverse", '{"text": "a"}'), "Go on.", 3)
+
+
+@pytest.mark.slow
+def test_an_answer_without_reasoning_is_content_alone(run: Run, server: ServeProcess) -> None:
+    said = run("reasoning.py", server.base_url)
+    assert said.startswith("\n[content]\n")
+    assert "[reasoning]" not in said
 
 
 @pytest.mark.slow

@@ -1,15 +1,16 @@
 """How the served model is spoken to and read: what its chat template wants, and the markup that it answers in."""
 
+import itertools
 import secrets
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.ingress.api.chat_messages import MessageStyle, template_messages
+from cluster.ingress.api.chat_messages import MessageStyle, short_id, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
-from cluster.ingress.api.openai_requests import ChatRequest
-from cluster.ingress.api.openai_tools import NamedTool, Tool
+from cluster.ingress.api.openai_requests import ChatRequest, Message
+from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
@@ -56,6 +57,7 @@ class ChatFormat:
 
     def prepare(self, body: ChatRequest) -> PreparedChat:
         """Raises RequestError."""
+        self._refuse_what_is_not_rendered(body)
         tools = self._callable_tools(body)
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
@@ -88,15 +90,18 @@ class ChatFormat:
         if not tools or choice == "none":
             return []
         if self.formats.tools == "none":
-            raise RequestError(
-                "this model's chat template shows no tool format that Baton knows; the server's operator can set "
-                "model.tool_call_parser (--tool-call-parser)",
-                field="tools",
-                code="unsupported_parameter",
-            )
+            raise _no_tool_format("tools")
         if choice not in (None, "auto"):
-            raise RequestError("tool_choice can be 'auto' or 'none' yet", field="tool_choice")
+            raise _unguaranteed("tool_choice can be 'auto' or 'none'", "tool_choice")
+        if any(tool.function.strict for tool in tools):
+            raise _unguaranteed("tools cannot be strict", "tools")
         return tools
+
+    def _refuse_what_is_not_rendered(self, body: ChatRequest) -> None:
+        """A template without tools would leave calls out of the conversation."""
+        renders_calls = self.formats.tools != "none" or "tool_calls" in self._tokenizer.template
+        if not renders_calls and any(message.tool_calls for message in body.messages):
+            raise _no_tool_format("messages")
 
     def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
         """What `reasoning_effort` means to the template. `medium` is OpenAI's default: the model's own way."""
@@ -145,26 +150,41 @@ class ChatFormat:
         return frozenset(token for text, token in special.items() if text not in marks)
 
     def _style(self) -> MessageStyle:
-        return MessageStyle(
-            text_arguments=self.formats.tools != "none" and not self._renders({}) and self._renders("{}"),
+        """Templates are tried in their families' own ways first: arguments as an object, null as null."""
+        ways = itertools.product((False, True), repeat=2) if self.formats.tools != "none" else ()
+        found = (MessageStyle(text, empty) for empty, text in ways)
+        base = next((style for style in found if self._renders(style)), MessageStyle(text_content=True))
+        return replace(
+            base,
             short_ids=self.formats.tools == "mistral",
             reasoning_key="thinking" if self.formats.is_harmony else "reasoning_content",
         )
 
-    def _renders(self, arguments: object) -> bool:
-        """Whether the template takes a call with such arguments."""
-        call = {
-            "id": "call00000",
-            "type": "function",
-            "function": {"name": "f", "arguments": arguments},
-        }
+    def _renders(self, style: MessageStyle) -> bool:
+        """Whether the template takes a call in this style."""
+        call_id = short_id("call")
+        call = ToolCall(id=call_id, function=CalledFunction(name="f", arguments="{}"))
         messages = [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "x", "tool_call_id": "call00000"},
+            Message(role="user", content="x"),
+            Message(role="assistant", tool_calls=[call]),
+            Message(role="tool", content="x", tool_call_id=call_id),
         ]
         try:
-            self._tokenizer.chat_template(messages)
+            self._tokenizer.chat_template(template_messages(messages, style))
         except RequestError:
             return False
         return True
+
+
+def _unguaranteed(text: str, field: str) -> RequestError:
+    message = f"{text}: calls that a grammar guarantees are not supported yet"
+    return RequestError(message, field=field, code="unsupported_parameter")
+
+
+def _no_tool_format(field: str) -> RequestError:
+    return RequestError(
+        "this model's chat template shows no tool format that Baton knows; the server's operator can set "
+        "model.tool_call_parser (--tool-call-parser)",
+        field=field,
+        code="unsupported_parameter",
+    )

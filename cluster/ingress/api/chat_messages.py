@@ -16,6 +16,8 @@ _SHORT_ID = 9
 class MessageStyle:
     text_arguments: bool = False
     """Arguments stay text, as in DeepSeek's template, which puts them together with strings."""
+    text_content: bool = False
+    """Null content becomes empty text, for templates that put it together with strings, too."""
     short_ids: bool = False
     """Ids have nine letters and digits, as Mistral's templates insist."""
     reasoning_key: str = "reasoning_content"
@@ -34,7 +36,7 @@ def short_id(call_id: str) -> str:
 def _template_message(index: int, message: Message, style: MessageStyle) -> dict[str, Any]:
     """`developer` is OpenAI's newer word for `system`, which templates would drop."""
     content = message.text
-    if content is None and not message.tool_calls:
+    if content is None and (style.text_content or not message.tool_calls):
         content = ""
     out: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,

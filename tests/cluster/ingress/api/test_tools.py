@@ -62,7 +62,10 @@ class TemplateTokenizer(ByteTokenizer):
         self.rendered.append({"messages": list(messages), "tools": tools, **arguments})
         for message in messages:
             for call in message.get("tool_calls", ()):
-                if "concatenates" in self.template and not isinstance(call["function"]["arguments"], str):
+                wanted = "concatenates" in self.template
+                if wanted and not (
+                    isinstance(call["function"]["arguments"], str) and message["content"] == ""
+                ):
                     raise RequestError("can only concatenate str", field="messages")
         return self.encode(json.dumps(list(messages)) + self._ending)
 
@@ -237,12 +240,13 @@ async def test_effort_reaches_the_template_that_knows_it() -> None:
     assert last_rendered(api)["reasoning_effort"] == "high"
 
 
-async def test_a_template_that_concatenates_arguments_gets_them_as_text() -> None:
+async def test_a_template_that_concatenates_gets_text() -> None:
     api = served("Done.", HERMES + "concatenates")
     call = {"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     messages: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
     await api.openai.chat.completions.create(model=NAME, messages=messages)
-    assert last_rendered(api)["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{}"
+    replayed = last_rendered(api)["messages"][1]
+    assert (replayed["content"], replayed["tool_calls"][0]["function"]["arguments"]) == ("", "{}")
 
 
 async def test_mistrals_ids_are_as_short_as_its_template_wants() -> None:
@@ -287,6 +291,12 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
             "tool_choice",
             "'f', which is no tool",
         ),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "a grammar guarantees"),
+        (
+            {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]},
+            "tools",
+            "a grammar guarantees",
+        ),
         ({"functions": [FUNCTION]}, "functions", "tools"),
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "'high'"),
@@ -312,8 +322,11 @@ async def test_what_cannot_be_is_refused_by_name(body: dict[str, Any], param: st
 
 
 async def test_a_model_of_no_known_format_refuses_tools_and_says_what_to_set() -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        await served("x", "{{ messages }}").openai.chat.completions.create(
-            model=NAME, messages=ASK, tools=TOOLS
-        )
-    assert "--tool-call-parser" in refused.value.message
+    chat = served("x", "{{ messages }}").openai.chat.completions
+    call = {"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    replayed: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    bodies: list[dict[str, Any]] = [{"messages": ASK, "tools": TOOLS}, {"messages": replayed}]
+    for body in bodies:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await chat.create(model=NAME, **body)
+        assert "--tool-call-parser" in refused.value.message
