@@ -1,6 +1,6 @@
 """An agent's loop with tools: `python examples/agent.py --url http://127.0.0.1:8000 "How long is 'baton'?"`
 
-The model calls tools, is told their results, and ends with a turn that calls none. The embedded model was trained on no tools: its
+The model calls tools, is told their results, and ends with a turn that calls none. The embedded model was trained on none: its
 server needs `--tool-call-parser hermes`, and its first turn is also the last."""
 
 import argparse
