@@ -4,10 +4,10 @@ import itertools
 import secrets
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from cluster.ingress.api.chat_messages import MessageStyle, short_id, template_messages
+from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import ChatRequest, Message
 from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall
@@ -49,7 +49,11 @@ class ChatFormat:
         self.formats = choose_formats(
             tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
         )
-        self.style = self._style()
+        self._style = self._found_style()
+
+    @property
+    def style(self) -> MessageStyle:
+        return self._style or MessageStyle()
 
     def new_call_id(self) -> str:
         letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if self.style.short_ids else 24))
@@ -57,7 +61,12 @@ class ChatFormat:
 
     def prepare(self, body: ChatRequest) -> PreparedChat:
         """Raises RequestError."""
-        self._refuse_what_is_not_rendered(body)
+        if self._style is None and any(message.tool_calls for message in body.messages):
+            raise RequestError(
+                "this model's chat template renders no tool calls",
+                field="messages",
+                code="unsupported_parameter",
+            )
         tools = self._callable_tools(body)
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
@@ -90,18 +99,17 @@ class ChatFormat:
         if not tools or choice == "none":
             return []
         if self.formats.tools == "none":
-            raise _no_tool_format("tools")
+            raise RequestError(
+                "this model's chat template shows no tool format that Baton knows; the server's operator can set "
+                "model.tool_call_parser (--tool-call-parser)",
+                field="tools",
+                code="unsupported_parameter",
+            )
         if choice not in (None, "auto"):
             raise _unguaranteed("tool_choice can be 'auto' or 'none'", "tool_choice")
         if any(tool.function.strict for tool in tools):
             raise _unguaranteed("tools cannot be strict", "tools")
         return tools
-
-    def _refuse_what_is_not_rendered(self, body: ChatRequest) -> None:
-        """A template without tools would leave calls out of the conversation."""
-        renders_calls = self.formats.tools != "none" or "tool_calls" in self._tokenizer.template
-        if not renders_calls and any(message.tool_calls for message in body.messages):
-            raise _no_tool_format("messages")
 
     def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
         """What `reasoning_effort` means to the template. `medium` is OpenAI's default: the model's own way."""
@@ -149,42 +157,37 @@ class ChatFormat:
             return None
         return frozenset(token for text, token in special.items() if text not in marks)
 
-    def _style(self) -> MessageStyle:
-        """Templates are tried in their families' own ways first: arguments as an object, null as null."""
-        ways = itertools.product((False, True), repeat=2) if self.formats.tools != "none" else ()
-        found = (MessageStyle(text, empty) for empty, text in ways)
-        base = next((style for style in found if self._renders(style)), MessageStyle(text_content=True))
-        return replace(
-            base,
-            short_ids=self.formats.tools == "mistral",
-            reasoning_key="thinking" if self.formats.is_harmony else "reasoning_content",
-        )
+    def _found_style(self) -> MessageStyle | None:
+        """The style in which the template renders calls; None where it leaves them out of the conversation.
+
+        Families' own ways are tried first: arguments as an object, null content as null."""
+        for content, arguments in itertools.product((False, True), repeat=2):
+            style = MessageStyle(
+                text_arguments=arguments,
+                text_content=content,
+                short_ids=self.formats.tools == "mistral",
+                reasoning_key="thinking" if self.formats.is_harmony else "reasoning_content",
+            )
+            if self._renders(style):
+                return style
+        return None
 
     def _renders(self, style: MessageStyle) -> bool:
-        """Whether the template takes a call in this style."""
-        call_id = short_id("call")
-        call = ToolCall(id=call_id, function=CalledFunction(name="f", arguments="{}"))
+        """Whether a call in this style is in what the template makes of it."""
+        function = CalledFunction(name="probe", arguments='{"colour": 1}')
         messages = [
             Message(role="user", content="x"),
-            Message(role="assistant", tool_calls=[call]),
-            Message(role="tool", content="x", tool_call_id=call_id),
+            Message(role="assistant", tool_calls=[ToolCall(id="call00000", function=function)]),
+            Message(role="tool", content="x", tool_call_id="call00000"),
         ]
         try:
-            self._tokenizer.chat_template(template_messages(messages, style))
+            ids = self._tokenizer.chat_template(template_messages(messages, style))
         except RequestError:
             return False
-        return True
+        text = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return function.name in text and "colour" in text
 
 
 def _unguaranteed(text: str, field: str) -> RequestError:
     message = f"{text}: calls that a grammar guarantees are not supported yet"
     return RequestError(message, field=field, code="unsupported_parameter")
-
-
-def _no_tool_format(field: str) -> RequestError:
-    return RequestError(
-        "this model's chat template shows no tool format that Baton knows; the server's operator can set "
-        "model.tool_call_parser (--tool-call-parser)",
-        field=field,
-        code="unsupported_parameter",
-    )

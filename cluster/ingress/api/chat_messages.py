@@ -36,8 +36,9 @@ def short_id(call_id: str) -> str:
 def _template_message(index: int, message: Message, style: MessageStyle) -> dict[str, Any]:
     """`developer` is OpenAI's newer word for `system`, which templates would drop."""
     content = message.text
-    if content is None and (style.text_content or not message.tool_calls):
-        content = ""
+    if not content:
+        # Some templates take a message for one with calls only where its content is null.
+        content = None if message.tool_calls and not style.text_content else ""
     out: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": content,

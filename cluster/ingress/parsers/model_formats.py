@@ -1,5 +1,6 @@
 """Which markup a model writes: found in its chat template, or named by the configuration."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -81,9 +82,11 @@ class ModelFormats:
 def choose_formats(
     template: str, tools: ToolFormat | Literal["auto"], reasoning: ReasoningFormat | Literal["auto"]
 ) -> ModelFormats:
-    """What the configuration names; `auto`: what `template` has signs of."""
+    """What the configuration names; `auto`: what `template` has signs of. A template that renders no tools has no tool format:
+    DeepSeek-R1's knows the marks of calls, but a model behind it would never see a tool."""
+    shown = template if re.search(r"\btools\b", template) else ""
     return ModelFormats(
-        next(name for sign, name in _TOOL_SIGNS if sign in template) if tools == "auto" else tools,
+        next(name for sign, name in _TOOL_SIGNS if sign in shown) if tools == "auto" else tools,
         next(name for sign, name in _REASONING_SIGNS if sign in template)
         if reasoning == "auto"
         else reasoning,

@@ -21,7 +21,7 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "get_time"}},
 ]
 ASK: list[Any] = [{"role": "user", "content": "Weather in Zürich?"}]
-HERMES = "<tool_call></tool_call>"
+HERMES = "{{ tools }} <tool_call></tool_call>"
 
 
 class TemplateTokenizer(ByteTokenizer):
@@ -29,7 +29,7 @@ class TemplateTokenizer(ByteTokenizer):
 
     def __init__(self, template: str, special: Sequence[str] = (), ending: str = "") -> None:
         super().__init__()
-        self.template, self._ending = template, ending
+        self.template, self._ending = template + "{% if tools %}", ending
         self.special_tokens = {"<end>": END, **{text: 300 + i for i, text in enumerate(special)}}
         self.rendered: list[dict[str, Any]] = []
 
@@ -322,11 +322,24 @@ async def test_what_cannot_be_is_refused_by_name(body: dict[str, Any], param: st
 
 
 async def test_a_model_of_no_known_format_refuses_tools_and_says_what_to_set() -> None:
-    chat = served("x", "{{ messages }}").openai.chat.completions
+    with pytest.raises(openai.BadRequestError) as refused:
+        await served("x", "{{ messages }}").openai.chat.completions.create(
+            model=NAME, messages=ASK, tools=TOOLS
+        )
+    assert "--tool-call-parser" in refused.value.message
+
+
+async def test_calls_that_the_template_would_leave_out_are_refused() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     replayed: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    bodies: list[dict[str, Any]] = [{"messages": ASK, "tools": TOOLS}, {"messages": replayed}]
-    for body in bodies:
-        with pytest.raises(openai.BadRequestError) as refused:
-            await chat.create(model=NAME, **body)
-        assert "--tool-call-parser" in refused.value.message
+    with pytest.raises(openai.BadRequestError) as refused:
+        await Api(FakeGenerator()).openai.chat.completions.create(model=NAME, messages=replayed)
+    assert refused.value.param == "messages"
+    assert "renders no tool calls" in refused.value.message
+
+
+async def test_null_content_without_calls_is_empty_text() -> None:
+    api = Api(FakeGenerator())
+    messages: list[Any] = [*ASK, {"role": "assistant", "content": None}, *ASK]
+    await api.openai.chat.completions.create(model=NAME, messages=messages)
+    assert b"assistant: \nuser: " in bytes(api.generator.requests[0].prompt)

@@ -151,9 +151,14 @@ def test_the_reasoning_ends_where_its_mark_ends() -> None:
     ],
 )
 def test_a_template_shows_its_family(template: str, tools: str, reasoning: str) -> None:
-    assert choose_formats(template, "auto", "auto") == ModelFormats(
+    assert choose_formats(template + "{% if tools %}", "auto", "auto") == ModelFormats(
         cast(ToolFormat, tools), cast(ReasoningFormat, reasoning)
     )
+
+
+def test_a_template_that_renders_no_tools_has_no_tool_format() -> None:
+    template = "message['tool_calls'] <｜tool▁call▁begin｜> </think>"
+    assert choose_formats(template, "auto", "auto") == ModelFormats("none", "think")
 
 
 def test_the_configuration_s_word_stands_above_the_template_s() -> None:

@@ -1,0 +1,85 @@
+"""What a family's own chat template renders as an assistant's calls is read as those calls, through its real tokenizer."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from cluster.ingress.api.chat_format import ChatFormat
+from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.parsers.output_events import OutputEvent, joined
+from models.tokenizer import load_tokenizer
+from tests.cluster.ingress.api.harness import SETTINGS
+from tests.cluster.ingress.parsers.family_templates import FAMILIES, Family
+from tests.cluster.ingress.parsers.recorded_texts import TWO_CALLS, WEATHER
+
+EMBEDDED = Path(__file__).parents[4] / "models" / "embedded"
+TOOLS = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "get_time"}},
+]
+CALLS = [
+    {
+        "id": "call_aaaaaaaaa",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Zürich", "days": 2}'},
+    },
+    {"id": "call_bbbbbbbbb", "type": "function", "function": {"name": "get_time", "arguments": "{}"}},
+]
+ASK = {"role": "user", "content": "Weather?"}
+
+
+def served(family: Family, folder: Path) -> Any:
+    """The embedded model's tokenizer with the family's template and special tokens."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, folder / name)
+    inner: Any = AutoTokenizer.from_pretrained(str(folder))
+    inner.add_special_tokens({"additional_special_tokens": list(family.special)})
+    inner.chat_template = family.template
+    inner.save_pretrained(str(folder))
+    return load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_calls_that_the_template_renders_are_read_as_those_calls(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    tokenizer = served(family, tmp_path)
+    chat = ChatFormat(tokenizer, replace(SETTINGS, vocab_size=tokenizer.vocab_size))
+    assert (chat.formats.tools, chat.formats.reasoning) == family.formats
+    calls = CALLS[:1] if family.one_call else CALLS
+
+    def prompt(*messages: dict[str, Any], add: bool) -> Any:
+        body = {"model": "fake", "messages": messages, "tools": TOOLS, "add_generation_prompt": add}
+        return chat.prepare(validate(ChatRequest, {**body, "messages": list(messages)}))
+
+    asked = prompt(ASK, add=True)
+    answered = prompt(ASK, {"role": "assistant", "content": None, "tool_calls": calls}, add=False)
+    before, after = (tokenizer.decode(p.prompt, skip_special_tokens=False) for p in (asked, answered))
+    before = before.removesuffix("<think>\n")
+    assert after.startswith(before)
+    assert after.endswith(family.end)
+    assert asked.opened == family.opened
+    said = ("Hm.</think>" if family.opened else "") + after[len(before) :].removesuffix(family.end)
+    tokens = tokenizer.encode(said, add_special_tokens=False)
+    text = TextStream(
+        tokenizer,
+        asked.prompt,
+        skip_special_tokens=asked.hidden_tokens is None,
+        hidden_tokens=asked.hidden_tokens or (),
+    )
+    parser = asked.new_parser()
+    events: list[OutputEvent] = [event for token in tokens for event in parser.push(text.push(token))]
+    events += [*parser.push(text.finish()), *parser.finish()]
+    found = joined(events)[1 if family.opened else 0 :]
+    wanted = TWO_CALLS[: 3 * len(calls)]
+    assert [plain(event) for event in found] == [plain(event) for event in wanted]
+
+
+def plain(event: Any) -> Any:
+    """With arguments as objects: templates escape letters in their own ways."""
+    return (event.index, json.loads(event.text)) if hasattr(event, "text") else event
