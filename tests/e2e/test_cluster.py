@@ -4,12 +4,13 @@ import asyncio
 import ipaddress
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
 
 from tests.e2e.cluster_process import ServeProcess, serving
-from tests.e2e.reference import corpus_prompts, greedy_text
+from tests.e2e.reference import corpus_prompts, greedy_text, tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -21,7 +22,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("serve") / "log"
     # Without this threshold the scheduler would compute short prompts on decode and the hand-over would see little traffic.
     with serving(
-        "--prefill", "2", "--decode", "2", "--set", "schedule.local_threshold_tokens=4", log=log
+        *("--prefill", "2", "--decode", "2", "--set", "schedule.local_threshold_tokens=4"),
+        *("--tool-call-parser", "hermes", "--reasoning-parser", "think"),
+        log=log,
     ) as server:
         server.wait_status("four instances", lambda status: len(status["instances"]) == 4)
         yield server
@@ -75,6 +78,23 @@ async def test_answers_equal_transformers(client: openai.AsyncOpenAI) -> None:
             model=MODEL, prompt=list(prompt), max_tokens=24, temperature=0
         )
         assert answer.choices[0].text == greedy_text(prompt, 24)
+
+
+async def test_a_model_that_calls_no_tool_answers_as_it_does_without_tools(
+    client: openai.AsyncOpenAI,
+) -> None:
+    """The embedded model's template renders no tools, so its text is the same; it passes the parsers of calls and reasoning."""
+    messages: Any = [{"role": "user", "content": "import os\n\n\nclass Path"}]
+    tools: Any = [{"type": "function", "function": {"name": "get_time"}}]
+    rendered = tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    prompt = tuple(tokenizer().encode(rendered, add_special_tokens=False))
+    async with client.chat.completions.stream(
+        model=MODEL, messages=messages, tools=tools, max_tokens=24, temperature=0
+    ) as stream:
+        answer = await stream.get_final_completion()
+    assert answer.choices[0].message.content == greedy_text(prompt, 24)
+    assert not answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason in ("length", "stop")
 
 
 async def test_32_concurrent_streams_with_shared_prefixes_and_cancellations(

@@ -5,6 +5,7 @@ import math
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from cluster.instance.instance import Instance
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
-from core.types import Request, SamplingParams
+from core.types import Request, SamplingParams, ThinkingBudget
 from tests.models.checkpoints import FAMILIES, VOCAB, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -62,10 +63,12 @@ def settings(folder: Path, **keys: Any) -> ClusterConfig:
     return load(None, {}, values | keys)
 
 
-async def answer(cluster: LocalCluster, prompt: tuple[int, ...]) -> list[int]:
+async def answer(
+    cluster: LocalCluster, prompt: tuple[int, ...], sampling: SamplingParams = SAMPLING
+) -> list[int]:
     frontend = cluster.frontend
     request = Request(
-        id=frontend.new_request_id(), prompt=prompt, sampling=SAMPLING, reply_to=frontend.address
+        id=frontend.new_request_id(), prompt=prompt, sampling=sampling, reply_to=frontend.address
     )
     return [token.token async for token in frontend.generate(request)]
 
@@ -162,3 +165,14 @@ async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:
         assert await running == want
         assert cluster.instances[1].failure is None
         assert await answers(cluster, prompts) == want
+
+
+async def test_a_spent_budget_ends_reasoning_on_either_side_of_a_hand_over(tmp_path: Path) -> None:
+    """With a budget of 0 prefill draws the first forced token, and decode the second."""
+    prompts, want = checkpoint(tmp_path)
+    async with LocalCluster.running(settings(tmp_path)) as cluster:
+        for num_tokens in (0, 1, 4):
+            budget = ThinkingBudget(max_tokens=num_tokens, begin=(), end=(VOCAB - 1,), forced=(VOCAB - 1, 7))
+            found = await answer(cluster, prompts[0], replace(SAMPLING, thinking=budget))
+            assert found[: num_tokens + 2] == [*want[0][:num_tokens], VOCAB - 1, 7]
+            assert len(found) == LENGTH

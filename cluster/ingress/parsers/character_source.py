@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Sink, Steps
 
+_STRING_BREAKS = frozenset('"\\')
+
 
 class Malformed(Exception):
     """What stands here is no call of the expected form."""
@@ -20,8 +22,9 @@ class CharacterSource:
     def seen(self) -> str:
         return "".join(self._seen)
 
-    def read(self) -> Steps[str]:
-        character = yield
+    def read(self, breaks: frozenset[str] | None = None) -> Steps[str]:
+        """A character, or a run of such as are not in `breaks`."""
+        character = yield breaks
         self._seen.append(character)
         return character
 
@@ -42,7 +45,7 @@ class CharacterSource:
         sink(first)
         depth, in_string, escaped = int(first != '"'), first == '"', False
         while depth or in_string:
-            character = yield from self.read()
+            character = yield from self.read(_STRING_BREAKS if in_string and not escaped else None)
             sink(character)
             if in_string:
                 in_string = escaped or character != '"'

@@ -1,4 +1,4 @@
-"""The machinery that parsers of markup share: a parser is a coroutine that gets one character at a time.
+"""The machinery that parsers of markup share: a parser is a coroutine that gets one character after the other.
 
 Invariant: the state depends on the characters alone, so that no split of the text can change the events."""
 
@@ -17,8 +17,9 @@ from cluster.ingress.parsers.output_events import (
 )
 
 T = TypeVar("T")
-Steps = Generator[None, str, T]
-"""Takes characters through `yield`. EndOfText is thrown into it when no more come."""
+Steps = Generator[frozenset[str] | None, str, T]
+"""Takes a character through each `yield`. A `yield` of characters may also get a run of others, all of which it treats alike:
+that saves most of the time for plain text. EndOfText is thrown in when no more come."""
 Sink = Callable[[str], None]
 
 
@@ -92,11 +93,12 @@ class EventWriter:
         if not text:
             return
         self._last, self._drops_space = kind, False
-        if text.isspace():
+        body = text.rstrip()
+        if not body:
             self._space += text
             return
-        self._add(kind, self._space + text)
-        self._space = ""
+        self._add(kind, self._space + body)
+        self._space = text[len(body) :]
 
     def _forget_space(self) -> None:
         self._space, self._drops_space, self._last = "", True, None
@@ -121,7 +123,7 @@ class MarkupParser:
     def __init__(self, steps: Callable[[EventWriter], Steps[None]], max_calls: int | None = None) -> None:
         self._writer, self._max_calls = EventWriter(), max_calls
         self._steps = steps(self._writer)
-        next(self._steps)
+        self._breaks = next(self._steps)
 
     @property
     def is_reasoning(self) -> bool:
@@ -132,8 +134,14 @@ class MarkupParser:
         return self._max_calls is not None and self._writer.num_ended_calls >= self._max_calls
 
     def push(self, text: str) -> tuple[OutputEvent, ...]:
-        for character in text:
-            self._send(character)
+        at = 0
+        while at < len(text):
+            end, breaks = at + 1, self._breaks
+            if breaks is not None and text[at] not in breaks:
+                while end < len(text) and text[end] not in breaks:
+                    end += 1
+            self._send(text[at:end])
+            at = end
         return self._writer.take()
 
     def finish(self) -> tuple[OutputEvent, ...]:
@@ -143,18 +151,22 @@ class MarkupParser:
         self._writer.finish()
         return self._writer.take()
 
-    def _send(self, character: str) -> None:
-        while character and not self.is_complete:
-            self._steps.send(character)
-            character = self._writer.next_unread()
+    def _send(self, run: str) -> None:
+        while run and not self.is_complete:
+            self._breaks = self._steps.send(run)
+            run = self._writer.next_unread()
 
 
 def copy_until(markers: Sequence[str], sink: Sink) -> Steps[str]:
     """Gives `sink` what stands before the first marker, and returns that marker. No marker may contain another."""
-    held = ""
+    held, breaks = "", frozenset(marker[0] for marker in markers)
     try:
         while True:
-            held += yield
+            run = yield None if held else breaks
+            if not held and run[0] not in breaks:
+                sink(run)
+                continue
+            held += run
             if held in markers:
                 return held
             while held and not any(marker.startswith(held) for marker in markers):
@@ -184,7 +196,7 @@ def begins_with(writer: EventWriter, marker: str) -> Steps[bool]:
     held = ""
     try:
         while True:
-            held += yield
+            held += yield None
             begun = held.lstrip()
             if begun == marker:
                 return True
