@@ -88,13 +88,15 @@ async def test_a_model_that_calls_no_tool_answers_as_it_does_without_tools(
     tools: Any = [{"type": "function", "function": {"name": "get_time"}}]
     rendered = tokenizer().apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     prompt = tuple(tokenizer().encode(rendered, add_special_tokens=False))
-    async with client.chat.completions.stream(
-        model=MODEL, messages=messages, tools=tools, max_tokens=24, temperature=0
-    ) as stream:
-        answer = await stream.get_final_completion()
-    assert answer.choices[0].message.content == greedy_text(prompt, 24)
-    assert not answer.choices[0].message.tool_calls
-    assert answer.choices[0].finish_reason in ("length", "stop")
+    chunks = [
+        chunk.choices[0]
+        async for chunk in await client.chat.completions.create(
+            model=MODEL, messages=messages, tools=tools, max_tokens=24, temperature=0, stream=True
+        )
+    ]
+    assert "".join(choice.delta.content or "" for choice in chunks) == greedy_text(prompt, 24)
+    assert not any(choice.delta.tool_calls for choice in chunks)
+    assert chunks[-1].finish_reason in ("length", "stop")
 
 
 async def test_32_concurrent_streams_with_shared_prefixes_and_cancellations(
