@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Sink, Steps
 
+MAX_NAME = 256
+"""Characters that a call's name, and the markup around it, may have."""
 _STRING_BREAKS = frozenset('"\\')
 
 
@@ -34,6 +36,18 @@ class CharacterSource:
         while character.isspace():
             character = yield from self.read()
         return character
+
+    def until(self, end: str, max_characters: int | None = None) -> Steps[str]:
+        """What stands before `end`. Raises Malformed where that is longer than `max_characters`."""
+        parts: list[str] = []
+        tail = ""
+        while tail != end:
+            character = yield from self.read()
+            parts.append(character)
+            tail = (tail + character)[-len(end) :]
+            if max_characters is not None and len(parts) > max_characters + len(end):
+                raise Malformed
+        return "".join(parts)[: -len(end)]
 
     def json_value(self, first: str, sink: Sink) -> Steps[str]:
         """Gives `sink` the JSON value that begins with `first`. Returns the character behind a number or word, else none."""
@@ -70,15 +84,17 @@ class CharacterSource:
 def call_or_text(
     writer: EventWriter, marker: str, call: Callable[[CharacterSource], Steps[None]]
 ) -> Steps[bool]:
-    """Runs `call` behind `marker`. False: no call was begun there, `marker` is text, and what stands behind it is read again."""
+    """Runs `call` behind `marker`. False: no call was begun there, and what was read is text.
+
+    Only the character that showed it is read again: text full of marks would otherwise be read over and over."""
     source = CharacterSource()
     num_before = writer.num_begun_calls
     try:
         yield from call(source)
     except Malformed:
         if writer.num_begun_calls == num_before:
-            writer.text(marker)
-            writer.unread(source.seen)
+            writer.text(marker + source.seen[:-1])
+            writer.unread(source.seen[-1:])
             return False
     except EndOfText:
         if writer.num_begun_calls == num_before:

@@ -1,6 +1,6 @@
 """DeepSeek-V3 and R1 (`function<sep>name`, then the arguments in a ```json block) and V3.1 (`name<sep>{...}`)."""
 
-from cluster.ingress.parsers.character_source import CharacterSource, Malformed, call_or_text
+from cluster.ingress.parsers.character_source import MAX_NAME, CharacterSource, Malformed, call_or_text
 from cluster.ingress.parsers.markup_parser import EventWriter, Steps, copy_until, skip_until
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -25,14 +25,8 @@ def deepseek_calls(writer: EventWriter) -> Steps[None]:
 
 
 def _call(writer: EventWriter, source: CharacterSource) -> Steps[None]:
-    head = ""
-    while not head.endswith(SEPARATOR):
-        head += yield from source.read()
-    between = ""
-    while not between.endswith("{"):
-        between += yield from source.read()
-    before = head.removesuffix(SEPARATOR).strip()
-    inside = between.removesuffix("{").strip()
+    before = (yield from source.until(SEPARATOR, MAX_NAME)).strip()
+    inside = (yield from source.until("{", MAX_NAME)).strip()
     name = inside.splitlines()[0].strip() if inside else before
     if not name:
         raise Malformed

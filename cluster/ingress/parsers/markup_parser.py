@@ -23,6 +23,10 @@ that saves most of the time for plain text. EndOfText is thrown in when no more 
 Sink = Callable[[str], None]
 
 
+_MAX_SPACE = 64
+"""White space that may stand before a mark at the beginning."""
+
+
 class EndOfText(Exception):
     """The sequence has ended."""
 
@@ -200,7 +204,7 @@ def begins_with(writer: EventWriter, marker: str) -> Steps[bool]:
             begun = held.lstrip()
             if begun == marker:
                 return True
-            if not marker.startswith(begun):
+            if not marker.startswith(begun) or len(held) > _MAX_SPACE + len(marker):
                 writer.unread(held)
                 return False
     except EndOfText:

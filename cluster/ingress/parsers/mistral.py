@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS]` before a list of JSON calls, or (since tokenizer v11) before each `name[ARGS]{...}`."""
 
-from cluster.ingress.parsers.character_source import CharacterSource, Malformed, call_or_text
+from cluster.ingress.parsers.character_source import MAX_NAME, CharacterSource, Malformed, call_or_text
 from cluster.ingress.parsers.json_calls import call_object
 from cluster.ingress.parsers.markup_parser import EventWriter, Steps, copy_until
 
@@ -33,10 +33,8 @@ def _listed(writer: EventWriter, source: CharacterSource) -> Steps[None]:
 
 
 def _named(writer: EventWriter, source: CharacterSource, first: str) -> Steps[None]:
-    head = first
-    while not head.endswith("{"):
-        head += yield from source.read()
-    name = head.removesuffix("{").strip().removesuffix(ARGUMENTS).partition(ID)[0].strip()
+    head = first + (yield from source.until("{", MAX_NAME))
+    name = head.strip().removesuffix(ARGUMENTS).partition(ID)[0].strip()
     if not name or BEGIN in name or "\n" in name:
         raise Malformed
     writer.begin_call(name)

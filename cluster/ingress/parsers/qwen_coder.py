@@ -6,7 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.ingress.parsers.character_source import CharacterSource, Malformed, call_or_text, to_json
+from cluster.ingress.parsers.character_source import (
+    MAX_NAME,
+    CharacterSource,
+    Malformed,
+    call_or_text,
+    to_json,
+)
 from cluster.ingress.parsers.markup_parser import EventWriter, Steps, copy_until, skip_until
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -31,18 +37,16 @@ def qwen_coder_calls(writer: EventWriter, schemas: Schemas) -> Steps[None]:
 
 
 def _call(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Steps[None]:
-    head = yield from source.skip_space()
-    while not head.endswith(">"):
-        head += yield from source.read()
-    name = head.removeprefix(_FUNCTION).removesuffix(">").strip()
+    head = (yield from source.skip_space()) + (yield from source.until(">", MAX_NAME))
+    name = head.removeprefix(_FUNCTION).strip()
     if not head.startswith(_FUNCTION) or not name:
         raise Malformed
     writer.begin_call(name)
     properties = schemas.get(name, {}).get("properties", {})
     opening = "{"
     while (yield from _next_marker(source)) == _PARAMETER:
-        key = (yield from _before(source, ">")).strip()
-        value = _without_newlines((yield from _before(source, _PARAMETER_END)))
+        key = (yield from source.until(">", MAX_NAME)).strip()
+        value = _without_newlines((yield from source.until(_PARAMETER_END)))
         writer.arguments(f"{opening}{to_json(key)}: {_as_json(value, properties.get(key, {}))}")
         opening = ", "
     writer.arguments("{}" if opening == "{" else "}")
@@ -56,16 +60,6 @@ def _next_marker(source: CharacterSource) -> Steps[str]:
     if text != _PARAMETER and not _FUNCTION_END.startswith(text):
         raise Malformed
     return text
-
-
-def _before(source: CharacterSource, marker: str) -> Steps[str]:
-    parts: list[str] = []
-    tail = ""
-    while tail != marker:
-        character = yield from source.read()
-        parts.append(character)
-        tail = (tail + character)[-len(marker) :]
-    return "".join(parts)[: -len(marker)]
 
 
 def _without_newlines(value: str) -> str:

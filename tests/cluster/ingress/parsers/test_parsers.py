@@ -123,6 +123,23 @@ def test_what_is_no_call_is_shown_as_it_stands() -> None:
     assert parse(Recorded(ModelFormats("hermes", "none"), text), [text]) == [Text(text)]
 
 
+@pytest.mark.parametrize(
+    ("tools", "begin", "end"),
+    [
+        ("hermes", '<tool_call>{"a":[', "]}x"),
+        ("mistral", "[TOOL_CALLS] ", "{"),
+        ("mistral", '[TOOL_CALLS]{"a":[', "]}x"),
+        ("deepseek_v3", deepseek.CALL_BEGIN, "x"),
+        ("qwen3_coder", "<tool_call>", ">"),
+    ],
+)
+def test_marks_within_marks_are_read_once(tools: ToolFormat, begin: str, end: str) -> None:
+    """A client can make a model write such text: read again for each mark it would hold the ingress up for minutes."""
+    text = begin * 4000 + end * 4000
+    events = parse(Recorded(ModelFormats(tools, "think"), text), [text])
+    assert "".join(event.text for event in events if isinstance(event, Text)) == text
+
+
 def test_nothing_follows_the_last_call_that_is_allowed() -> None:
     recorded = RECORDED["qwen2.5"]
     assert parse(recorded, [recorded.text], max_calls=1) == recorded.events[:4]
