@@ -242,7 +242,8 @@ def validate(kind: type[M], body: Mapping[str, Any]) -> M:
 def _is_branch(part: int | str) -> bool:
     """Is this how pydantic names a branch of a union, which no client knows?"""
     return isinstance(part, str) and (
-        part in ("str", "none") or part.startswith(("list[", "dict[", "constrained", "function-", "literal["))
+        part in ("str", "none", "NamedTool")
+        or part.startswith(("list[", "dict[", "constrained", "function-", "literal["))
     )
 
 

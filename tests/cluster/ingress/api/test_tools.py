@@ -165,6 +165,14 @@ async def test_without_parallel_calls_the_generation_ends_after_the_first() -> N
     assert api.generator.closed == ["r1"]
 
 
+async def test_each_choice_has_calls_of_its_own() -> None:
+    api = served(RECORDED["qwen3"].text, HERMES + "</think>")
+    answer = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, n=3)
+    assert [called(choice.message) for choice in answer.choices] == [TWO] * 3
+    assert {choice.finish_reason for choice in answer.choices} == {"tool_calls"}
+    assert len({call.id for choice in answer.choices for call in choice.message.tool_calls or ()}) == 6
+
+
 async def test_with_tool_choice_none_the_model_sees_no_tool_and_its_text_stays() -> None:
     api = served(RECORDED["qwen2.5"].text)
     answer = await api.openai.chat.completions.create(
@@ -297,6 +305,7 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
             "tools",
             "a grammar guarantees",
         ),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", "tool_choice.type: "),
         ({"functions": [FUNCTION]}, "functions", "tools"),
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "'high'"),
