@@ -43,7 +43,7 @@ def tokens_in_time(
     if not decoding:
         return budget_tokens
     tpot_s = min(seq.request.slo.tpot_s for seq in decoding)
-    slack_s = min(_slack_s(seq, starts_s) for seq in decoding)
+    least_s = min(slack_s(seq, starts_s) for seq in decoding)
     start = prompts[0].num_computed if prompts else 0
     easy_share = SHARE if prompts and _is_pressing(prompts[0], steps) else EASY_SHARE
     return prompt_tokens(
@@ -54,11 +54,11 @@ def tokens_in_time(
         budget_tokens=budget_tokens,
         start_tokens=start,
         easy_share=easy_share,
-        slack_s=slack_s,
+        slack_s=least_s,
     )
 
 
-def _slack_s(seq: ServedSequence, now: float) -> float:
+def slack_s(seq: ServedSequence, now: float) -> float:
     """How long a step that begins now may take, by how far the sequence is from where it should be."""
     share_s = SHARE * seq.request.slo.tpot_s
     if inf in (seq.first_token_s, share_s):

@@ -1,6 +1,7 @@
 """The engine: drives one instance's steps and keeps the next one planned while one runs."""
 
 import asyncio
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _SMOOTHING = 0.2
 class EngineLoad:
     free_blocks: int
     waiting_tokens: int
+    waiting_by_priority: tuple[tuple[int, int], ...]
     num_waiting: int
     num_running: int
     tokens_per_s: float
@@ -93,7 +95,7 @@ class Engine:
         self._changed.set()
 
     def reserve(self, request: Request) -> "asyncio.Future[Reservation]":
-        """Blocks for the request's known tokens, in the order of the calls; cancelling the future withdraws it."""
+        """Blocks for the request's known tokens, by class and then in the order of the calls; cancelling it withdraws it."""
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self._received.append(request.key)
         try:
@@ -108,7 +110,7 @@ class Engine:
         return future
 
     def _queue_reservation(self, waiter: _Waiter) -> None:
-        self._reserving.append(waiter)
+        insort(self._reserving, waiter, key=_precedence)
         self._serve_reservations()
 
     def has_room(self, key: str) -> bool:
@@ -145,6 +147,7 @@ class Engine:
         return EngineLoad(
             free_blocks=scheduler.num_available_blocks,
             waiting_tokens=scheduler.num_waiting_tokens,
+            waiting_by_priority=scheduler.waiting_by_priority,
             num_waiting=scheduler.num_waiting
             + len(self._reserving)
             + (self._tiers.num_waiting if self._tiers else 0),
@@ -261,10 +264,17 @@ class Engine:
             waiter = self._reserving[0]
             if not waiter.future.cancelled():
                 reservation = self._scheduler.reserve(waiter.request)
+                if reservation is None and self._scheduler.make_room(waiter.request):
+                    reservation = self._scheduler.reserve(waiter.request)
                 if reservation is None:
                     return
                 waiter.future.set_result(reservation)
             self._reserving.popleft()
+
+
+def _precedence(waiter: _Waiter) -> int:
+    """Reservations of a higher class are served first."""
+    return -waiter.request.slo.priority
 
 
 def _smooth(old: float, new: float) -> float:

@@ -81,6 +81,14 @@ class DpScheduler:
         return sum(group.num_waiting_tokens for group in self._groups)
 
     @property
+    def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
+        tokens: Counter[int] = Counter()
+        for group in self._groups:
+            for priority, count in group.waiting_by_priority:
+                tokens[priority] += count
+        return tuple(sorted(tokens.items()))
+
+    @property
     def num_preempted(self) -> int:
         return sum(group.num_preempted for group in self._groups)
 
@@ -123,6 +131,9 @@ class DpScheduler:
             if (reservation := group.reserve(request)) is not None:
                 return reservation
         return None
+
+    def make_room(self, request: Request) -> bool:
+        return self._by_cost(request)[0].make_room(request)
 
     def abort(self, key: str) -> None:
         for group in self._of(key):

@@ -6,7 +6,7 @@ only learns what was drawn, so the next step can be planned while one runs. Step
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
@@ -15,6 +15,7 @@ from core.kv import num_blocks_for
 from core.messages import Grant
 from core.plan import SeqWork, StepPlan, StepResult
 from core.ports import SchedulerPolicy
+from core.precedence import taking_part
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.block_pool import BlockPool
@@ -48,6 +49,8 @@ class StepScheduler:
         self._drop: list[str] = []
         self._steps = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
+        self._priorities: Counter[int] = Counter()
+        """How many sequences of each are here."""
         self._arrivals = itertools.count()
 
     @property
@@ -90,6 +93,17 @@ class StepScheduler:
         """Tokens still to be computed before everything here decodes."""
         missing = sum(seq.num_missing for seq in self._running if seq.num_missing > 1)
         return missing + sum(len(seq.tokens) for seq in self._waiting)
+
+    @property
+    def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
+        """(priority, tokens of `num_waiting_tokens`) of each class that is here, the lowest first."""
+        tokens = dict.fromkeys(sorted(self._priorities), 0)
+        for seq in self._running:
+            if seq.num_missing > 1:
+                tokens[seq.request.slo.priority] += seq.num_missing
+        for seq in self._waiting:
+            tokens[seq.request.slo.priority] += len(seq.tokens)
+        return tuple(tokens.items())
 
     @property
     def stuck_pushes(self) -> list[str]:
@@ -159,10 +173,28 @@ class StepScheduler:
             self._ledger.admit(seq, match, num_tokens, len(self._running))
             or self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._running))
         ):
-            del self._seqs[seq.key]
+            self._disown(seq)
             return None
         seq.state = State.RESERVED
         return Reservation(seq.key, seq.table, seq.num_computed, len(seq.tokens))
+
+    def make_room(self, request: Request) -> bool:
+        """Preempt sequences of lower classes until `request` finds blocks here, if that suffices; False: it does not.
+
+        Blocks that a step in flight writes come free when it is committed; until then nothing more is taken."""
+        victims = self._below(request.slo.priority)
+        if not victims or any(seq.state is State.PREEMPTED for seq in self._seqs.values()):
+            return False
+        wanted = num_blocks_for(len(request.tokens) + 1, self._config.block_size) + len(self._running)
+        coming = self.num_available_blocks
+        if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
+            return False
+        while coming < wanted and victims:
+            victim = self._policy.victim(victims)
+            victims.remove(victim)
+            coming += len(victim.block_ids)
+            self._preempt(victim)
+        return True
 
     def has_room(self, key: str) -> bool:
         """Can a pushed sequence draw one more without another block? It must not wait for one: it gives none back itself."""
@@ -227,10 +259,18 @@ class StepScheduler:
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
         builder = StepBuilder(step=next(self._steps), budget=self._config.max_batch_tokens)
+        # Steps are planned as one ends or none is there, so those in flight are still to be run.
+        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
+        self._free_slots(now)
         decoding = [seq for seq in self._running if seq.num_missing <= 1]
-        for seq in decoding[: self._config.max_num_seqs]:
+        taking = self._taking_part(decoding, steps, starts_s)
+        for seq in taking[: self._config.max_num_seqs]:
             self._plan_one(seq, builder)
-        self._plan_prompts(decoding, builder, now, steps)
+        self._plan_prompts(taking, builder, now, steps, starts_s)
+        if not builder.work and len(taking) < len(decoding):
+            # Nobody of a higher class can go on, so nothing is gained by waiting for it.
+            for seq in decoding[: self._config.max_num_seqs]:
+                self._plan_one(seq, builder)
         if not builder.work:
             return None
         plan = builder.plan(tuple(self._drop))
@@ -273,8 +313,34 @@ class StepScheduler:
             if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
                 raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
 
+    def _free_slots(self, now: float) -> None:
+        """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
+        num_free = self._config.max_num_seqs - len(self._running)
+        if len(self._priorities) <= 1 or num_free >= len(self._waiting):
+            return
+        for seq in [*self._policy.order(self._waiting, now)][max(0, num_free) :]:
+            victims = self._below(seq.request.slo.priority)
+            if not victims:
+                return
+            self._preempt(self._policy.victim(victims))
+
+    def _below(self, priority: int) -> list[Sequence]:
+        """Running sequences of lower classes that can be preempted."""
+        return [
+            seq
+            for seq in self._running
+            if seq.request.slo.priority < priority and seq.push is None and seq.state is State.RUNNING
+        ]
+
+    def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
+        """The sequences of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
+        if len(self._priorities) <= 1:
+            return decoding
+        prompts = [seq for seq in (*self._running, *self._waiting) if seq.num_missing > 1]
+        return taking_part(decoding, prompts, steps, starts_s)
+
     def _plan_prompts(
-        self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels
+        self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_s: float
     ) -> None:
         """By their turns; of the same turn those that have been begun, then those that wait, as long as there is room."""
 
@@ -285,8 +351,6 @@ class StepScheduler:
         if not prompts and not self._waiting:
             return
         context = sum(len(seq.tokens) for seq in decoding)
-        # Steps are planned as one ends or none is there, so those in flight are still to be run.
-        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         builder.budget = self._policy.prompt_tokens(
             decoding, context, prompts, steps, builder.budget, starts_s
         )
@@ -356,9 +420,12 @@ class StepScheduler:
             return False
         match = self._ledger.find(seq.request, seq.tokens, partial=True)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
+            made_room = self.make_room(seq.request)
             # The source of a shared part is one block more; alone, a request may need them all.
             match = PrefixMatch(blocks=match.blocks)
-            if self._running or not self._ledger.admit(seq, match, len(seq.tokens), 0):
+            if self._running and not made_room:
+                return False
+            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
                 return False
         if match.partial_tokens:
             builder.copies.append(self._ledger.copy_partial(seq, match, builder.step))
@@ -376,7 +443,16 @@ class StepScheduler:
             push=push,
         )
         self._seqs[seq.key] = seq
+        self._priorities[request.slo.priority] += 1
         return seq
+
+    def _disown(self, seq: Sequence) -> None:
+        """It is not here any more."""
+        del self._seqs[seq.key]
+        priority = seq.request.slo.priority
+        self._priorities[priority] -= 1
+        if not self._priorities[priority]:
+            del self._priorities[priority]
 
     def _reserved(self, key: str) -> Sequence:
         seq = self._seqs[key]
@@ -412,7 +488,7 @@ class StepScheduler:
     def _forget(self, seq: Sequence) -> None:
         self._give_up_blocks(seq)
         seq.state = State.DONE
-        del self._seqs[seq.key]
+        self._disown(seq)
 
     def _give_up_blocks(self, seq: Sequence) -> None:
         self._ledger.strip(seq)

@@ -1,0 +1,77 @@
+"""Which sequences take part in a step where classes of several priorities are served.
+
+The class of higher priority comes first. Sequences of lower ones decode beside it as far as its targets allow; otherwise they
+sit the step out and keep their KV. None stands still for good: what falls behind a share of the pace that its own class
+promises takes part whatever it costs the others."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from math import inf
+from typing import Final
+
+from core.lateness import due_s
+from core.pacing import SHARE, slack_s
+from core.ports import S, ServedSequence
+from core.steps import StepModels
+
+LEAST_SHARE: Final = 0.25
+"""Of the tokens per second that its class promises: what a sequence gets beside any load of higher classes."""
+STRETCH: Final = 1.5
+"""Where a device cannot keep the higher class's target anyway, lower ones may make its steps so many times as long."""
+HURRY: Final = 2.0
+"""A prompt whose work takes more than one of so many parts of the time it has left gets its steps without lower classes."""
+
+
+def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_s: float) -> list[S]:
+    """The sequences of `decoding` that the step which begins at `starts_s` should compute, higher priority first.
+
+    `prompts` are those that are being computed or wait. The order within a priority stays as it is."""
+    hurried = max((_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_s)), default=-inf)
+    ordered = sorted(decoding, key=_priority, reverse=True)
+    model = steps.decode
+    taken: list[S] = []
+    context, limit_s, level = 0, inf, inf
+    for seq in ordered:
+        if _priority(seq) < level:
+            level = _priority(seq)
+            limit_s = _limit_s(taken, context, steps, starts_s)
+        length = len(seq.tokens)
+        fits = level >= hurried and (
+            limit_s == inf or model.step_s(len(taken) + 1, context + length, len(taken) + 1) <= limit_s
+        )
+        if fits or _is_behind(seq, starts_s):
+            taken.append(seq)
+            context += length
+    return taken
+
+
+def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_s: float) -> float:
+    """How long a step may take beside `higher`, all sequences of higher priority that take part."""
+    if not higher or not steps.decode.num_steps:
+        return inf
+    alone_s = steps.decode.step_s(len(higher), context_tokens, len(higher))
+    return max(min(_in_time_s(seq, starts_s) for seq in higher), STRETCH * alone_s)
+
+
+def _in_time_s(seq: ServedSequence, starts_s: float) -> float:
+    """`slack_s` counts the token that the step draws, which is not planned yet."""
+    share_s = SHARE * seq.request.slo.tpot_s
+    return min(share_s, slack_s(seq, starts_s - share_s))
+
+
+def _is_hurried(seq: ServedSequence, steps: StepModels, starts_s: float) -> bool:
+    """Does it need the device for itself to be in time, or is it late already?"""
+    work_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
+    return seq.num_output > 0 or starts_s + HURRY * work_s > due_s(seq.request)
+
+
+def _is_behind(seq: ServedSequence, starts_s: float) -> bool:
+    """Has it had fewer tokens than its least share?"""
+    pace_s = seq.request.slo.tpot_s / LEAST_SHARE
+    return inf not in (seq.first_token_s, pace_s) and (
+        starts_s - seq.first_token_s > seq.num_after_first * pace_s
+    )
+
+
+def _priority(seq: ServedSequence) -> int:
+    return seq.request.slo.priority
