@@ -154,7 +154,9 @@ class ScheduleConfig(_Frozen):
     max_queued_requests: int = Field(default=1024, ge=1)
     """Requests that wait for a place; one more is refused with 429."""
     max_queue_wait_s: float = Field(default=60.0, gt=0)
-    """Predicted or actual waiting beyond this is refused with 429."""
+    """Predicted or actual waiting beyond this is refused with 429; a class whose first token may take longer has that long."""
+    aging_s: float = Field(default=10.0, ge=0)
+    """A tenant's requests of one class rank one priority higher for each time so long in which none was placed; 0: never."""
     local_threshold_tokens: int = Field(default=32, ge=0)
     """Uncached prompt tokens up to which decode computes the prompt itself, whatever the load."""
     report_interval_s: float = Field(default=0.05, gt=0)

@@ -168,11 +168,12 @@ class ReleasedByPeer:
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
     """What `scheduler` asks of the others for its requests that wait: to leave alone the instance that it `keeps` for one that
-    finds no room (empty: none), and to let what is late already wait while it has some that can still be `in_time`."""
+    finds no room (empty: none), and to let wait what is late on `timely_level` or below it, since there it has some that can
+    still be in time (None: it has none)."""
 
     scheduler: str
     keeps: str
-    in_time: bool
+    timely_level: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,8 @@ class LoadReport:
     work: WorkCounts = WorkCounts()
     experts: tuple[LayerExperts, ...] = ()
     """Since the instance began. Empty: nothing new."""
+    waiting_by_priority: tuple[tuple[int, int], ...] = ()
+    """(priority, prompt tokens still to be computed) of each class that is here, the lowest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,7 @@ class Reporter:
             seq=self._seq,
             free_blocks=load.free_blocks,
             waiting_tokens=load.waiting_tokens,
+            waiting_by_priority=load.waiting_by_priority,
             num_waiting=load.num_waiting,
             num_running=load.num_running,
             tokens_per_s=load.tokens_per_s,

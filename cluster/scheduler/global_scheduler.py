@@ -6,7 +6,7 @@ Invariants:
 - What was promised to an instance is given back when the request is Finished, its frontend or that instance is lost.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -40,7 +40,7 @@ _SETTLE_REPORTS: Final = 2.0
 _SETTLE_S: Final = 0.2
 """A promise shows in reports made this long, and so many report intervals, after it: the way is scheduler, frontend, worker."""
 _MAX_PASSED: Final = 32
-"""Requests that others may pass in one go; so many large ones at the head do hold the small ones behind them up."""
+"""Requests of one level that others may pass in one go; so many large ones at the head do hold the small ones behind them up."""
 
 
 class GlobalScheduler:
@@ -61,7 +61,8 @@ class GlobalScheduler:
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster(scan_up_to)
         self._peers = SchedulerPeers()
-        self._told_keeps, self._told_in_time = "", False
+        self._told = PeerRequest("", "", None)
+        """What the other schedulers were asked last."""
         self._led = True
         self._num_prefills = 0
         counters = ServiceCounters(config.fairness_slack)
@@ -120,10 +121,10 @@ class GlobalScheduler:
         """Take one fact in; what follows from it, in the order to be sent."""
         actions = self._react(event, now)
         keeps = self._placer.claimed
-        in_time = bool(self._peers.others) and self._admission.queue.has_timely()
-        if keeps != self._told_keeps or in_time != self._told_in_time:
-            self._told_keeps, self._told_in_time = keeps, in_time
-            actions += self._tell(PeerRequest(self._peers.me, keeps, in_time))
+        timely_level = self._admission.queue.timely_level() if self._peers.others else None
+        if keeps != self._told.keeps or timely_level != self._told.timely_level:
+            self._told = PeerRequest(self._peers.me, keeps, timely_level)
+            actions += self._tell(self._told)
         return actions
 
     def _react(self, event: Event, now: float) -> list[Send]:
@@ -182,8 +183,8 @@ class GlobalScheduler:
         words: list[PlacedByPeer | PeerRequest] = [
             self._taken(placed) for placed in self._placer.placements if not placed.scheduler
         ]
-        if self._told_keeps or self._told_in_time:
-            words.append(PeerRequest(peer_schedulers.me, self._told_keeps, self._told_in_time))
+        if self._told.keeps or self._told.timely_level is not None:
+            words.append(PeerRequest(peer_schedulers.me, self._told.keeps, self._told.timely_level))
         return [Send(other, word) for other in news for word in words] + self._pair()
 
     def _tell(self, word: PlacedByPeer | ReleasedByPeer | PeerRequest) -> list[Send]:
@@ -226,17 +227,21 @@ class GlobalScheduler:
         """Place all that can be placed now, in order; where only `changed` has news, who found no headroom tries only that."""
         actions: list[Send] = []
         placed_keys: list[str] = []
-        queue, num_passed = self._admission.queue, 0
+        queue = self._admission.queue
+        passed, closed, num_levels = dict[int, int](), set[int](), queue.num_levels
         self._placer.check_claim(queue)
         for waiter in queue.in_order(now) if len(queue) else ():
-            if num_passed >= _MAX_PASSED or not self._roster.any_headroom():
-                break
-            if num_passed and not self._placer.any_prompt_room():
-                break
+            level = waiter.level
+            if level not in closed and not self._may_place(waiter, passed):
+                closed.add(level)
+                if len(closed) == num_levels:
+                    break
+            if level in closed:
+                continue
             blocked = self._yields(waiter, now) or self._placer.is_blocked(waiter, changed, now)
             route = None if blocked else self._placer.try_to_place(waiter, now)
             if route is None:
-                num_passed += 1
+                passed[level] = passed.get(level, 0) + 1
             else:
                 queue.served(waiter, now)
                 place = waiter.place
@@ -249,9 +254,16 @@ class GlobalScheduler:
                     actions += self._tell(self._taken(placed))
         return actions
 
+    def _may_place(self, waiter: Waiter, passed: Mapping[int, int]) -> bool:
+        """Is there any use in trying it, and others of its level, after so many were passed on each?"""
+        priority = waiter.place.slo.priority
+        if passed.get(waiter.level, 0) >= _MAX_PASSED or not self._roster.any_headroom(priority):
+            return False
+        return not passed or self._placer.any_prompt_room(priority)
+
     def _yields(self, waiter: Waiter, now: float) -> bool:
         """What is late, or set aside, comes after what can still be in time, whichever scheduler has that; but not for ever."""
-        if not self._peers.others_in_time or now - waiter.due_at > YIELD_S:
+        if not self._peers.others_in_time(waiter.level) or now - waiter.due_at > YIELD_S:
             return False
         return waiter.deferred or now > waiter.start_by
 

@@ -38,10 +38,11 @@ class SchedulerPeers:
     def hear(self, wants: PeerRequest) -> None:
         self._wants[wants.scheduler] = wants
 
-    @property
-    def others_in_time(self) -> bool:
-        """Does another have requests that wait and can still be in time?"""
-        return bool(self._wants) and any(wants.in_time for wants in self._wants.values())
+    def others_in_time(self, level: int) -> bool:
+        """Does another have requests of this level or a higher one that wait and can still be in time?"""
+        return bool(self._wants) and any(
+            wants.timely_level is not None and wants.timely_level >= level for wants in self._wants.values()
+        )
 
     def is_kept(self, address: str, is_mine: bool) -> bool:
         """Does another scheduler keep it for a request? Of two that keep the same, the first has it."""

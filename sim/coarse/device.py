@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.ports import SchedulerPolicy
+from core.precedence import taking_part
 from core.reports import LoadReport, Register
 from core.steps import chunk_pairs
 from engine.planning.sequence import Sequence
@@ -22,6 +23,8 @@ from sim.coarse.config import DeviceConfig
 from sim.coarse.outlink import OutLink
 from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSequence
 
+_PAUSED_STEPS = 8
+"""Steps that are taken at once, at most, while some sequences sit them out."""
 _FINE_BLOCK_TOKENS = 16
 """A production block: a prompt lacking no more is computed where it is decoded."""
 
@@ -63,6 +66,8 @@ class Device:
         self._prompts: list[SimulatedSequence] = []
         self._joining: list[SimulatedSequence] = []
         self._decoding = DecodeBatch(info.block_size)
+        self._paused: list[SimulatedSequence] = []
+        """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
         self._chunks: list[_Chunk] = []
         self._stretch: Stretch | None = None
         self._timer = 0
@@ -71,6 +76,8 @@ class Device:
         """Steps of the running stretch that `_rate` has seen."""
         self._reported: tuple[float, ...] = ()
         self._reported_step_s = 0.0
+        self._priorities: set[int] = set()
+        """Of the classes that have come here."""
         self._link = OutLink(config.link, config.num_layers)
         self._arrivals = itertools.count()
         self._reports = itertools.count(1)
@@ -137,18 +144,29 @@ class Device:
             seq=next(self._reports),
             free_blocks=load[0],
             waiting_tokens=load[1],
+            waiting_by_priority=self._waiting_by_priority(),
             num_waiting=load[2],
             num_running=load[3],
             tokens_per_s=load[4],
             step_s=step_s,
             cache_added=added,
             cache_removed=removed,
-            num_decoding=len(self._decoding) + len(self._joining),
+            num_decoding=len(self._decoding) + len(self._joining) + len(self._paused),
             context_tokens=self._decoding.context
-            + sum(s.num_known for s in (*self._prompts, *self._joining)),
+            + sum(s.num_known for s in (*self._prompts, *self._joining, *self._paused)),
             received=received,
             steps=self._config.steps,
         )
+
+    def _waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
+        if len(self._priorities) <= 1:
+            return ()
+        tokens = {stay.request.slo.priority: 0 for stay in (*self._decoding, *self._paused)}
+        for stay in self._prompts:
+            tokens[stay.request.slo.priority] = tokens.get(stay.request.slo.priority, 0) + stay.num_missing
+        for stay in self._waiting:
+            tokens[stay.request.slo.priority] = tokens.get(stay.request.slo.priority, 0) + stay.num_known
+        return tuple(sorted(tokens.items()))
 
     def check_integrity(self) -> None:
         """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
@@ -171,6 +189,7 @@ class Device:
         if not self._decoding and not self._prompts:
             planned_s = now
         self._join(planned_s)
+        self._put_classes_first(now)
         self._grow_decoding(now)
         self._chunks = self._compose(now, planned_s)
         self._num_measured = 0
@@ -184,6 +203,8 @@ class Device:
             self._stretch = decoding_stretch(now, self._decoding, self._config.step)
             if _any_later(self._waiting, planned_s) or _any_later(self._joining, planned_s):
                 self._stretch.num_steps = 1
+            elif self._paused:
+                self._stretch.num_steps = min(self._stretch.num_steps, _PAUSED_STEPS)
         self._set_timer()
 
     def _step_with_prompts_s(self, batch: int) -> float:
@@ -300,7 +321,7 @@ class Device:
 
     @property
     def _num_running(self) -> int:
-        return len(self._decoding) + len(self._prompts) + len(self._joining)
+        return len(self._decoding) + len(self._prompts) + len(self._joining) + len(self._paused)
 
     def _take_chunk(self, stay: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:
         count = max(0, min(stay.num_missing, budget))
@@ -341,16 +362,57 @@ class Device:
     def _make_room(self, stay: SimulatedSequence, now: float) -> bool:
         """One block, from a victim when none is left; False when the victim is `stay` itself."""
         while self._blocks.num_available < 1:
-            running = [*self._decoding.counted(), *(s for s in self._prompts if s.holder is None)]
-            victim = self._policy.victim(running)
+            victim = self._policy.victim(self._preemptible())
             self._preempt(victim, now)
             if victim is stay:
                 return False
         return True
 
+    def _preemptible(self) -> list[SimulatedSequence]:
+        return [*self._decoding.counted(), *self._paused, *(s for s in self._prompts if s.holder is None)]
+
+    def _put_classes_first(self, now: float) -> None:
+        """Say who sits the next step out, and take slots and blocks of lower classes for higher ones that wait."""
+        if len(self._priorities) <= 1:
+            return
+        for stay in self._policy.order(self._waiting, now):
+            if not self._make_way(stay, now):
+                break
+        batch = [*self._decoding.counted(), *self._paused]
+        taking = taking_part(batch, (*self._prompts, *self._waiting), self._config.steps, now)
+        chosen = set(map(id, taking if taking or self._prompts else batch))
+        for stay in batch:
+            if (id(stay) in chosen) == (stay in self._decoding):
+                continue
+            if id(stay) in chosen:
+                self._paused.remove(stay)
+                self._decoding.insert(stay)
+            else:
+                self._decoding.remove(stay)
+                self._paused.append(stay)
+
+    def _make_way(self, stay: SimulatedSequence, now: float) -> bool:
+        """Preempt lower classes where `stay` lacks a slot or blocks, and what they have suffices; False: it waits."""
+        priority = stay.request.slo.priority
+        victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
+        wanted = -(-stay.num_known // self.info.block_size) + self._num_running
+        coming = self._blocks.num_available
+        if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
+            return False
+        while self._num_running >= self.info.max_num_seqs or coming < wanted:
+            if not victims:
+                return False
+            victim = self._policy.victim(victims)
+            victims.remove(victim)
+            coming += len(victim.blocks.block_ids)
+            self._preempt(victim, now)
+        return True
+
     def _preempt(self, stay: SimulatedSequence, now: float) -> None:
         if stay in self._decoding:
             self._decoding.remove(stay)
+        elif stay in self._paused:
+            self._paused.remove(stay)
         else:
             self._prompts.remove(stay)
         self._blocks.preempt(stay)
@@ -358,6 +420,7 @@ class Device:
         self._waiting.append(stay)
 
     def _stay(self, job: SimulatedRequest, now: float) -> SimulatedSequence:
+        self._priorities.add(job.request.slo.priority)
         blocks = Sequence(request=job.request, tokens=list(job.ids), num_prompt=len(job.ids), arrival=0)
         return SimulatedSequence(
             job=job,

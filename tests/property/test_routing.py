@@ -57,8 +57,9 @@ class Run:
     def _check_headroom(self, placed: Placed) -> None:
         members = {m.address: m for m in self.scheduler.members}
         decode, place = members[placed.route.decode], self.asked[placed.request_id].place
-        assert decode.free_blocks >= 0
-        assert decode.num_seqs <= decode.info.max_num_seqs
+        found = decode.above(place.slo.priority)
+        assert found.free_blocks >= 0
+        assert found.num_seqs <= decode.info.max_num_seqs
         assert decode.info.decodes
         assert place.num_tokens + place.max_new_tokens <= decode.info.num_blocks * 16
         assert not placed.route.prefill or members[placed.route.prefill].info.prefills

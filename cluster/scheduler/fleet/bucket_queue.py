@@ -74,11 +74,14 @@ class BucketQueue:
         entry.bucket = NOWHERE
         self._num_entries -= 1
 
+    @property
+    def lowest_bucket(self) -> int:
+        """The first bucket that is not empty; NOWHERE: there is none."""
+        return (self._filled & -self._filled).bit_length() - 1
+
     def one_low(self, rng: RequestRng) -> Member | None:
         """One member of the lowest bucket; None: the queue is empty."""
-        if not self._filled:
-            return None
-        return _one(self._buckets[(self._filled & -self._filled).bit_length() - 1], rng)
+        return _one(self._buckets[self.lowest_bucket], rng) if self._filled else None
 
     def one_high(self, rng: RequestRng, at_most: int = HIGHEST) -> Member | None:
         """One member of the highest bucket that is not above `at_most`."""

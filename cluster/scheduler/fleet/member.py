@@ -17,6 +17,8 @@ from core.steps import UNKNOWN_STEPS
 DEFAULT_TOKENS_PER_S: Final = 4000.0
 """Prompt tokens per second of an instance, until anything was measured anywhere."""
 DEFAULT_STEP_S: Final = 0.02
+NO_LEVEL: Final = 1 << 30
+"""Higher than any class's priority."""
 _ROOM_BATCHES: Final = 4
 _ROOM_S: Final = 1.0
 """An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
@@ -30,7 +32,7 @@ class Promise:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "compute_tokens", "context_tokens", "hashes", "made_at", "num_blocks", "num_seqs", "tpot_s"
+        "compute_tokens", "context_tokens", "hashes", "level", "made_at", "num_blocks", "num_seqs", "tpot_s"
     )  # fmt: skip
 
     def __init__(
@@ -43,12 +45,14 @@ class Promise:
         hashes: tuple[int, ...],
         context_tokens: float = 0.0,
         tpot_s: float = inf,
+        level: int = 0,
     ) -> None:
         """`hashes`: full prompt blocks that it will hold here; `context_tokens`: of a sequence that will decode here, its length
-        on average; `tpot_s`: its target for the time per output token."""
+        on average; `tpot_s`: its target for the time per output token; `level`: its class's priority."""
         self.made_at = made_at
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
-        self.hashes, self.context_tokens, self.tpot_s = hashes, context_tokens, tpot_s
+        self.hashes, self.context_tokens = hashes, context_tokens
+        self.tpot_s, self.level = tpot_s, level
 
 
 class Turnover:
@@ -159,12 +163,19 @@ class Member:
         """Sequences that are or will be here."""
         self._used_blocks = 0
         self._waiting_tokens = 0
+        self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
         self._unsettled: dict[str, Promise] = {}
         self._settled: dict[str, Promise] = {}
         self._unsettled_sum = _Sum()
         self._settled_sum = _Sum()
         self._chains = _Chains()
         self._tpots: dict[float, int] = {}
+        self._levels: dict[int, int] = {}
+        """Level -> how many promises."""
+        self.lowest_level = NO_LEVEL
+        """Of what was promised here; `NO_LEVEL`: nothing was."""
+        self._above: dict[int, Member] = {}
+        """Level -> what `above` has given for it, as long as nothing has changed."""
         self.tightest_tpot_s = inf
         """The tightest target of those that were placed here to decode."""
         self.batch_seqs = 0
@@ -211,6 +222,8 @@ class Member:
         assert key not in self._unsettled, key
         self._unsettled[key] = promise
         self._unsettled_sum.add(promise, 1)
+        self._levels[promise.level] = self._levels.get(promise.level, 0) + 1
+        self.lowest_level = min(self.lowest_level, promise.level)
         if promise.hashes:
             self._chains.add(key, promise.hashes)
         if promise.num_seqs:
@@ -226,6 +239,11 @@ class Member:
             self._settled_sum.add(promise, -1)
         else:
             return
+        level = promise.level
+        self._levels[level] -= 1
+        if not self._levels[level]:
+            del self._levels[level]
+            self.lowest_level = min(self._levels, default=NO_LEVEL)
         if promise.hashes:
             self._chains.remove(key, promise.hashes)
         if promise.num_seqs:
@@ -246,6 +264,7 @@ class Member:
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
         self._used_blocks = self.num_blocks - report.free_blocks
         self._waiting_tokens = report.waiting_tokens
+        self._waiting_by_priority = report.waiting_by_priority
         for key in report.received:
             if key in self._unsettled:
                 self._settle(key)
@@ -259,6 +278,41 @@ class Member:
     def leave(self) -> None:
         self.leaving = True
         self._refresh()
+
+    def above(self, level: int) -> "Member":
+        """This instance as a class of that priority finds it, once all lower ones have given way; itself where none is lower.
+
+        What is returned is for reading: nothing is to be promised to it."""
+        if level <= self.lowest_level:
+            return self
+        known = self._above.get(level)
+        if known is None or known.version != self.version:
+            known = self._above[level] = self._without_below(level)
+        return known
+
+    def _without_below(self, level: int) -> "Member":
+        """Sequences of lower classes are preempted or sit steps out (`core.precedence`), and their prompts come later."""
+        lower, tightest_s = _Sum(), inf
+        for promise in (*self._unsettled.values(), *self._settled.values()):
+            if promise.level < level:
+                lower.add(promise, 1)
+            elif promise.num_seqs:
+                tightest_s = min(tightest_s, promise.tpot_s)
+        rest = Member(self.info, None, self._turnover)
+        rest.version, rest.leaving, rest.defect = self.version, self.leaving, self.defect
+        rest.steps, rest.step_s = self.steps, self.step_s
+        rest.measured_tokens_per_s, rest.capacity_tokens = self.measured_tokens_per_s, self.capacity_tokens
+        rest.lowest_level = level
+        later = sum(tokens for priority, tokens in self._waiting_by_priority if priority < level)
+        later += sum(one.compute_tokens for one in self._unsettled.values() if one.level < level)
+        rest.free_blocks = min(self.num_blocks, self.free_blocks + lower.num_blocks)
+        rest.num_seqs = max(0, self.num_seqs - lower.num_seqs)
+        rest._waiting_tokens = max(0, self.queued_tokens - later)
+        rest.tightest_tpot_s = tightest_s
+        rest.batch_seqs = max(0, self.batch_seqs - lower.num_seqs)
+        rest.batch_context_tokens = max(0.0, self.batch_context_tokens - lower.context_tokens)
+        rest._chains = self._chains
+        return rest
 
     def status(self) -> InstanceStatus:
         return InstanceStatus(

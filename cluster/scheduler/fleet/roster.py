@@ -60,6 +60,10 @@ class Roster:
     def get(self, address: str) -> Member | None:
         return self._members.get(address)
 
+    def real(self, member: Member) -> Member:
+        """The instance that `member` is, or is a part of (`Member.above`)."""
+        return self._members[member.address]
+
     def why_not(self) -> str:
         """Why nothing can be placed, whatever the load; empty: something can."""
         return "" if any(m.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
@@ -135,11 +139,15 @@ class Roster:
         """Who has copies of the KV of the instance that was lost last; empty: nobody."""
         return self._buddies.replica_of(lost)
 
-    def any_headroom(self) -> bool:
+    def any_headroom(self, level: int) -> bool:
+        """For a request of that level, which lower ones give way to."""
         if not self.scans:
             self._settle()
-            return self._shortlist.any_headroom()
-        return any(m.decodes and m.has_slot and m.free_blocks > 0 for m in self._members.values())
+            return self._shortlist.any_headroom(level)
+        return any(
+            m.decodes and (m.lowest_level < level or (m.has_slot and m.free_blocks > 0))
+            for m in self._members.values()
+        )
 
     def shortest_queues(self) -> Iterable[Member]:
         """If nobody among these has room for a prompt, nobody has."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from math import inf, log2
 from typing import Final
 
-from cluster.scheduler.fleet.bucket_queue import HIGHEST, BucketEntry, BucketQueue, bucket_of
-from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.bucket_queue import HIGHEST, NOWHERE, BucketEntry, BucketQueue, bucket_of
+from cluster.scheduler.fleet.member import NO_LEVEL, Member
 from cluster.scheduler.fleet.neighbours import NeighbourGroup, Neighbours
 from cluster.scheduler.fleet.rng import RequestRng
 from core.types import Slo
@@ -30,6 +30,8 @@ NUM_NEAR: Final = 1
 _BACKLOG_UNIT_S: Final = 0.01
 _STEP_UNIT_S: Final = 0.002
 _ROOM_UNIT_TOKENS: Final = 1024.0
+_LEVEL_ZERO: Final = 32
+"""The bucket of priority 0; classes of -32 and below count as one."""
 _IDLE = (-1, False)
 _PER_DOUBLING: Final = 2
 """Targets for the time per token that differ by less than a factor of 1.4 are of one tightness."""
@@ -45,6 +47,8 @@ class Shortlist:
         """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
         self._room = BucketQueue()
         """Who decodes and has a sequence slot, by its free blocks."""
+        self._levels = BucketQueue()
+        """Who decodes, by the lowest class that was placed there."""
         self._neighbours = Neighbours()
 
     def forget(self, member: Member) -> None:
@@ -75,9 +79,9 @@ class Shortlist:
             if member.decodes:
                 self._put_decoding(standing, backlog)
 
-    def any_headroom(self) -> bool:
-        """Has any decode instance room for another sequence?"""
-        return len(self._room) > 0
+    def any_headroom(self, level: int) -> bool:
+        """Has any decode instance room for another sequence, or a sequence of a lower level?"""
+        return len(self._room) > 0 or self._has_below(level)
 
     def shortest_queue(self, rng: RequestRng) -> Member | None:
         return self._prompts.one_low(rng)
@@ -95,7 +99,12 @@ class Shortlist:
             if group != _IDLE:
                 limit_s = min(slo.tpot_s, _target_s(tightness))
                 found.append(buckets.one_high(rng, max(0, bucket_of(limit_s, _STEP_UNIT_S) - 1)))
+        if self._has_below(slo.priority):
+            found.append(self._levels.one_low(rng))
         return [member for member in found if member is not None]
+
+    def _has_below(self, level: int) -> bool:
+        return NOWHERE < self._levels.lowest_bucket < _level_bucket(level)
 
     def sources(self, decodes: Iterable[Member], rng: RequestRng) -> list[Member]:
         """Who might compute the prompt for one of `decodes`."""
@@ -113,6 +122,10 @@ class Shortlist:
             self._room.put(standing.room, bucket_of(room, _ROOM_UNIT_TOKENS))
         else:
             self._room.take(standing.room)
+        if member.lowest_level == NO_LEVEL:
+            self._levels.take(standing.level)
+        else:
+            self._levels.put(standing.level, _level_bucket(member.lowest_level))
         batch = _batch(member)
         bucket = bucket_of(_step_s(member), _STEP_UNIT_S) if batch != _IDLE else backlog
         for near, entry in standing.near_batches:
@@ -129,6 +142,7 @@ class Shortlist:
         """Off all buckets; it still has its neighbours."""
         self._prompts.take(standing.prompts)
         self._room.take(standing.room)
+        self._levels.take(standing.level)
         self._take_batch(standing)
         for buckets, entry in (*standing.near_prompts, *standing.near_batches):
             buckets.take(entry)
@@ -149,11 +163,12 @@ _Near = list[tuple[BucketQueue, BucketEntry]]
 class _Standing:
     """One member's entries."""
 
-    __slots__ = ("batch", "in_batch", "member", "near_batches", "near_prompts", "prompts", "room")
+    __slots__ = ("batch", "in_batch", "level", "member", "near_batches", "near_prompts", "prompts", "room")
 
     def __init__(self, member: Member, groups: tuple[NeighbourGroup, ...]) -> None:
         self.member = member
         self.prompts, self.room, self.in_batch = BucketEntry(member), BucketEntry(member), BucketEntry(member)
+        self.level = BucketEntry(member)
         self.near_prompts: _Near = [(group.prompts, BucketEntry(member)) for group in groups]
         self.near_batches: _Near = [(group.batches, BucketEntry(member)) for group in groups]
         self.batch: tuple[int, bool] | None = None
@@ -171,6 +186,10 @@ def _nearest(near: _Near, rng: RequestRng) -> Member | None:
         if (found := buckets.one_low(rng)) is not None:
             return found
     return None
+
+
+def _level_bucket(level: int) -> int:
+    return min(HIGHEST, max(0, level + _LEVEL_ZERO))
 
 
 def _backlog(member: Member, tokens_per_s: float) -> int:

@@ -95,7 +95,7 @@ class CostPolicy:
             if way_s + decode_s < limit_s:
                 chosen, cost_s = (decode, source), way_s + decode_s
                 limit_s = cost_s * (1 - self._model.noise) - self._model.noise_s
-        return None if chosen is None else PlacementChoice(*chosen, cost_s)
+        return None if chosen is None else PlacementChoice(*chosen, cost_s, now + cost_s > ask.due_at)
 
     def choose_prefill(
         self, ask: PlacementQuery, decode: Member, prefills: Sequence[Member], now: float

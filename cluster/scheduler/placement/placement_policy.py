@@ -46,12 +46,12 @@ class PlacementQuery:
 
 
 class PlacementChoice:
-    """`prefill` None: decode computes the prompt itself. Never changed."""
+    """`prefill` None: decode computes the prompt itself; `late`: it misses a target there. Never changed."""
 
-    __slots__ = ("cost_s", "decode", "prefill")
+    __slots__ = ("cost_s", "decode", "late", "prefill")
 
-    def __init__(self, decode: Member, prefill: Member | None, cost_s: float) -> None:
-        self.decode, self.prefill, self.cost_s = decode, prefill, cost_s
+    def __init__(self, decode: Member, prefill: Member | None, cost_s: float, late: bool = False) -> None:
+        self.decode, self.prefill, self.cost_s, self.late = decode, prefill, cost_s, late
 
     @property
     def computes(self) -> Member:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from cluster.scheduler.fleet.member import CachedBlocks, Member, Promise
+from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member, Promise
 from cluster.scheduler.fleet.output_lengths import OutputLengths
 from cluster.scheduler.fleet.roster import Candidates, Roster
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
@@ -92,36 +92,74 @@ class Placer:
         wanted = place.prefer or self._roster.replica_of(place.exclude)
         usable = self._roster.decodes(place, candidates, wanted)
         growth_tokens = self._growth(place)
-        num_tokens = place.num_tokens + growth_tokens
-        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, candidates.match)]
-        if wanted:
-            decodes = [m for m in decodes if m.address == wanted] or decodes
+        ask = self._ask(place, candidates.match, growth_tokens, waiter.due_at)
+        decodes = self._with_headroom(waiter, ask, usable, wanted)
+        found = self._choose(waiter, ask, decodes, candidates, now)
+        level = place.slo.priority
+        if (found is None or found.late) and any(m.lowest_level < level for m in usable):
+            roomier = self._with_headroom(waiter, ask, [m.above(level) for m in usable], wanted)
+            over_lower = self._choose(waiter, ask, roomier, candidates, now, level=level)
+            if found is None or (over_lower is not None and not over_lower.late):
+                found, decodes = over_lower, roomier
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since = None
-        ask = self._ask(place, candidates.match, growth_tokens, waiter.due_at)
-        choice = self._policy.choose(ask, decodes, self._sources(place, candidates, decodes), now)
+        if found is None:
+            return None
+        waiter.waits_for = None
+        return self._bind(waiter, ask, found, now)
+
+    def _with_headroom(
+        self, waiter: Waiter, ask: PlacementQuery, usable: Sequence[Member], wanted: str
+    ) -> list[Member]:
+        """Those that have room for it; `wanted` alone where that has."""
+        num_tokens = ask.num_tokens + ask.growth_tokens
+        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, ask.cached_blocks)]
+        if wanted:
+            decodes = [m for m in decodes if m.address == wanted] or decodes
+        return decodes
+
+    def _choose(
+        self,
+        waiter: Waiter,
+        ask: PlacementQuery,
+        decodes: Sequence[Member],
+        candidates: Candidates,
+        now: float,
+        *,
+        level: int = -NO_LEVEL,
+    ) -> PlacementChoice | None:
+        """The policy's choice; None where it has none, or the prompt would only wait on its instance.
+
+        `level`: `decodes` are seen without lower ones (`Member.above`), and so are the instances that may compute the prompt."""
+        if not decodes:
+            return None
+        place = waiter.place
+        sources = [m.above(level) for m in self._sources(place, candidates, decodes)]
+        choice = self._policy.choose(ask, decodes, sources, now)
         if choice is None:
             return None
         source = self._roster.get(place.source) if place.source else None
-        if source is not None and source is not choice.decode:
-            choice = PlacementChoice(choice.decode, source, choice.cost_s)
-        elif not self._has_prompt_room(ask, choice):
+        if source is not None and source.address != choice.decode.address:
+            return PlacementChoice(choice.decode, source, choice.cost_s, choice.late)
+        if not self._has_prompt_room(ask, choice):
             waiter.waits_for = choice.computes, choice.computes.version
             return None
-        return self._bind(waiter, ask, choice, now)
+        return choice
 
-    def any_prompt_room(self) -> bool:
-        """Could anybody be given a prompt now?"""
-        return any(self._policy.has_prompt_room(m) for m in self._roster.shortest_queues())
+    def any_prompt_room(self, level: int) -> bool:
+        """Could anybody be given a prompt of that level now?"""
+        return any(self._policy.has_prompt_room(m.above(level)) for m in self._roster.shortest_queues())
 
     def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
         """It found no place before, and would not find one because `changed` has news (None: anybody may have)."""
         if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
             num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
-            return not changed.decodes or not self._has_headroom(changed, waiter, num_tokens, match)
+            return not changed.decodes or not self._has_headroom(
+                changed.above(waiter.place.slo.priority), waiter, num_tokens, match
+            )
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
             return False
         return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
@@ -140,7 +178,9 @@ class Placer:
             prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
-                choice.prefill.promise(key, Promise(now, 0, 0, ask.uncached(choice.prefill), hashes=()))
+                choice.prefill.promise(
+                    key, Promise(now, 0, 0, ask.uncached(choice.prefill), hashes=(), level=place.slo.priority)
+                )
                 prefill = choice.prefill.address
             placement.route = Route(decode, prefill)
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
@@ -229,7 +269,11 @@ class Placer:
             self._log(f"claim {waiter.key} {member.address}")
 
     def _bind(self, waiter: Waiter, ask: PlacementQuery, choice: PlacementChoice, now: float) -> Route:
-        place, key, decode, prefill = waiter.place, waiter.key, choice.decode, choice.prefill
+        place, key = waiter.place, waiter.key
+        decode, prefill = (
+            self._roster.real(choice.decode),
+            None if choice.prefill is None else self._roster.real(choice.prefill),
+        )
         num_cached = ask.cached_blocks.get(decode.address, 0)
         num_blocks = decode.blocks_needed(
             place.num_tokens + ask.growth_tokens, place.block_hashes, num_cached
@@ -271,10 +315,13 @@ class Placer:
                     hashes=place.block_hashes,
                     context_tokens=context,
                     tpot_s=tpot_s,
+                    level=place.slo.priority,
                 ),
             )
         if prefill is not None:
-            prefill.promise(key, Promise(now, 0, 0, placed.compute_tokens, hashes=()))
+            prefill.promise(
+                key, Promise(now, 0, 0, placed.compute_tokens, hashes=(), level=place.slo.priority)
+            )
         if place.attempt == 0:
             counters.charge_prompt(place)
         counters.charge(place, placed.charged_tokens)

@@ -96,7 +96,7 @@ class SloPolicy:
         return (
             None
             if chosen is None
-            else PlacementChoice(chosen, None if computes is chosen else computes, best)
+            else PlacementChoice(chosen, None if computes is chosen else computes, best, late)
         )
 
     def choose_prefill(

@@ -22,7 +22,7 @@ NO_DECODE_WAIT_S: Final = 5.0
 class Admission:
     def __init__(self, config: ScheduleConfig, counters: ServiceCounters, log: Callable[[str], None]) -> None:
         self._config, self._log = config, log
-        self.queue = WaitingQueue(counters)
+        self.queue = WaitingQueue(counters, config.aging_s)
         self._drain = DrainRate()
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
@@ -77,15 +77,14 @@ class Admission:
             last = self.queue.last_refusable()
             return [] if last is None else [self._refuse(last, f"{len(self.queue)} requests wait", now)]
         wait_s = self._drain.wait_s(self.queue.num_ahead(waiter), now)
-        if waiter.place.attempt == 0 and wait_s > self._config.max_queue_wait_s:
+        if waiter.place.attempt == 0 and wait_s > self._limit_s(waiter):
             return [self._refuse(waiter, f"it would wait about {wait_s:.0f} s for a place", now)]
         return []
 
     def expire(self, why_not: str, now: float) -> list[Send]:
         """Refuse those that have waited too long, or wait for an instance that does not come (`why_not`)."""
-        limit_s = self._config.max_queue_wait_s
-        late = [w for w in self.queue if now - w.arrived_at > limit_s]
-        actions = [self._refuse(w, f"no place was free for {limit_s:g} s", now) for w in late]
+        late = [w for w in self.queue if now - w.arrived_at > self._limit_s(w)]
+        actions = [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
         if not why_not:
             self._no_decode_since_s = None
             return actions
@@ -96,6 +95,10 @@ class Admission:
         for waiter in alone:
             self.queue.remove(waiter)
         return actions + [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]
+
+    def _limit_s(self, waiter: Waiter) -> float:
+        """How long it may wait: a class whose first token may take longer than others wait has that long."""
+        return max(self._config.max_queue_wait_s, waiter.place.slo.ttft_s)
 
     def _refuse(self, waiter: Waiter, reason: str, now: float) -> Send:
         """429: take a waiter out of the queue and say when to come back."""

@@ -1,18 +1,19 @@
 """Requests that wait for a place, and the order in which they are tried.
 
-- Among tenants of one level, the one that has had the least service by its weight goes first (`fairness`).
-- A level is a class's priority; a tenant that has not been served for AGING_S ranks one level higher for each time that long, so
-  nobody starves. A request that goes on after a lost instance ranks one level higher: its client is mid-stream.
-- Within a tenant, by deadline: a level is worth AGING_S of it, so a request waits at most AGING_S for each level of difference
-  for those that come after it.
-- A request that can no longer begin in time is tried after all that still can: serving it first would make others late as well.
-- Where a tenant's share of the fleet is too small for what waits, its dearest prompts are set aside (`overload`) and
-  tried between those two: so that as many requests as can be are in time.
+- A level is a class's priority. All of a higher level is tried before anything of a lower one, in time or late. A request that
+  goes on after a lost instance ranks one level higher: its client is mid-stream.
+- A tenant's requests of one level are a line. A line that has not been served for `aging_s` ranks one level higher for each time
+  that long, so no class starves (`schedule.aging_s`).
+- On one level, a request that can no longer begin in time is tried after all that still can: serving it first would make others
+  late as well. Where a tenant's share of the fleet is too small for what waits, its dearest prompts are set aside (`overload`)
+  and tried between those two, so that as many requests as can be are in time.
+- Among lines that are equal by that, the tenant that has had the least service by its weight goes first (`fairness`).
+- Within a line, by deadline; targets beyond DUE_S count as that, so that long ones do not wait for ever.
 
-Invariant: every waiter is in exactly one list of its tenant."""
+Invariant: every waiter is in exactly one list of its line."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
@@ -22,7 +23,7 @@ from cluster.scheduler.queue.fairness import ServiceCounters, weight
 from cluster.scheduler.queue.overload import Spending, dearest
 from core.messages import Place
 
-AGING_S: Final = 10.0
+DUE_S: Final = 10.0
 _SHED_EVERY_S: Final = 0.05
 _SURE_SHARE: Final = 0.9
 """Of what requests seem to take: who is set aside a little late is chosen among more, who is set aside in vain may be lost."""
@@ -77,15 +78,22 @@ class Waiter:
         """The instance that was best then but had too many prompts before it, and the version that it had."""
         slo = place.slo
         self.level = slo.priority + (1 if place.attempt else 0)
-        self.rank = ((arrived_at + min(slo.ttft_s, AGING_S)) / AGING_S - self.level, number)
+        self.rank = (arrived_at + min(slo.ttft_s, DUE_S), number)
+
+    @property
+    def line(self) -> tuple[str, int]:
+        return self.place.tenant, self.level
 
 
 class WaitingQueue:
-    def __init__(self, counters: ServiceCounters | None = None) -> None:
-        self._counters = counters or ServiceCounters()
+    def __init__(self, counters: ServiceCounters | None = None, aging_s: float = 10.0) -> None:
+        """`aging_s` 0: no line ever ranks higher than its level."""
+        self._counters, self._aging_s = counters or ServiceCounters(), aging_s
         self._by_key: dict[str, Waiter] = {}
-        self._tenants: dict[str, _Line] = {}
-        """Of those with somebody waiting."""
+        self._lines: dict[tuple[str, int], _Line] = {}
+        """(tenant, level) -> its requests, while there are any."""
+        self._num_lines: dict[str, int] = {}
+        """By tenant, while there are any."""
         self._spending = Spending()
         self._shed_at = -inf
 
@@ -96,19 +104,26 @@ class WaitingQueue:
         """In no particular order."""
         return iter(list(self._by_key.values()))
 
+    @property
+    def num_levels(self) -> int:
+        """Levels on which some wait."""
+        return len({level for _, level in self._lines})
+
     def get(self, key: str) -> Waiter | None:
         return self._by_key.get(key)
 
-    def has_timely(self) -> bool:
-        """Do some wait that can still be in time, as seen when they were last tried?"""
-        return any(line.timely for line in self._tenants.values())
+    def timely_level(self) -> int | None:
+        """The highest level of those that can still be in time, as seen when they were last tried; None: there is none."""
+        return max((level for (_, level), line in self._lines.items() if line.timely), default=None)
 
     def add(self, waiter: Waiter) -> None:
-        place = waiter.place
-        line = self._tenants.get(place.tenant)
+        tenant = waiter.place.tenant
+        line = self._lines.get(waiter.line)
         if line is None:
-            self._counters.raise_floor(place.tenant, self._tenants)
-            line = self._tenants[place.tenant] = _Line(waiter.arrived_at)
+            if tenant not in self._num_lines:
+                self._counters.raise_floor(tenant, self._num_lines)
+            self._num_lines[tenant] = self._num_lines.get(tenant, 0) + 1
+            line = self._lines[waiter.line] = _Line(waiter.arrived_at)
         line.add(waiter)
         self._by_key[waiter.key] = waiter
 
@@ -119,24 +134,39 @@ class WaitingQueue:
             return
         self._shed_at = now + _SHED_EVERY_S
         beside_s = self._spending.beside_s
-        work = {tenant: line.work_s(beside_s) / line.weight for tenant, line in self._tenants.items()}
-        weights = self._counters.weighted(work)
-        shares = {tenant: line.weight * weights[tenant] for tenant, line in self._tenants.items()}
-        total = sum(shares.values())
-        for tenant, line in self._tenants.items():
-            line.shed(num_instances / _SURE_SHARE * shares[tenant] / total, beside_s, now)
+        lines = self._by_tenant()
+        weights = {tenant: own[0].weight for tenant, own in lines.items()}
+        work = {
+            tenant: sum(line.work_s(beside_s) for line in own) / weights[tenant]
+            for tenant, own in lines.items()
+        }
+        factors = self._counters.weighted(work)
+        total = sum(weights[tenant] * factors[tenant] for tenant in lines)
+        for tenant, own in lines.items():
+            share = weights[tenant] * factors[tenant] / total
+            _shed(own, num_instances / _SURE_SHARE * share, beside_s, now)
+
+    def _by_tenant(self) -> dict[str, list["_Line"]]:
+        """Each tenant's lines, the highest level first."""
+        found: dict[str, list[_Line]] = {}
+        for tenant, level in sorted(self._lines, key=_level, reverse=True):
+            found.setdefault(tenant, []).append(self._lines[tenant, level])
+        return found
 
     def remove(self, waiter: Waiter) -> None:
         """It is answered, or withdrawn."""
         del self._by_key[waiter.key]
-        line = self._tenants[waiter.place.tenant]
+        line, tenant = self._lines[waiter.line], waiter.place.tenant
         line.remove(waiter)
         if not len(line):
-            del self._tenants[waiter.place.tenant]
+            del self._lines[waiter.line]
+            self._num_lines[tenant] -= 1
+            if not self._num_lines[tenant]:
+                del self._num_lines[tenant]
 
     def served(self, waiter: Waiter, now: float) -> None:
         """It is removed, because it was placed."""
-        if (line := self._tenants.get(waiter.place.tenant)) is not None:
+        if (line := self._lines.get(waiter.line)) is not None:
             line.served_at = now
         self._spending.placed(waiter.work_s)
         self.remove(waiter)
@@ -145,31 +175,36 @@ class WaitingQueue:
         """All, as they should be tried now; what is yielded may be removed meanwhile.
 
         The order among tenants takes what is yielded as served, so that no tenant's line hides the others'."""
-        lines = [(tenant, line.split(now)) for tenant, line in self._tenants.items()]
+        lines = [(line, line.split(now)) for line in self._lines.values()]
         if len(lines) == 1:
             yield from lines[0][1]
             return
-        heap: list[tuple[int, float, float, int, int, str, list[Waiter]]] = []
-        for tenant, waiters in lines:
-            self._push(heap, tenant, waiters, 0, self._counters.of(tenant), now)
+        heap: list[tuple[float, int, float, int, int, float, list[Waiter]]] = []
+        for line, waiters in lines:
+            self._push(heap, waiters, 0, self._counters.of(waiters[0].place.tenant), line.served_at, now)
         while heap:
-            _, _, counter, _, index, tenant, waiters = heappop(heap)
+            _, _, counter, _, index, served_at, waiters = heappop(heap)
             waiter = waiters[index]
             yield waiter
             counter += self._counters.prompt_charge(waiter.place)
-            self._push(heap, tenant, waiters, index + 1, counter, now)
+            self._push(heap, waiters, index + 1, counter, served_at, now)
 
     def num_ahead(self, waiter: Waiter) -> int:
-        """About how many are served before it: its own line's, and as many of each other tenant's by weight."""
-        tenant = waiter.place.tenant
-        own = self._tenants[tenant].position(waiter)
-        others = sum(min(len(line), own + 1) for name, line in self._tenants.items() if name != tenant)
+        """About how many are served before it: all of higher levels, its own line's, and as many of each other tenant's."""
+        tenant, level = waiter.line
+        own = self._lines[waiter.line].position(waiter)
+        others = 0
+        for (name, other), line in self._lines.items():
+            if other > level:
+                others += len(line)
+            elif other == level and name != tenant:
+                others += min(len(line), own + 1)
         return own + others
 
     def last_refusable(self) -> Waiter | None:
         """The one to refuse when too many wait: the last of the tenant that would be served last, if it has had no token."""
         best: tuple[float, Waiter] | None = None
-        for tenant, line in self._tenants.items():
+        for (tenant, _), line in self._lines.items():
             last = line.last_refusable()
             if last is None:
                 continue
@@ -180,24 +215,26 @@ class WaitingQueue:
 
     def _push(
         self,
-        heap: list[tuple[int, float, float, int, int, str, list[Waiter]]],
-        tenant: str,
+        heap: list[tuple[float, int, float, int, int, float, list[Waiter]]],
         waiters: list[Waiter],
         index: int,
         counter: float,
+        served_at: float,
         now: float,
     ) -> None:
+        """`served_at`: when one of the line was last placed."""
         if index >= len(waiters):
             return
         head = waiters[index]
-        starved_s = now - max(head.arrived_at, self._tenants[tenant].served_at)
-        level = head.level + starved_s // AGING_S
+        level = float(head.level)
+        if self._aging_s:
+            level += (now - max(head.arrived_at, served_at)) // self._aging_s
         turn = 2 if now > head.start_by else 1 if head.deferred else 0
-        heappush(heap, (turn, -level, counter, head.number, index, tenant, waiters))
+        heappush(heap, (-level, turn, counter, head.number, index, served_at, waiters))
 
 
 class _Line:
-    """One tenant's waiters: in time, set aside, late."""
+    """One tenant's waiters of one level: in time, set aside, late."""
 
     def __init__(self, served_at: float) -> None:
         self.served_at = served_at
@@ -238,11 +275,14 @@ class _Line:
                 return
             index -= len(waiters)
 
-    def shed(self, num_instances: float, beside_s: float, now: float) -> None:
-        """Choose anew which are set aside: the dearest, as many as keep others from being in time on so many instances."""
+    def hopeful(self, now: float) -> list[Waiter]:
+        """Those that may still be in time, set aside or not, in order."""
         self._note_late(now)
+        return sorted(self.timely + self.deferred, key=_rank)
+
+    def defer(self, given_up: Collection[str]) -> None:
+        """Set aside those whose keys these are, and no others."""
         waiting = sorted(self.timely + self.deferred, key=_rank)
-        given_up = {waiter.key for waiter in dearest(waiting, num_instances, beside_s, now)}
         for waiter in waiting:
             waiter.deferred = waiter.key in given_up
         self.timely = [waiter for waiter in waiting if not waiter.deferred]
@@ -276,6 +316,20 @@ class _Line:
                 late = waiters[0]
                 self.remove(late)
                 insort(self.late, late, key=_rank)
+
+
+def _shed(lines: list[_Line], num_instances: float, beside_s: float, now: float) -> None:
+    """Choose anew which of one tenant's are set aside: the dearest, as many as keep others from being in time.
+
+    `lines`: the highest level first."""
+    waiting = [waiter for line in lines for waiter in line.hopeful(now)]
+    given_up = {waiter.key for waiter in dearest(waiting, num_instances, beside_s, now)}
+    for line in lines:
+        line.defer(given_up)
+
+
+def _level(line: tuple[str, int]) -> int:
+    return line[1]
 
 
 def _rank(waiter: Waiter) -> tuple[float, int]:

@@ -47,7 +47,7 @@ def test_a_decode_instance_that_comes_in_time_serves_who_waits() -> None:
 
 def test_a_full_queue_refuses_the_last_in_order() -> None:
     world = World(instance("d", max_num_seqs=1), max_queued_requests=2)
-    world.placed(ask("running"))
+    world.placed(ask("running", priority=1))
     world.on(ask("n1"))
     world.on(ask("n2"))
     assert world.rejected(ask("n3")).request_id == "n3"
@@ -71,15 +71,23 @@ def test_a_wait_that_can_be_foreseen_is_refused_at_once_with_an_honest_time() ->
     world = World(instance("d", max_num_seqs=1), max_queue_wait_s=20)
     world.placed(ask("r0"))
     for i in range(1, 40):
-        world.on(ask(f"r{i}", ttft_s=60.0))
+        world.on(ask(f"r{i}", ttft_s=20.0))
     for i in range(10):  # one leaves per second
         world.on(Finished(f"r{i}", 0), after_s=1.0)
     assert world.scheduler.num_queued == 29
-    rejected = world.rejected(ask("no", ttft_s=60.0))
+    rejected = world.rejected(ask("no", ttft_s=20.0))
     assert "about 29 s" in rejected.reason
     assert rejected.retry_after_s == 20  # 30 wait, 1 leaves per second, and 10 is half of the longest queue
-    assert world.on(ask("urgent", priority=9)) == []
     assert world.on(ask("again", attempt=1)) == []
+    assert world.placed(ask("urgent", priority=9)) == "d"
+
+
+def test_a_class_whose_first_token_may_take_longer_than_others_wait_waits_that_long() -> None:
+    world = World(instance("d", max_num_seqs=1), max_queue_wait_s=10)
+    world.placed(ask("running"))
+    world.on(ask("patient", ttft_s=3600.0))
+    assert world.on(Tick(), after_s=3599.0) == []
+    assert "3600 s" in world.rejected(Tick(), after_s=2.0).reason
 
 
 def test_a_quiet_time_says_nothing_about_capacity() -> None:

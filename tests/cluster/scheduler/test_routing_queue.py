@@ -106,7 +106,7 @@ def drain(world: World, *running: str) -> list[str]:
 
 def test_higher_priority_goes_first_then_arrival() -> None:
     world = World(instance("d", max_num_seqs=1))
-    world.placed(ask("running"))
+    world.placed(ask("running", priority=2))
     for name, priority in (("low", -1), ("n1", 0), ("high", 2), ("n2", 0)):
         world.on(ask(name, priority=priority))
     assert drain(world, "running") == ["high", "n1", "n2", "low"]
@@ -114,11 +114,41 @@ def test_higher_priority_goes_first_then_arrival() -> None:
 
 def test_waiting_makes_up_for_priority() -> None:
     world = World(instance("d", max_num_seqs=1))
-    world.placed(ask("running"))
+    world.placed(ask("running", priority=2))
     world.on(ask("low", priority=-1, ttft_s=3600.0))
     world.on(Tick(), after_s=35.0)
     world.on(ask("high", priority=1))
     assert drain(world, "running") == ["low", "high"]
+
+
+def test_a_higher_class_takes_a_slot_of_a_lower_one_that_takes_none_back() -> None:
+    world = World(instance("d", max_num_seqs=2))
+    world.placed(ask("low", priority=-1))
+    world.placed(ask("high", priority=1))
+    assert world.placed(ask("second high", priority=1)) == "d"
+    assert world.on(ask("third high", priority=1)) == []
+    assert world.on(ask("second low", priority=-1)) == []
+    (action,) = world.on(Finished("high", 0))
+    assert action.message == Placed("third high", 0, action.message.route)  # type: ignore[union-attr]
+
+
+def test_a_higher_class_takes_blocks_of_a_lower_one_only_where_none_are_free() -> None:
+    world = World(instance("d1", num_blocks=100), instance("d2", num_blocks=100))
+    (low,) = {"d1", "d2"} - {world.placed(ask("filler", 1200, 16))}
+    assert world.placed(ask("low", 1200, 16, priority=-1)) == low
+    world.on(Finished("filler", 0))
+    assert world.placed(ask("high", 1200, 16, priority=1)) != low
+    assert world.placed(ask("second high", 1200, 16, priority=1)) == low
+    assert world.on(ask("third high", 1200, 16, priority=1)) == []
+
+
+def test_a_higher_class_finds_lower_ones_in_a_large_fleet() -> None:
+    world = World(*(instance(f"d{i}", max_num_seqs=1) for i in range(40)))
+    for i in range(39):
+        world.placed(ask(f"r{i}"))
+    low = world.placed(ask("low", priority=-1))
+    assert world.on(ask("another", priority=-1)) == []
+    assert world.placed(ask("high")) == low
 
 
 def test_a_request_that_lost_its_instance_goes_before_its_peers() -> None:

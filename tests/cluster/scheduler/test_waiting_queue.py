@@ -1,20 +1,23 @@
 """The order of the queue, among tenants and within one."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.queue.fairness import ServiceCounters
-from cluster.scheduler.queue.waiting_queue import AGING_S, Waiter, WaitingQueue
+from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from core.messages import Place
 from core.types import Slo
+
+AGING_S = 10.0
 
 
 class Queue:
     """A queue whose only server takes the next in order."""
 
-    def __init__(self, slack: float = 0.0) -> None:
+    def __init__(self, slack: float = 0.0, aging_s: float = AGING_S) -> None:
         self.counters = ServiceCounters(slack)
-        self.queue = WaitingQueue(self.counters)
+        self.queue = WaitingQueue(self.counters, aging_s)
         self.now, self.number = 0.0, 0
 
     def add(
@@ -153,6 +156,32 @@ def test_higher_classes_go_first_but_nobody_starves() -> None:
             served_at = queue.now
     assert served_at is not None
     assert 2 * AGING_S <= served_at <= 3 * AGING_S + 1
+
+
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_what_is_late_goes_before_what_is_timely_of_a_lower_class(tenant: str) -> None:
+    queue = Queue()
+    queue.add("late", "a", ttft_s=0.5, priority=2)
+    queue.now = 5.0
+    queue.add("batch", tenant, ttft_s=3600.0, priority=-1)
+    assert queue.names() == ["late", "batch"]
+
+
+def test_without_ageing_a_lower_class_waits_for_ever() -> None:
+    queue = Queue(aging_s=0.0)
+    queue.add("batch", ttft_s=3600.0, priority=-1)
+    for i in range(1, 200):
+        queue.now = float(i)
+        queue.add(f"urgent{i}", "b", priority=1)
+        assert queue.serve() == f"urgent{i}"
+
+
+def test_one_tenants_classes_age_too() -> None:
+    queue = Queue()
+    queue.add("batch", ttft_s=3600.0, priority=-1)
+    queue.now = 3 * AGING_S + 1
+    queue.add("urgent", priority=1)
+    assert queue.names() == ["batch", "urgent"]
 
 
 def test_an_overfull_queue_refuses_whoever_fills_it() -> None:
