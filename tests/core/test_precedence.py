@@ -152,7 +152,7 @@ def test_nothing_is_taken_where_it_would_not_suffice() -> None:
 @given(
     st.lists(st.tuples(st.integers(-1, 2), st.integers(1, 200), st.integers(1, 30)), min_size=1, max_size=24),
     st.integers(1, 6),
-    st.integers(14, 60),
+    st.integers(16, 60),
 )
 @settings(max_examples=60, deadline=None)
 def test_everything_ends_whatever_the_classes(

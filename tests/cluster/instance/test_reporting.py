@@ -36,6 +36,7 @@ class Cache:
         return EngineLoad(
             free_blocks=self.free,
             waiting_tokens=0,
+            waiting_by_priority=(),
             num_waiting=0,
             num_running=0,
             tokens_per_s=0.0,
