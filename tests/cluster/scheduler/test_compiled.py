@@ -114,7 +114,7 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
     for number in range(100):
         scheduler.on(ask(f"s{number}", 100 + 90 * (number % 30), prefix=number % 3), now + number / 100)
     first, second, *_ = (member.address for member in scheduler.members)
-    scheduler.on(PeerRequest("b", second, True), now + 1)
+    scheduler.on(PeerRequest("b", second, 0), now + 1)
     for placed in scheduler.placements[:5]:
         need = NeedPrefill(
             request_id=placed.place.request_id,
