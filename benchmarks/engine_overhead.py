@@ -15,8 +15,8 @@ from benchmarks.report import parser, write
 from core.config import EngineConfig
 from core.plan import Sampled, StepResult
 from core.types import Request, SamplingParams
+from decode.headroom_policy import HeadroomPolicy
 from engine.execution.batch import RankSeq, build_batch
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ class Bench:
         config = EngineConfig(max_num_seqs=batch, max_batch_tokens=batch * prompt_tokens)
         blocks = batch * (prompt_tokens + steps + 32) // config.block_size + batch
         self.block_size = config.block_size
-        self.scheduler = StepScheduler(config, blocks, 100_000, FifoPolicy())
+        self.scheduler = StepScheduler(config, blocks, 100_000, HeadroomPolicy())
         self.seqs: dict[str, RankSeq] = {}
         for i in range(batch):
             prompt = tuple((i * 31 + j * 7) % 4000 for j in range(prompt_tokens))

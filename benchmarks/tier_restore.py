@@ -20,9 +20,9 @@ from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, RankPool
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams, TokenOut
+from decode.headroom_policy import HeadroomPolicy
 from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
 from engine.tiers.block_digests import prefix_digests, root_digest
 from engine.tiers.build_tiers import build_tiers
@@ -54,7 +54,7 @@ class Nobody:
 
 
 async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_s: float) -> float:
-    """Of a prompt whose prefix nobody but the store has."""
+    """The time to the first token of a prompt whose prefix nobody but the store has."""
     gate, layer_s = LayerGate() if layered else None, step_s / LAYOUT.num_layers
     sink = GatedSink(gate, Nobody()) if gate else Nobody()
 
@@ -76,7 +76,7 @@ async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_
         if not drawn.done():
             drawn.set_result(time.perf_counter())
 
-    scheduler = StepScheduler(CONFIG, NUM_BLOCKS, 1 << 16, FifoPolicy())
+    scheduler = StepScheduler(CONFIG, NUM_BLOCKS, 1 << 16, HeadroomPolicy())
     tiers = Restoring(scheduler, store, LAYOUT.block_size, gate)
     engine = Engine(
         scheduler,

@@ -5,8 +5,9 @@ BatonError
 |-- Overloaded          try again in `retry_after_s`
 |-- ReplicaLost         an instance died or became unreachable
 |-- TransferError       a KV transfer failed; the request can be recomputed
+|-- ProtocolError       what a peer sent cannot be read: it is treated as lost
 |-- ConfigError         the operator's fault: refused before anything starts
-|-- UnsupportedModel    a model that Baton does not (fully) implement: says which part
+|   `-- UnsupportedModel    a model that Baton does not (fully) implement: says which part
 `-- Bug                 an invariant of Baton's own is broken
 """
 

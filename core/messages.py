@@ -1,8 +1,8 @@
 """Every message between Baton's processes (what instances report is in `core/reports.py`). One list, so that the protocol can be
 read in one place.
 
-frontend  -> scheduler   Place, Finished
-scheduler -> frontend    Placed, Rejected
+frontend  -> scheduler   Place, Finished, AskStatus
+scheduler -> frontend    Placed, Rejected, Status
 frontend  -> decode      Submit, Cancel
 worker    -> frontend    Tokens, Failed, HandedOver, Leaving
 decode    -> prefill     StartPrefill, Revoke
@@ -11,7 +11,6 @@ worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
 scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself)
-any       -> any         Ping, Pong
 """
 
 from dataclasses import dataclass
@@ -149,7 +148,7 @@ class PlacedByPeer:
     route: Route
     num_blocks: int
     compute_tokens: int
-    """Of the prompt, on the prefill instance or else on the decode instance."""
+    """Tokens of the prompt that the prefill instance computes, or else the decode instance."""
     expected_tokens: float
     """Output, on average."""
 
@@ -182,7 +181,7 @@ class PeerBacklog:
 
     num_queued: int
     queued_tokens: int
-    """Of their prompts, cached or not."""
+    """Tokens of their prompts, cached or not."""
 
 
 @dataclass(frozen=True, slots=True)

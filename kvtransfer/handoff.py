@@ -139,7 +139,6 @@ class PushFact(Enum):
 
 
 class PushAction(Enum):
-    COMMIT = auto()
     STOP = auto()
     """Compute no more, write no more, then say Drained: also to a holder that seems lost, which may only be cut off."""
     GIVE_UP = auto()
@@ -155,8 +154,8 @@ class PushState(Enum):
 
 
 _P, _Q, _B = PushState, PushFact, PushAction
-PUSH_TABLE: dict[tuple[PushState, PushFact], tuple[PushState, PushAction]] = {
-    (_P.COMPUTING, _Q.FIRST_TOKEN): (_P.SENDING, _B.COMMIT),
+PUSH_TABLE: dict[tuple[PushState, PushFact], tuple[PushState, PushAction | None]] = {
+    (_P.COMPUTING, _Q.FIRST_TOKEN): (_P.SENDING, None),
     (_P.SENDING, _Q.DELIVERED): (_P.DONE, _B.RELEASE),
     (_P.STOPPING, _Q.QUIET): (_P.DONE, _B.RELEASE),
 } | {
@@ -173,6 +172,7 @@ class PushHandoff:
         self.state = PushState.COMPUTING
 
     def on(self, fact: PushFact) -> PushAction | None:
+        """What is to be done; None: nothing, also where the fact means nothing in this state."""
         entry = PUSH_TABLE.get((self.state, fact))
         if entry is None:
             return None

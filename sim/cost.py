@@ -62,7 +62,7 @@ class StepCost:
     pair_s: float = 0.0
     """Time of attention between one query and one key, over all layers."""
     stages: int = 1
-    """Of a pipeline. The times above are those of all layers; each stage has its share of them."""
+    """Stages of a pipeline. The times above are those of all layers; each stage has its share of them."""
     hop: LinkCost = LinkCost()
     """From one stage to the next."""
     hop_token_bytes: int = 0
@@ -87,24 +87,4 @@ class StepCost:
             weights_read_s=self.weights_read_s / self.stages,
             kv_token_read_s=self.kv_token_read_s / self.stages,
             pair_s=self.pair_s / self.stages,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearCost:
-    """Every term adds up, as on a device that does one thing at a time (a CPU)."""
-
-    overhead_s: float
-    token_s: float
-    context_token_s: float
-    pair_s: float
-    seq_s: float
-
-    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
-        return (
-            self.overhead_s
-            + num_tokens * self.token_s
-            + context_tokens * self.context_token_s
-            + num_pairs * self.pair_s
-            + num_seqs * self.seq_s
         )

@@ -51,7 +51,7 @@ class SchedulerNode:
             else Schedulers(partial(_but, mail.address, resolve), num_schedulers - 1, clock, self._on_found)
         )
         self._backlogs: dict[str, PeerBacklog] = {}
-        """Of the others."""
+        """The other schedulers' backlogs."""
         self._told = _NOTHING_WAITS
         self._waiting = asyncio.Event()
         self._defects: dict[str, str] = {}
@@ -82,15 +82,8 @@ class SchedulerNode:
 
     @property
     def queued_tokens(self) -> int:
-        """Of all prompts that wait for a place, here and at the other schedulers."""
+        """Tokens of all prompts that wait for a place, here and at the other schedulers."""
         return self._scheduler.queued_tokens + sum(b.queued_tokens for b in self._backlogs.values())
-
-    def has_capacity(self) -> bool:
-        """Would a request be answered now?"""
-        return not self._scheduler.why_not()
-
-    def snapshot(self) -> Status:
-        return self._status()
 
     def show_pools(self, pools: tuple[PoolStatus, ...]) -> None:
         """What the autoscaler says is part of the status from now on."""

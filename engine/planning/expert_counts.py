@@ -7,7 +7,7 @@ from core.reports import LayerExperts
 
 
 class ExpertCounts:
-    """Of all layers, since the instance began."""
+    """Counts of all layers since the instance began."""
 
     def __init__(self) -> None:
         self._layers: dict[int, LayerExperts] = {}

@@ -12,7 +12,7 @@ _NUM = len(_SCALES)
 """Sizes of ordinary features, so that none drowns the others."""
 _FORGETTING = 0.995
 _PRIOR_VARIANCE = 1.0
-"""Of a coefficient, in seconds^2 per scaled feature, before anything was seen."""
+"""A coefficient's variance, in seconds^2 per scaled feature, before anything was seen."""
 _MAX_VARIANCE = 1e4
 """Where steps are all alike nothing is learned about the directions they do not show: forgetting stops there."""
 _SMOOTHING = 0.05

@@ -39,8 +39,6 @@ class StageRunner:
         self._seqs: dict[str, RankSeq] = {}
         self._owed: deque[tuple[int, list[RankSeq]]] = deque()
         """On the first stage: (step, sequences) whose tokens the last stage sends, in this order."""
-        self.waited_s = 0.0
-        """For other stages, so far."""
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
@@ -97,7 +95,4 @@ class StageRunner:
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
         if not shape[0]:
             return torch.empty(shape, dtype=dtype, device=self._device)  # nobody has sent it
-        started = time.perf_counter()
-        received = self._comm.recv(shape, dtype, source)
-        self.waited_s += time.perf_counter() - started
-        return received
+        return self._comm.recv(shape, dtype, source)

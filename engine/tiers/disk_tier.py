@@ -43,7 +43,6 @@ class DiskTier:
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         self._page = mmap.mmap(-1, self._slot_bytes)  # aligned, as direct I/O wants it
         self._num_errors = 0
-        self.num_damaged = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open(path)
@@ -90,7 +89,6 @@ class DiskTier:
             return None
         content = self._read(slot, digest)
         if content is None:
-            self.num_damaged += 1
             del self._slots[digest]
             self._free.append(slot)
             return None

@@ -11,10 +11,10 @@ from core.ports import SchedulerPolicy
 from core.steps import StepModel, StepModels
 from core.types import Request, SamplingParams, Slo
 from decode.headroom_policy import HeadroomPolicy
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler
 from prefill.deadline_policy import DeadlinePolicy
+from tests.engine.fifo_policy import FifoPolicy
 
 STEPS = StepModels(
     prompt=StepModel(fixed_s=0.008, token_s=1e-4, context_s=0.0, seq_s=0.0, error=0.0, num_steps=100)

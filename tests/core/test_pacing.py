@@ -85,7 +85,7 @@ def test_a_loose_target_makes_steps_no_longer_than_prompts_gain_by_it() -> None:
 def test_a_prompt_whose_own_work_takes_most_of_its_time_gets_longer_steps(
     num_prompt: int, share: float
 ) -> None:
-    """Of two seconds; 25 us for each token."""
+    """Two seconds are the target; a token takes 25 us."""
     engine, tpot_s = Engine(), 0.1
     engine.scheduler.add(_request("a", 100, tpot_s, 1_000))
     engine.step()

@@ -16,14 +16,14 @@ from core.plan import StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.execution.kv_pool import KVPool
 from engine.execution.runner import Runner
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
 from models.model import Model
 from models.registry import load_model
+from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 
 Logits = dict[tuple[str, int], torch.Tensor]
-"""Of (request, number of tokens before the one to be drawn)."""
+"""By (request, number of tokens before the one to be drawn)."""
 FEATURES = ["llama", "gemma2", "qwen2_moe", "gpt_oss", "deepseek_v3"]
 CASES = [*((family, "float32") for family in FEATURES), ("llama", "bfloat16"), ("qwen3_moe", "bfloat16")]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -11,8 +11,8 @@ from core.messages import Grant
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
 from engine.planning.dp_scheduler import make_planner
-from engine.planning.fifo_policy import FifoPolicy
 from engine.ranks.rank_share import share_of
+from tests.engine.fifo_policy import FifoPolicy
 
 
 def next_token(tokens: list[int]) -> int:

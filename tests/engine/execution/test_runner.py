@@ -18,10 +18,10 @@ from engine.execution.graph_capture import again
 from engine.execution.kv_pool import KVPool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.runner import Runner
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
 from models.model import Model
 from models.registry import load_model
+from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, DENSE, FAMILIES, VOCAB, make
 
 

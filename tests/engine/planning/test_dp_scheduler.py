@@ -7,7 +7,7 @@ from core.errors import RequestError
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.planning.dp_scheduler import DpScheduler
-from engine.planning.fifo_policy import FifoPolicy
+from tests.engine.fifo_policy import FifoPolicy
 
 BLOCKS, SIZE = 16, 4
 

@@ -9,8 +9,8 @@ from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import PrefixMatch, RadixCache
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
+from tests.engine.fifo_policy import FifoPolicy
 
 
 def scheduler(num_blocks: int, block_size: int) -> StepScheduler:

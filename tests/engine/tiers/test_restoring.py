@@ -14,7 +14,6 @@ from core.plan import StepPlan
 from core.types import Request, SamplingParams, TokenOut
 from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
-from engine.planning.fifo_policy import FifoPolicy
 from engine.planning.step_scheduler import StepScheduler
 from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.build_tiers import build_tiers
@@ -22,6 +21,7 @@ from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
 from engine.tiers.tier_store import TierStore
 from tests.chaos.witness import SHARD, WitnessRank, undisturbed
+from tests.engine.fifo_policy import FifoPolicy
 
 NUM_BLOCKS = 40
 BLOCK_BYTES = SHARD.pool_bytes(1)

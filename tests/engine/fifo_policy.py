@@ -1,4 +1,4 @@
-"""In which order an engine serves its sequences: the default."""
+"""An order without targets, for tests of what plans steps."""
 
 from collections.abc import Sequence as Seq
 
