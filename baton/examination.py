@@ -45,5 +45,5 @@ async def examine(
 
 
 def all_kv_bytes(config: ClusterConfig) -> int:
-    """Of a machine that has every instance."""
+    """The KV pools' bytes on a machine that has every instance."""
     return config.engine.kv_bytes * config.decode_instances

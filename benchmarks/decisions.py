@@ -43,7 +43,7 @@ WARM_S = 2.0
 REPORT_INTERVAL_S = 0.1
 SLO = Slo(name="chat", ttft_s=2.0, tpot_s=0.1)
 START_S = 300.0
-"""Of the trace."""
+"""Seconds into the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

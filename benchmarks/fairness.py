@@ -27,7 +27,7 @@ from sim.report import ServedRequest, served_coarsely
 
 SLO = Slo(name="chat", ttft_s=4.0, tpot_s=0.1)
 SHARES = {"flood": 0.55, "second": 0.25, "third": 0.2}
-"""Of the offered load. The least asks for about its fair share; together they ask for far more than there is."""
+"""Shares of the offered load. The least asks for about its fair share; together they ask for far more than there is."""
 RATE, BLOCK = 90.0, 64
 SLACKS = (0.0, 0.2, 0.4, 0.6)
 

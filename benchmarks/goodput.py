@@ -52,11 +52,11 @@ GRID = [
 GPU, MODEL, NUM_GPUS = "H100", "llama-3.1-8b", 4
 WINDOW_S, FIRST_WINDOW_S, BETWEEN_WINDOWS_S = 20.0, 300.0, 600.0
 LEAST_REQUESTS = 30
-"""Of a window; where a trace pauses, the next one that has so many is taken."""
+"""The least requests of a window; where a trace pauses, the next one that has so many is taken."""
 TARGETS = (0.9, 0.99)
 EVER_PRECISION, EVER_STEPS = 1.01, 24
 MAX_STEPS = 9
-"""Of a search for the highest rate."""
+"""The most steps of a search for the highest rate."""
 SPLIT = "baton-split"
 """Our scheduler on a fleet of fixed roles, in the ratio that suits the static ones best."""
 

@@ -85,7 +85,7 @@ def _of_bound(bound: dict[str, float], table: Table, best: dict[str, str]) -> di
 
 
 def _table(cells: dict[str, Any], target: str) -> Table:
-    """Of the runs that tuned the ratio only the best."""
+    """A table with only the best of the runs that tuned the ratio."""
     table: Table = defaultdict(dict)
     for name, cell in cells.items():
         where, scheduler, _ = name.rsplit("/", 2)

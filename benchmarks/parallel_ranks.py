@@ -92,7 +92,7 @@ def _waiting_share(comm: Comm, num_parts: int, linked: bool, num_steps: int) -> 
 
 
 def loading(folder: Path, meshes: Sequence[Mesh]) -> dict[str, dict[str, float]]:
-    """Of each rank of a mesh the largest: bytes read, seconds to load, resident memory at the most."""
+    """The largest figures of a mesh's ranks: bytes read, seconds to load, resident memory at the most."""
     found: dict[str, dict[str, float]] = {}
     for mesh in meshes:
         engine = EngineConfig(kv_bytes=8 << 20)

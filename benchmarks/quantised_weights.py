@@ -109,7 +109,7 @@ def _live_bytes() -> int:
 
 
 def step_s(model: Model) -> float:
-    """Of BATCH sequences, one token each."""
+    """Seconds of a step of BATCH sequences, one token each."""
     paged = Paged(model, BATCH, random.Random(0))
     started = time.perf_counter()
     paged.step([(seq, 0, [5]) for seq in range(BATCH)])

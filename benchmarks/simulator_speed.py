@@ -92,7 +92,7 @@ class Arrivals:
         self._open: deque[SimulatedRequest] = deque()
         self.num_requests = 0
         self.num_in_time = self.num_ended = 0
-        """Of those that arrived before the first that has not ended."""
+        """Counts of requests that arrived before the first that has not ended."""
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
         for job in arriving(self._load, SLO, self._block_tokens):
@@ -124,12 +124,12 @@ class Clocked:
         return self.seen[-1][1] - self.seen[0][1]
 
     def per_second(self, warm_s: float) -> float:
-        """Of the processor for a simulated one, after `warm_s`."""
+        """Seconds of the processor for a simulated one, after `warm_s`."""
         steady = [point for point in self.seen if point[0] >= warm_s]
         return (steady[-1][1] - steady[0][1]) / (steady[-1][0] - steady[0][0])
 
     def minutes_s(self) -> list[float]:
-        """Of the processor for each simulated minute."""
+        """Seconds of the processor for each simulated minute."""
         marks = [
             next(spent for at, spent in self.seen if at >= start)
             for start in range(0, int(self.seen[-1][0]), 60)

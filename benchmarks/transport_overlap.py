@@ -47,7 +47,7 @@ PROMPTS = [512, 2048, 4096]
 RATIOS = [1.0, 2.0, 4.0]
 H100_TOKENS_PER_S = 20_000
 KV_READY = 0.12
-"""Of a layer's time: 4096 x 6144 of its 218 million multiplications."""
+"""The share of a layer's time: 4096 x 6144 of its 218 million multiplications."""
 LAYOUT = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")
 SHARD = KVShard.whole(LAYOUT)
 NUM_BLOCKS = PROMPTS[-1] // LAYOUT.block_size

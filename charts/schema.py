@@ -89,7 +89,7 @@ class Pool(Group):
     """GPUs that a node has for a pod: it holds as many instances as fit, each with a GPU for each of its ranks.
     0: instances compute on CPUs."""
     instancesPerPod: int = Field(default=1, ge=1)
-    """Of instances on CPUs."""
+    """For instances on CPUs."""
     gpuResource: str = "nvidia.com/gpu"
     rdma: dict[str, Quantity] = {}
     """Resources of the node's RDMA device plug-in, e.g. `rdma/hca_shared_devices_a: 1`. With any the pod gets IPC_LOCK."""
@@ -249,9 +249,9 @@ class ChartValues(Model):
     clusterKey: ExistingSecret = ExistingSecret()
     """Authenticates Baton's processes to each other; the entry `cluster-key`. Empty: one is made and kept."""
     ingressTls: ExistingSecret = ExistingSecret()
-    """Of type kubernetes.io/tls with `ca.crt`, for the names of the Services: the ingresses speak HTTPS. Empty: HTTP."""
+    """A Secret of type kubernetes.io/tls with `ca.crt`, for the names of the Services: the ingresses speak HTTPS. Empty: HTTP."""
     kvTls: ExistingSecret = ExistingSecret()
-    """Of type kubernetes.io/tls with `ca.crt`, for every instance: KV travels encrypted. Empty: it does not."""
+    """A Secret of type kubernetes.io/tls with `ca.crt`, for every instance: KV travels encrypted. Empty: it does not."""
     huggingFace: ExistingSecret = ExistingSecret()
     """With the entry `token`, for gated models."""
     modelCache: ModelCache = ModelCache()

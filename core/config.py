@@ -107,7 +107,7 @@ class ParallelConfig(_Frozen):
     ep_balance_interval_s: float = Field(default=0.0, ge=0)
     """How often experts move to where their loads of late are even, between two steps; 0: never."""
     ep_move_bytes: int = Field(default=4 << 20, ge=1)
-    """Of experts' weights that a rank gets from others, and sends to them, before one step; one expert at least."""
+    """Bytes of experts' weights that a rank gets from others, and sends to them, before one step; one expert at least."""
     hosts: int = Field(default=1, ge=1, le=1024)
     """Over how many hosts at most an instance's ranks may be, where fewer have no room; those of one `tp` group stay together."""
 

@@ -12,9 +12,9 @@ from core.ports import ServedSequence
 from core.steps import StepModels
 
 SHARE: Final = 0.8
-"""Of the tightest time per output token; the rest is for what the model gets wrong."""
+"""The share of the tightest time per output token that a step may take; the rest is for what the model gets wrong."""
 EASY_SHARE: Final = 0.5
-"""Of the same: longer steps only as long as the prompts in them gain by it."""
+"""The same share for steps whose prompts gain nothing by longer ones."""
 GAINFUL: Final = 5.0
 """Beside what its sequences that decode take a step may be so many times as long as it is for nothing: prompts in it are then
 computed at five sixths of the full rate. Longer ones hardly compute more, while those who decode hold slots and blocks longer."""
@@ -24,7 +24,7 @@ CATCH_UP_GAIN: Final = 1.0
 """For its sake steps are never shorter than so many times what a step is for nothing, beside what decoding takes: prompts go on
 at half the full rate, also beside one that is behind for good."""
 PRESSING_SHARE: Final = 0.5
-"""Of its time to the first token: a prompt whose own work takes more gets steps as long as they may be."""
+"""A prompt whose own work takes more than this share of its time to the first token gets steps as long as they may be."""
 MIN_TOKENS: Final = 64
 """Prompts go on even where decoding alone takes too long: waiting for it to end would hold them for ever."""
 

@@ -79,7 +79,7 @@ class ExpertLoad:
     layer: int
     counts: tuple[int, ...]
     imbalance: float = 1.0
-    """Of late: the load of the busiest of the ranks that share these experts, by the mean."""
+    """The recent load of the busiest of the ranks that share these experts, by the mean."""
     num_moves: int = 0
     """Experts that have been put into other slots so far."""
 

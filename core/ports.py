@@ -101,7 +101,7 @@ class SchedulerPolicy(Protocol[S]):
     """The order in which an engine serves its sequences."""
 
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]:
-        """Of those whose turn is the same."""
+        """Order sequences of equal urgency."""
         ...
 
     def prompt_tokens(

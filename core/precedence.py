@@ -15,7 +15,7 @@ from core.ports import S, ServedSequence
 from core.steps import StepModels
 
 LEAST_SHARE: Final = 0.25
-"""Of the tokens per second that its class promises: what a sequence gets beside any load of higher classes."""
+"""The share of its class's promised tokens per second that a sequence gets beside any load of higher classes."""
 STRETCH: Final = 1.5
 """Where a device cannot keep the higher class's target anyway, lower ones may make its steps so many times as long."""
 HURRY: Final = 2.0

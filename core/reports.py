@@ -39,11 +39,11 @@ class Register:
     """It keeps copies of its sealed blocks with a buddy, and others' with itself."""
     site: Site = Site()
     num_groups: int = 1
-    """Of ranks, each with as many of the blocks. A sequence is served by one of them."""
+    """Groups of ranks, each with as many of the blocks. A sequence is served by one of them."""
 
     @property
     def capacity_tokens(self) -> int:
-        """Of one sequence at the most."""
+        """Tokens of one sequence at the most."""
         return self.num_blocks // self.num_groups * self.block_size
 
 
@@ -75,7 +75,7 @@ class WorkCounts:
     fences: int = 0
     """Writers that had to be shut out."""
     replayed_steps: int = 0
-    """Of the steps those that were replayed from CUDA graphs."""
+    """Steps that were replayed from CUDA graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class LayerExperts:
 
     layer: int
     imbalance: float
-    """Of late: the load of the busiest of the ranks that share these experts, by the mean. Of several instances the largest."""
+    """The recent load of the busiest of the ranks that share these experts, by the mean; the largest of several instances."""
     counts: tuple[int, ...]
     """How often each was chosen."""
     num_moves: int = 0
@@ -111,7 +111,7 @@ class LoadReport:
     """What the last idle self-check of the block accounting found wrong; empty: nothing."""
     tiers: TierCounts = TierCounts()
     num_decoding: int = 0
-    """Of those that run: how many have their prompt computed."""
+    """Running sequences whose prompt is computed."""
     context_tokens: int = 0
     """Known tokens of all that run."""
     received: tuple[str, ...] = ()
@@ -162,7 +162,7 @@ class PoolStatus:
     num_shrunk: int = 0
     cold_start_s: float = 0.0
     reason: str = ""
-    """Of the last change."""
+    """Why the size changed last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ _ANSWER_S = 5.0
 
 
 class Replicator:
-    """Of one decode instance; both sides. `run` must be running."""
+    """Both sides of one decode instance's replicas. `run` must be running."""
 
     def __init__(self, mail: Mail, clock: Clock, store: TierStore) -> None:
         self._mail, self._clock, self._store = mail, clock, store

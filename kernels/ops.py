@@ -109,7 +109,7 @@ class ScaledKV:
 
 
 KVLayer = Tensor | ScaledKV
-"""Of one layer; latents are Tensors."""
+"""One layer's KV; latents are Tensors."""
 Gate = Literal["silu", "gelu_tanh"]
 HeadNorms = tuple[Tensor, Tensor, float]
 """Weights (D,) float32 of the RMSNorm of queries' and of keys' heads; eps."""

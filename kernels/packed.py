@@ -11,7 +11,7 @@ from torch import Tensor
 
 Kind = Literal["float8", "int8", "four_bit"]
 SCALE_BLOCK = 128
-"""Of 8-bit weights scaled by blocks: rows and columns that share a scale."""
+"""Rows and columns that share a scale in 8-bit weights scaled by blocks."""
 FLOAT8_CAPABILITY = 90
 """Ten times the compute capability from which Triton's kernels have float8."""
 BLOCK, WORDS = 128, 16
@@ -127,7 +127,7 @@ def _from_four_bits(weight: FourBit) -> Tensor:
 
 
 def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """Of matrices with the same inputs one with all their outputs; of `dtype`, should they be stored in different ways or
+    """One matrix with all outputs of matrices with the same inputs; in `dtype`, should they be stored in different ways or
     end inside a block of scales."""
     first = parts[0]
     by_blocks = isinstance(first, EightBit) and first.by_blocks
@@ -138,7 +138,7 @@ def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """Of one matrix for each expert one weight; of `dtype`, should they be stored in different ways. Experts round no inputs."""
+    """One weight of one matrix for each expert; in `dtype`, should they be stored in different ways. Experts round no inputs."""
     if not _alike(parts):
         return torch.stack([as_float(part, dtype) for part in parts])
     free = [replace(part, input_scale=None) if isinstance(part, EightBit) else part for part in parts]

@@ -58,7 +58,7 @@ class Inbox:
         return len(self._ledger)
 
     def attach(self, receivers: Sequence[Receiver]) -> None:
-        """Of this process's memory."""
+        """Attach the receivers of this process's memory."""
         self._own.attach(receivers)
 
     def open(

@@ -17,7 +17,7 @@ class Memory(Protocol):
     """What is said of a grant takes effect in the order in which it was said."""
 
     def regions(self, pool: RankPool) -> list[RegionKey]:
-        """Of a pool in this memory, one for each way to it."""
+        """The regions of a pool in this memory, one for each way to it."""
         ...
 
     def open(self, grant_id: str, blocks: Sequence[int]) -> None:

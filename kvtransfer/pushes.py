@@ -52,7 +52,7 @@ class ActivePush:
     """Why, if somebody else is to be told."""
     num_chunks: int = 0
     num_bytes: int = 0
-    """Of all writes that have been queued, as the holder stores them."""
+    """Bytes of all writes that have been queued, as the holder stores them."""
     queued_bytes: int = 0
     num_writes: int = 0
     """Queued and under way."""
@@ -100,7 +100,7 @@ class Chunk:
     first_token: int
     num_tokens: int
     plans: dict[int, list[TargetPlan]]
-    """Of each of our ranks that holds the sequence."""
+    """The plans of each of our ranks that holds the sequence."""
     num_left: int
     """Layers that are still to be written, over all ranks."""
     vouched_bytes: int = 0

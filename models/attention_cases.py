@@ -37,6 +37,6 @@ def attention_cases(
 
 
 def _rows(spec: ModelSpec, shard: Shard, name: str, num_heads: int) -> int:
-    """Of a projection's matrix, how many this rank holds."""
+    """The rows of a projection's matrix that this rank holds."""
     held = shard(name, (num_heads * spec.head_dim, spec.hidden_size))[0]
     return sum(rows.stop - rows.start for rows in held)

@@ -66,7 +66,7 @@ def _by_turns(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) ->
 
 
 def _gates_first(rows: Tensor) -> Tensor:
-    """Of each expert, gates and ups that take turns."""
+    """Put each expert's gates first, where gates and ups take turns."""
     return torch.cat((rows[:, ::2], rows[:, 1::2]), 1)
 
 

@@ -14,7 +14,7 @@ from models.spec import MlaSpec, ModelSpec
 from models.weights import Checkpoint
 
 _EPS = 1e-6
-"""Of the norms inside attention, whatever the model's other norms use."""
+"""The epsilon of the norms inside attention, whatever the model's other norms use."""
 
 
 @dataclass(frozen=True, slots=True)

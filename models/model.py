@@ -48,7 +48,7 @@ class Model:
             for index, layer in zip(self.layers, self._layers, strict=True)
             if layer.experts is not None
         }
-        """Of the layers that have any, by the model's index."""
+        """By the model's index, for the layers that have any."""
         checkpoint.ignore_under(
             *(
                 f"model.layers.{i}."

@@ -18,7 +18,7 @@ class Quantisation:
     block: tuple[int, int] | None = None
     """`scaled`: rows and columns that share a scale; None: a scale for each row, or one for all."""
     group: int = 0
-    """Of four bits: inputs that share a scale; 0: all of them."""
+    """Inputs of a four-bit weight that share a scale; 0: all of them."""
     zero_offset: int = 0
     """To be added to the zero points that are stored."""
     rounds_activations: bool = False

@@ -35,7 +35,7 @@ class RopeSpec:
 class MoeSpec:
     num_experts: int
     intermediate_size: int
-    """Of one expert."""
+    """One expert's."""
     routing: Routing
     sparse: tuple[bool, ...]
     """Which layers have experts; the others have the model's dense block."""
@@ -62,7 +62,7 @@ class MlaSpec:
     """0: queries are made from the hidden state at once."""
     kv_rank: int
     nope_dim: int
-    """Of each head's query and key, what is not rotated; `rope_dim` follows."""
+    """Dimensions of each head's query and key that are not rotated; `rope_dim` follows."""
     rope_dim: int
     value_dim: int
     interleaved: bool
@@ -80,7 +80,7 @@ class ModelSpec:
     num_kv_heads: int
     """As the cache has them: with latent attention one."""
     head_dim: int
-    """Of queries and keys."""
+    """Dimensions of queries and keys."""
     norm_eps: float
     max_context_tokens: int
     """max_position_embeddings. Dynamic rope scaling begins beyond it: there every key would change with each later token,
@@ -88,12 +88,12 @@ class ModelSpec:
     rope: RopeSpec
     tied: bool
     dtype: str
-    """Of the checkpoint."""
+    """The checkpoint's dtype."""
     quantisation: Quantisation | None = None
     """How matrices may be stored that are not floats."""
     activation: Activation = "silu"
     swiglu: tuple[float, float] = (1.0, 0.0)
-    """Of clamped_swiglu: alpha and limit."""
+    """Alpha and limit of clamped_swiglu."""
     windows: tuple[int, ...] = ()
     """For each layer how many tokens it attends to; 0: all."""
     qkv_bias: bool = False

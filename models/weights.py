@@ -64,7 +64,7 @@ class Checkpoint:
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
         self._unused = set(self._where)
         self.bytes_read = 0
-        """Of tensors, as they lie in the files."""
+        """Bytes of tensors, as they lie in the files."""
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
 
@@ -157,7 +157,7 @@ class Checkpoint:
         return scale.float().view(1) if scale.numel() == 1 else None
 
     def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
-        """Of one of the tensors that a matrix of four bits consists of the part that `cut` says, or all."""
+        """One of the tensors of a four-bit matrix: the part of it that `cut` says, or all."""
         own = f"{_stem(name)}.{suffix}"
         if own not in self._where:
             return None

@@ -48,7 +48,7 @@ class _Part:
         self._wrong = {slot for slot, expert in enumerate(now) if target[slot] != expert}
         """Slots that are to change and do not do so yet."""
         self._copies = Counter(now)
-        """Of each expert, when these moves are done."""
+        """Copies of each expert when these moves are done."""
         self._holders: dict[int, list[int]] = {}
         for slot, expert in enumerate(now):
             self._holders.setdefault(expert, []).append(slot)
@@ -69,7 +69,7 @@ class _Part:
                     found = True
 
     def turn_cycles(self) -> None:
-        """Of experts that have no other copy."""
+        """Turn cycles of experts that have no other copy."""
         wanted = {self._target[slot]: slot for slot in sorted(self._wrong, reverse=True)}
         for first in sorted(self._wrong):
             if first in self._wrong:

@@ -30,26 +30,26 @@ class EngineBound:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Of one request: when it is due, and what it takes, in instance seconds by what may run out."""
+    """When one request is due, and what it takes, in instance seconds by what may run out."""
 
     first_due_s: float
     last_due_s: float
     prompt_s: tuple[float, ...]
-    """Of computing its prompt: due with the first token."""
+    """What computing its prompt takes; due with the first token."""
     whole_s: tuple[float, ...]
     """Compute of everything; memory time of decoding where steps are full by their time, by their slots, by their blocks. What
     a step takes is no less than the sum of its requests' shares of any one of these, so each bounds the whole by itself."""
 
 
 class Needs:
-    """Of a load, on instances of one kind."""
+    """What a load needs, on instances of one kind."""
 
     def __init__(
         self, jobs: Sequence[SimulatedRequest], slo: Slo, engine: EngineBound, block_tokens: int
     ) -> None:
         self._num_jobs = len(jobs)
         self._needs: list[_Need] = []
-        """Of all but the hopeless."""
+        """The needs of all but the hopeless."""
         seen: set[int] = set()
         for job in jobs:
             num_cached = min(sum(h in seen for h in job.hashes) * block_tokens, job.num_prompt - 1)

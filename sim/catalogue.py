@@ -40,7 +40,7 @@ class CatalogueModel:
 
     @property
     def pair_flop(self) -> int:
-        """Of attention between one query and one key position: scores and values, all layers and heads."""
+        """Operations of attention between one query and one key position: scores and values, all layers and heads."""
         return 4 * self.num_layers * self.num_heads * self.head_dim
 
     @property
@@ -101,7 +101,7 @@ MODELS = {
 
 
 def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> StepCost:
-    """Of one instance of `pp` stages of `tp` GPUs each, in bf16."""
+    """The step cost of one instance of `pp` stages of `tp` GPUs each, in bf16."""
     bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY * tp
     flop_per_s = gpu.flop_per_s * FLOP_EFFICIENCY * tp
     num_reduces = 2 * model.num_layers if tp > 1 else 0

@@ -97,7 +97,7 @@ def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> lis
 
 
 def cheapest(trials: Sequence[Trial], wanted: float) -> Trial | None:
-    """Of those that hold: the least dollars, then the highest attainment."""
+    """The trial that holds for the least dollars, then with the highest attainment."""
     able = [trial for trial in trials if trial.mean >= wanted]
     return min(able, key=lambda trial: (trial.fleet.dollars_per_h, -trial.mean), default=None)
 

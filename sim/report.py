@@ -86,7 +86,7 @@ def crowd(served: Sequence[ServedRequest]) -> list[tuple[float, int, int]]:
 
 
 def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
-    """Of the finite ones; nearest rank."""
+    """Quantiles of the finite values, by nearest rank."""
     ordered = sorted(value for value in values_s if math.isfinite(value))
     if not ordered:
         return {}

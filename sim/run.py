@@ -47,7 +47,7 @@ class SimConfig:
     link: LinkCost = field(default_factory=LinkCost)
     message_latency_s: float = 0.0002
     slo: Slo = field(default_factory=Slo)
-    """Of every request."""
+    """Every request's class."""
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Dotted keys of ClusterConfig."""
     num_both: int = 0
@@ -73,7 +73,7 @@ class Outcome:
     last_token_s: tuple[float, ...]
     decisions: tuple[str, ...]
     token_times_s: tuple[tuple[float, ...], ...]
-    """Of every token; of a request that was not finished, those that came."""
+    """The time of every token; where a request was not finished, of those that came."""
 
 
 async def simulate(

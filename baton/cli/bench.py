@@ -160,7 +160,7 @@ def _arriving(jobs: Sequence[BenchRequest], arrivals_s: Sequence[float]) -> list
 
 
 def _mean_rate(jobs: Sequence[BenchRequest]) -> float:
-    """Of an open loop without `--rate`; 0 in a closed one."""
+    """The requests per second of an open loop without `--rate`; 0 in a closed one."""
     last_s = max(job.arrival_s for job in jobs)
     return len(jobs) / last_s if last_s else 0.0
 

@@ -34,7 +34,7 @@ class Case:
     num_flops: float = 0
     kind: str = "bfloat16"
     target: float = 0.0
-    """Of the floor; with `against`, of the fastest peer."""
+    """The share of the floor to reach; with `against`, of the fastest peer."""
     against: bool = False
     peers: dict[str, Run] = field(default_factory=dict[str, Run])
 

@@ -15,7 +15,7 @@ class Limits:
     copy_bytes_per_s: float
     """Read and written, by a copy of memory far larger than the L2."""
     flops: dict[str, float]
-    """Of a square product, by the dtype of its operands; only those that this GPU and torch have."""
+    """Operations per second of a square product, by the dtype of its operands; only those that this GPU and torch have."""
 
     def floor_s(self, num_bytes: float, num_flops: float, kind: str) -> float:
         """The least that must pass for so many bytes and operations."""

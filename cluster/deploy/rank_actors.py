@@ -75,7 +75,7 @@ def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: 
 
 
 def _addresses(hosts: Sequence[str], own: str) -> tuple[str, ...]:
-    """Of nodes by their ids; the first is this one."""
+    """Addresses of nodes, which are given by their ids; the first is this one."""
     found: dict[str, str] = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     return own, *(found[node] for node in hosts[1:])
 

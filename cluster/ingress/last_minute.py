@@ -22,7 +22,7 @@ class ClassStatus:
     tpot_target_s: float
     requests_per_s: float
     attainment: float
-    """Of all requests that ended, the refused ones included."""
+    """The share of all requests that ended, the refused ones included."""
     goodput_per_s: float
     """Requests per second that met both targets."""
     output_tokens_per_s: float

@@ -60,11 +60,11 @@ class InstanceParts:
     """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
     site: Site = field(default_factory=Site)
     pools: tuple[RankPool, ...] = ()
-    """Of the ranks; none: there is one, which has all of `shard`."""
+    """The ranks' pools; none: there is one rank, which has all of `shard`."""
     steps: StepModels = UNKNOWN_STEPS
     """How long steps take, as far as it is known before the first."""
     num_groups: int = 1
-    """Of ranks that serve sequences of their own, each with as many of the blocks."""
+    """Groups of ranks that serve sequences of their own, each with as many of the blocks."""
     remote: tuple[RemoteHost, ...] = ()
     """Beside this one the hosts that its ranks are on."""
 

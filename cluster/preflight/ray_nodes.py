@@ -61,7 +61,7 @@ class RayNode:
             return await self._probe.check_host.remote(self.name, kv_bytes, model)
 
     async def check_clock(self) -> Finding:
-        """Of several round trips the shortest says most: the answer was made somewhere in its middle."""
+        """Compare clocks by the shortest of several round trips: the answer was made somewhere in its middle."""
         trips: list[tuple[float, float]] = []
         for _ in range(_PINGS):
             sent = time.time()

@@ -76,7 +76,7 @@ class GlobalScheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Of the prompts that wait, cached or not."""
+        """Tokens of the prompts that wait, cached or not."""
         return sum(waiter.place.num_tokens for waiter in self._admission.queue)
 
     @property

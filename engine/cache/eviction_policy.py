@@ -27,7 +27,7 @@ class Eviction(Protocol):
         ...
 
     def group(self, uses: int, num_tokens: int, priority: int) -> int:
-        """Of a block that falls idle: it, or its like, was used `uses` times, lastly in a sequence of `num_tokens`."""
+        """The group of a block that falls idle: it, or its like, was used `uses` times, lastly in a sequence of `num_tokens`."""
         ...
 
     def value(self, group: int, age: int) -> float:

@@ -29,7 +29,7 @@ class _Chunk:
     """The hash of the block that the last of these followed."""
     group: int
     idle_since: int
-    """Of the first; each other one a moment later."""
+    """When the first fell idle; each other one did so a moment later."""
     uses: int
     num_forgotten: int = 0
     """From the first on."""
@@ -47,7 +47,7 @@ class _Chunk:
 
 class Ghosts:
     def __init__(self, limit: int) -> None:
-        """Of more than `limit` the one that came first is forgotten."""
+        """The one that came first is forgotten where there are more than `limit`."""
         self._limit = limit
         self._chunks: dict[int, _Chunk] = {}
         self._order = deque[_Chunk]()
@@ -91,7 +91,7 @@ class Ghosts:
         return ghosts
 
     def groups_and_times(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of all, `group` and `idle_since`, the first that came first."""
+        """`group` and `idle_since` of all, in the order in which they came."""
         chunks = [chunk for chunk in self._order if len(chunk)]
         sizes = np.array([len(chunk) for chunk in chunks], np.int64)
         groups = np.array([chunk.group for chunk in chunks], np.int64)

@@ -35,7 +35,7 @@ class PrefixMatch:
     end: Run | None = field(default=None, compare=False, repr=False)
     """The run in which it ends."""
     num_changes: int = field(default=0, compare=False, repr=False)
-    """Of `end`, when it was found."""
+    """The changes of `end` when it was found."""
 
 
 class RadixCache:

@@ -40,11 +40,11 @@ class PoolSize:
     weights: WeightFormat
     """How ranks on CPUs keep matrices."""
     pools: tuple[RankPool, ...]
-    """Of the instance's ranks."""
+    """The pools of the instance's ranks."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the instance's own memory."""
+        """Bytes of the instance's own memory."""
         return memory_bytes(self.pools)
 
 

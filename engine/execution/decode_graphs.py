@@ -37,7 +37,7 @@ class _Captured:
 
 
 class DecodeGraphs:
-    """Of one rank, on one thread."""
+    """The graphs of one rank, for one thread."""
 
     @torch.inference_mode()
     def __init__(
@@ -69,7 +69,7 @@ class DecodeGraphs:
         return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
 
     def hidden(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
-        """Of work that does `fit` the rows (N, hidden_size) for `Model.logits`; all its KV is written, also to the pool's copy.
+        """The rows (N, hidden_size) for `Model.logits` of work that does `fit`; all its KV is written, also to the pool's copy.
 
         They lie where the next replay puts its own."""
         captured = self._captured[next(size for size in self._sizes if size >= len(work))]

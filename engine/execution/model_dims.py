@@ -28,7 +28,7 @@ def dims_of(spec: ModelSpec) -> Dims:
 
 
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
-    """Of one expert's weights of one layer, as far as a rank has them."""
+    """Bytes of one expert's weights in one layer, as far as a rank has them."""
     assert spec.moe is not None
     weights = spec.moe.intermediate_size * (3 * spec.hidden_size + 2 * spec.moe.by_turns)
     return -(-weights // tp) * DTYPE_BYTES[dtype]

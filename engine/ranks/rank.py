@@ -46,7 +46,7 @@ class Spawner:
 
     start: Start
     devices: tuple[str, ...]
-    """Of each rank, as it will call it itself."""
+    """Each rank's device, as the rank itself will call it."""
     memories: tuple[int, ...] = ()
     """On which of the instance's hosts each rank is, 0 its own; none: all there."""
     addresses: tuple[str, ...] = ("127.0.0.1",)

@@ -28,7 +28,7 @@ class Meeting:
     place: str = ""
     """A file's path, or `host:port` of their instance's store."""
     secret: bytes = b""
-    """Of this start, for a store at an address."""
+    """This start's secret, for a store at an address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class RankSetup:
     rank: int
     mesh: Mesh
     folder: str
-    """Of the model."""
+    """The model's folder."""
     dtype: str
     weights: str
     device: str
@@ -44,7 +44,7 @@ class RankSetup:
     deterministic: bool
     num_threads: int
     pools: tuple[RankPool, ...]
-    """Of all ranks; this one's lies in the memory behind `memory_path`."""
+    """The pools of all ranks; this one's lies in the memory behind `memory_path`."""
     memory_path: str
     memory_bytes: int
     num_spare: int = 0
@@ -65,7 +65,7 @@ class Relocate:
 @dataclass(frozen=True, slots=True)
 class Ready:
     bytes_read: int
-    """Of the checkpoint."""
+    """Bytes of the checkpoint."""
     load_s: float
     peak_bytes: int
     """Resident memory, at the most so far."""

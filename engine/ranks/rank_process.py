@@ -147,7 +147,7 @@ def _peak_bytes() -> int:
 
 
 def _die_with_parent() -> None:
-    """Of a parent that has died before this the socket's end tells."""
+    """End with the parent. The socket's end tells of a parent that has died before this."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

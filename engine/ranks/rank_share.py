@@ -15,7 +15,7 @@ class RankShare:
     plan: StepPlan
     """With the numbers that the rank's pool has for its blocks."""
     most_tokens: int
-    """Of the group that has the most in this step."""
+    """Tokens of the group that has the most in this step."""
 
 
 def share_of(plan: StepPlan, pools: Sequence[RankPool], rank: int) -> RankShare:

@@ -19,7 +19,7 @@ class BlockPieces:
 
     @property
     def num_bytes(self) -> int:
-        """Of a block's content."""
+        """Bytes of a block's content."""
         return sum(shard.pool_bytes(1) for shard in self._holders)
 
     @property
@@ -29,7 +29,7 @@ class BlockPieces:
 
     @property
     def layers(self) -> range:
-        """Of the model, as far as any rank holds them."""
+        """The model's layers, as far as any rank holds them."""
         return range(
             min(shard.layers[0] for shard in self._holders), max(shard.layers[1] for shard in self._holders)
         )
@@ -56,7 +56,7 @@ class BlockPieces:
 
 
 def _spans(pool: RankPool, block: int, row: int) -> Iterator[tuple[int, int, int]]:
-    """Of the row-th layer that the rank holds, its vectors and then its scales: (where in memory, where in the rank's piece of a
+    """The row-th layer that the rank holds, its vectors and then its scales: (where in memory, where in the rank's piece of a
     block's content, bytes)."""
     shard, num_blocks = pool.shard, pool.num_blocks
     index = row * num_blocks + block - pool.first_block

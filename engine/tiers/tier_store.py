@@ -17,7 +17,7 @@ _MAX_UNWRITTEN = 256
 
 
 class TierStore:
-    """Of all ranks of an instance together: `pieces` are what they hold of each block."""
+    """The store of all ranks of an instance together: `pieces` are what they hold of each block."""
 
     def __init__(self, pieces: BlockPieces, host: HostTier, disk: DiskTier | None, root: bytes) -> None:
         """`root`: the fingerprint that digests begin with."""

@@ -18,7 +18,7 @@ class RememberedChoice(BaseModel):
 
     backend: str
     medians_us: dict[str, float]
-    """Of every backend that was tried and right."""
+    """Medians of every backend that was tried and right."""
 
 
 class _Content(BaseModel):

@@ -13,7 +13,7 @@ from kernels.ops import AttentionMeta
 from kernels.torch.paged_attention import PagedAttention
 
 Lens = Sequence[tuple[int, int]]
-"""Of each sequence its query tokens and its context, these included."""
+"""Each sequence's query tokens and its context, these included."""
 Timer = Callable[[Callable[[], object]], float]
 """Seconds of one call."""
 LENS: Mapping[StepKind, Lens] = {
@@ -23,7 +23,7 @@ LENS: Mapping[StepKind, Lens] = {
 _ROUNDS = 7
 _CALLS = 10
 _TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""Of values that are averages of standard normal ones, against the reference in the same dtype."""
+"""Allowed differences between averages of standard normal values and the reference in the same dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def timings(
 
 
 def device_timer(device: torch.device) -> Timer:
-    """Of calls on `device` behind each other: the launches' time where they take longer than what they launch."""
+    """Times calls on `device` behind each other: the launches' time where they take longer than what they launch."""
 
     def wait() -> None:
         if device.type == "cuda":

@@ -25,7 +25,7 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_stable(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Of equal scores the first."""
+    """The k highest scores; the first of equal ones."""
     found = scores.sort(dim=-1, descending=True, stable=True)
     return found.values[..., :k], found.indices[..., :k]
 

@@ -26,7 +26,7 @@ class _Gather:
     """Which blocks of which sequences are copied to scratch, and what of them may be seen."""
 
     rows: slice
-    """Of the single queries in the plan's order, or of the packed tokens."""
+    """Rows of the single queries in the plan's order, or of the packed tokens."""
     shape: tuple[int, int, int, int]
     """(2, sequences, Hkv, padded context in tokens): K and V."""
     block_rows: Tensor
@@ -34,9 +34,9 @@ class _Gather:
     stale_rows: Tensor | None
     """Rows of the gathered tokens seen as (-1, D) that belong to no token of the sequence."""
     mask: Tensor | None
-    """Of single queries: (sequences, 1, 1, padded context), added to the scores."""
+    """The single queries' mask (sequences, 1, 1, padded context), added to the scores."""
     context_tokens: int
-    """Of a sequence with many queries: tokens gathered that exist."""
+    """Gathered tokens that exist, for a sequence with many queries."""
 
 
 @dataclass(frozen=True, slots=True)

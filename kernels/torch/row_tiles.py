@@ -59,7 +59,7 @@ def cuts(num_rows: int, heights: Sequence[int]) -> Iterator[tuple[int, int, int]
 
 
 def agreeing(operation: Rowwise, probes: Sequence[Tensor]) -> tuple[int, ...]:
-    """Of the heights 64, 16, 4 and 1 the tallest that gives each of the 64 `probes` the same bits in all places, and those below
+    """The tallest of the heights 64, 16, 4 and 1 that gives each of the 64 `probes` the same bits in all places, and those below
     that give these bits, too."""
     heights: list[int] = []
     wanted: list[Tensor] = []

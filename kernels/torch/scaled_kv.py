@@ -21,7 +21,7 @@ def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
 
 
 def as_floats(kv_layer: KVLayer, meta: AttentionMeta, dtype: torch.dtype) -> tuple[Tensor, AttentionMeta]:
-    """Of 8 bits a layer in `dtype` of nothing but the blocks that a step attends to, and the step with their numbers there."""
+    """A layer of 8 bits in `dtype`, with nothing but the blocks that a step attends to, and the step with their numbers there."""
     if isinstance(kv_layer, Tensor):
         return kv_layer, meta
     if (found := meta.cache.get("blocks of 8 bits")) is None:

@@ -31,11 +31,11 @@ class Build:
     capability: int
     num_warps: int
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     stack_bytes: int
-    """Of a thread: what did not fit its registers."""
+    """A thread's bytes that did not fit its registers."""
     shared_bytes: int
-    """Of a program."""
+    """Shared memory of a program."""
 
     @property
     def fits(self) -> bool:

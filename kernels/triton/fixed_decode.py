@@ -85,7 +85,7 @@ class TritonFixedDecode:
             plan.fill(self._lens)
 
     def part(self, shape: AttentionShape, window: int) -> ContextPart:
-        """Of all layers of that shape and window: made when the first asks, and filled from then on."""
+        """The part of all layers of that shape and window: made when the first asks, and filled from then on."""
         key = (shape, window)
         if (plan := self._plans.get(key)) is None:
             assert not shape.split_tokens, "not with the same bits in any batch"

@@ -16,7 +16,7 @@ from kernels.triton.grouped import Groups, group_of, rows_of_tile
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
 MOST_ROWS = 64
-"""Of a tile: the two accumulators of a group of four bits leave no room for more."""
+"""Rows of a tile: the two accumulators of a group of four bits leave no room for more."""
 
 
 @triton.jit

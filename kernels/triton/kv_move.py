@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 _WORDS = 4096
-"""Of 4 bytes, that one program moves."""
+"""Words of 4 bytes that one program moves."""
 
 
 @triton.jit

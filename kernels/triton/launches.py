@@ -144,7 +144,7 @@ def _four_bit(group: int, scales: torch.dtype, zeros: torch.dtype | None) -> Non
 
 
 def _nibbles(shape: tuple[int, ...], group: int, scales: torch.dtype, zeros: torch.dtype | None) -> FourBit:
-    """Of `shape` (.., inputs, outputs)."""
+    """Four-bit weights of `shape` (.., inputs, outputs)."""
     *rest, inputs, outputs = shape
     each = (*rest, -(-inputs // group), outputs)
     words = tensor(*rest, -(-inputs // 128) * 16, outputs, dtype=torch.int32)

@@ -96,7 +96,7 @@ class Medium(Protocol):
     needs_go: bool
     """The writer's part may only begin when the holder has begun: a refusal would leave it waiting for a partner."""
     num_bytes: int
-    """Of its pool."""
+    """Bytes of its pool."""
     memory: memoryview | None
     """The pool, if the processor can read it: for checksums."""
 

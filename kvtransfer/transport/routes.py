@@ -27,7 +27,7 @@ class Routes:
     def __init__(self, senders: Sequence[Sender]) -> None:
         self._senders = senders
         self._measured: dict[str, dict[tuple[str, str], float]] = {}
-        """Of each holder, bytes per second by (transport, endpoint); 0: cannot be reached that way."""
+        """Holder -> (transport, endpoint) -> bytes per second; 0: it cannot be reached that way."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def choose(self, holder: str, regions: Sequence[RegionKey]) -> list[Way]:

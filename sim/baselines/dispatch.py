@@ -26,7 +26,7 @@ class Offer:
     ask: PlacementQuery
     slo: Slo
     hashes: tuple[int, ...]
-    """Of its prompt's full blocks."""
+    """Hashes of its prompt's full blocks."""
 
 
 class Router(Protocol):

@@ -27,7 +27,7 @@ def ttft_s(member: Member, ask: PlacementQuery) -> float:
 
 
 def tpot_s(member: Member, ask: PlacementQuery) -> float:
-    """Of a decode step with this request in the batch; promised ones count with its own length."""
+    """Seconds of a decode step with this request in the batch; promised ones count with its own length."""
     num_seqs = member.num_seqs + 1
     promised = max(0, num_seqs - member.num_decoding)
     context = member.context_tokens + promised * ask.num_tokens

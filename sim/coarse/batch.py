@@ -86,7 +86,7 @@ class DecodeBatch:
         return heapq.heappop(self._grow)[2] if self._next_step(self._grow) <= self.steps else None
 
     def _next_step(self, heap: list[tuple[int, int, SimulatedSequence]]) -> int:
-        """Of those that still decode; others are dropped from the heap."""
+        """The first step in `heap` of a sequence that still decodes; others are dropped from it."""
         while heap:
             step, number, stay = heap[0]
             current = stay.finish_step if heap is self._finish else stay.grow_step

@@ -24,7 +24,7 @@ class Blocks:
         self._ledger = BlockLedger(pool, self._cache, 1)
         self._holding: dict[int, SimulatedSequence] = {}
         self._hashes: tuple[int, ...] = ()
-        """Of the blocks of a prompt that are being offered; the last of them are new."""
+        """Hashes of a prompt's blocks that are being offered; the last of them are new."""
 
     @property
     def num_available(self) -> int:

@@ -77,7 +77,7 @@ class Device:
         self._reported: tuple[float, ...] = ()
         self._reported_step_s = 0.0
         self._priorities: set[int] = set()
-        """Of the classes that have come here."""
+        """The priorities of the classes that have come here."""
         self._link = OutLink(config.link, config.num_layers)
         self._arrivals = itertools.count()
         self._reports = itertools.count(1)

@@ -17,7 +17,7 @@ class SimulatedRequest:
     ids: tuple[int, ...]
     """One for each block of the prompt; that of a last, partial block is nobody else's."""
     hashes: tuple[int, ...]
-    """Of the full blocks, chained as `core.kv.block_hashes` does it."""
+    """Hashes of the full blocks, chained as `core.kv.block_hashes` does it."""
     num_prompt: int
     may_recur: bool = True
     """Whether another prompt may go on from what this one leaves. Where none does in a whole load, caches keep only what is
@@ -52,7 +52,7 @@ class SimulatedSequence:
     first_token_s: float = math.inf
     """When its first output token was on this instance."""
     holder: "SimulatedSequence | None" = None
-    """Of a prompt that is computed for another instance: the stay there."""
+    """The sequence on the other instance for which this prompt is computed."""
     num_pushed: int = 0
     joined_step: int = -1
     grow_step: int = -1

@@ -80,7 +80,7 @@ class CoarseOutcome:
     num_events: int
     num_steps: int
     busy_share: float
-    """Of all instances' time until the last token."""
+    """The share of all instances' time until the last token."""
 
 
 def simulate(

@@ -58,7 +58,7 @@ def _placed(applications: dict[str, Any], groups: dict[str, str]) -> dict[str, l
 
 
 def _ranks(groups: dict[str, str]) -> list[tuple[str, dict[str, float]]]:
-    """Of each rank the group whose node it runs on, and what it asks of Ray."""
+    """The group on whose node each rank runs, and what it asks of Ray."""
     ranks = actors_here(class_name="BatonRank")
     return [(groups[rank.node_id], _asked(rank.required_resources)) for rank in ranks]
 

@@ -91,7 +91,7 @@ class Holder:
 
 
 DRIVERS: dict[int, FakeDriver] = {}
-"""Of fake device memory, by its address."""
+"""Drivers of fake device memory, by its address."""
 
 
 def pool_for(kind: str, num_bytes: int) -> memoryview:

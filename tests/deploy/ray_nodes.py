@@ -14,6 +14,6 @@ def ray_of_nodes(num_cpus: int) -> Cluster:
 
 
 def actors_here(**wanted: str) -> list[Any]:
-    """Of the Ray that this process has joined; without an address, whichever began last on this machine would be asked."""
+    """Actors of the Ray that this process has joined; without an address, whichever began last on this machine would be asked."""
     address = ray.get_runtime_context().gcs_address
     return list_actors(address, filters=[(key, "=", value) for key, value in wanted.items()], detail=True)

@@ -120,7 +120,7 @@ async def test_a_new_version_replaces_everything_under_load_and_nothing_is_lost(
 async def test_a_rollout_restarts_one_pool_after_the_other_and_nothing_is_lost(
     dashboard: str, port: int
 ) -> None:
-    """Of what the test before has deployed."""
+    """Take away a part of what the test before has deployed."""
     url = f"http://127.0.0.1:{port}"
     old = await asyncio.to_thread(instances, url)
     load = Load(url, 4)

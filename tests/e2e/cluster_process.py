@@ -86,7 +86,7 @@ class ServeProcess:
         return found
 
     def memory_bytes(self) -> int:
-        """Of all processes together; what several share counts once."""
+        """The memory of all processes together; what several share counts once."""
         found = [psutil.Process(self.process.pid), *self.descendants()]
         return sum(process.memory_full_info().pss for process in found)
 

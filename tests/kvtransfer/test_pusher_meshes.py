@@ -40,7 +40,7 @@ async def _any_mesh(data: st.DataObject) -> None:
     ]
     ours, theirs = sides
     firsts = [data.draw(st.sampled_from([pool.first_block for pool in side])) for side in sides]
-    """Of the group that has the sequence."""
+    """The first block of the group that has the sequence."""
     rng, num_tokens = random.Random(data.draw(st.integers(0, 99))), 11
     end = memory_bytes(ours)
     sources = [memoryview(bytearray(memory_bytes(ours, host) + 400)) for host in range(2)]
@@ -117,7 +117,7 @@ async def _any_mesh(data: st.DataObject) -> None:
 
 
 def draw_pools(data: st.DataObject, dtype: str, size: int, num_hosts: int) -> tuple[RankPool, ...]:
-    """Of a mesh; perhaps of two groups of ranks that hold other blocks, cut alike; ranks on any of the hosts."""
+    """The pools of a mesh; perhaps of two groups of ranks that hold other blocks, cut alike; ranks on any of the hosts."""
     shards = [
         KVShard(
             KVLayout(num_layers=LAYERS, num_kv_heads=HEADS, head_dim=DIM, block_size=size, dtype=dtype),

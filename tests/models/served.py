@@ -29,7 +29,7 @@ def make_served_as(folder: Path, config: Any) -> Any:
 
 
 def some_prompts(seed: int, count: int, shortest: int = 5) -> list[list[int]]:
-    """Of `shortest` and up to 55 more tokens; every other one begins as the one before it does."""
+    """Prompts of `shortest` and up to 55 more tokens; every other one begins as the one before it does."""
     rng = random.Random(seed)
     prompts: list[list[int]] = []
     for i in range(count):

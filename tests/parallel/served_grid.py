@@ -63,7 +63,7 @@ def pairs() -> Iterator[Pair]:
 
 
 def tournament(meshes: Sequence[Mesh], number: int) -> list[tuple[Mesh, Mesh]]:
-    """Of an even number of meshes the `number`-th of the rounds in which each meets another one: one stays, the others go round."""
+    """The `number`-th round in which each of an even number of meshes meets another one: one stays, the others go round."""
     first, *others = meshes
     turn = number % len(others)
     ring = [first, *others[turn:], *others[:turn]]

@@ -98,7 +98,7 @@ EXPERT_MESHES = [
 
 
 def ranks() -> list[psutil.Process]:
-    """Of all instances, in the order in which they were started; those of the prefill instance are the last."""
+    """The ranks of all instances, in the order in which they were started; those of the prefill instance are the last."""
     return [child for child in psutil.Process().children() if "engine.ranks.rank_process" in child.cmdline()]
 
 

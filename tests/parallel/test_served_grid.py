@@ -35,7 +35,7 @@ def test_the_grid_has_every_family_on_every_mesh() -> None:
 
 
 def smallest(family: str, axis: str) -> Pair:
-    """Of a family's servers, among those whose ranks are several on `axis`."""
+    """The smallest of a family's servers that have several ranks on `axis`."""
     found = [pair for pair in pairs() if pair.family == family and getattr(pair.decode, axis, 1) > 1]
     return min(found, key=lambda pair: pair.prefill.size + pair.decode.size)
 

@@ -36,7 +36,7 @@ class Rules:
 
     slo_classes: Mapping[str, Slo]
     tenants: Mapping[str, TenantRules]
-    """Of the empty name: whoever holds one of the keys that belong to no tenant."""
+    """By name; the empty name stands for the holders of keys that belong to no tenant."""
 
     @property
     def asks_for_keys(self) -> bool:

@@ -21,7 +21,7 @@ class MemorySetup:
     host: str
     """Where the memory server is to listen."""
     pools: tuple[RankPool, ...]
-    """Of the ranks on its host."""
+    """The pools of the ranks on its host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class MemoryReady:
     host: str
     """The host's identity, as in RegionKey."""
     regions: tuple[tuple[RegionKey, ...], ...]
-    """Of each pool, in the order of the setup."""
+    """The regions of each pool, in the order of the setup."""
     ways: tuple[RemoteEndpoint, ...]
 
 
@@ -62,14 +62,14 @@ class RefuseGrant:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Of a grant, for the receivers."""
+    """A grant has ended; for the receivers."""
 
     grant_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Of a grant, for the senders."""
+    """What of a grant was sent; for the senders."""
 
     grant_id: str
 

@@ -112,7 +112,7 @@ class RemoteHost:
         self._closing = self._closed = False
 
     def run(self, arrived: Callable[[str, int], None], corrupted: Callable[[str], None]) -> None:
-        """Of an instance's inbox: what has come into the memory."""
+        """Tell an instance's inbox what has come into the memory."""
         self._arrived, self._corrupted = arrived, corrupted
         loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[Exception] = loop.create_future()
@@ -173,7 +173,7 @@ class RemoteHost:
         return future
 
     def _then(self, asked: "asyncio.Future[int]", then: Callable[[], None]) -> None:
-        """Of a memory server that is lost nobody hears any more: its instance fails."""
+        """Nobody hears of a memory server that is lost: its instance fails."""
         asked.add_done_callback(
             lambda done: then() if not done.cancelled() and not done.exception() else None
         )

@@ -29,7 +29,7 @@ class LinkModel:
     other_host_bytes_per_s: float = 1.2e9
     """Where the network cards are not known."""
     nic_share: float = 0.7
-    """Of a network card's rate what a KV transfer gets."""
+    """The share of a network card's rate that a KV transfer gets."""
     beyond_rack_share: float = 0.5
     beyond_zone_share: float = 0.1
     """Networks narrow on the way up: what of a host's rate is left beyond its rack, and beyond its zone."""
@@ -50,7 +50,7 @@ class Spot:
         if site.rack:
             groups.append(("rack", site.zone, site.rack))
         self.groups = tuple(groups)
-        """Of instances that stand near each other, smallest first."""
+        """Groups of instances that stand near each other, smallest first."""
 
 
 def nearness(one: Spot, other: Spot) -> Nearness:

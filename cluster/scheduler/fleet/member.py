@@ -25,7 +25,7 @@ _ROOM_S: Final = 1.0
 _WAY_STEPS: Final = 2.5
 """From when a slot is free until a step has whoever is sent there for it: the report, the step that runs, the one planned."""
 _MAX_SPARE_SHARE: Final = 0.125
-"""Of all slots; more of them free at once would be outputs so short that slots do not matter."""
+"""A share of all slots; more of them free at once would be outputs so short that slots do not matter."""
 
 
 class Promise:
@@ -62,7 +62,7 @@ class Turnover:
 
     def __init__(self) -> None:
         self.spare_share = 0.0
-        """Of all slots."""
+        """The share of all slots."""
 
     def learn(self, mean_output_tokens: float) -> None:
         """A sequence ends after so many steps, so of each step's sequences one in so many."""
@@ -173,7 +173,7 @@ class Member:
         self._levels: dict[int, int] = {}
         """Level -> how many promises."""
         self.lowest_level = NO_LEVEL
-        """Of what was promised here; `NO_LEVEL`: nothing was."""
+        """The lowest level that was promised here; `NO_LEVEL`: nothing was."""
         self._above: dict[int, Member] = {}
         """Level -> what `above` has given for it, as long as nothing has changed."""
         self.tightest_tpot_s = inf

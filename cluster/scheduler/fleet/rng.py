@@ -17,6 +17,6 @@ class RequestRng:
         self._state = 1 + crc32(name.encode(), turn) % (_MODULUS - 1)
 
     def below(self, limit: int) -> int:
-        """Of 0 .. `limit` - 1, each about as likely."""
+        """A number from 0 to `limit` - 1, each about as likely."""
         self._state = self._state * _MULTIPLIER % _MODULUS
         return self._state % limit

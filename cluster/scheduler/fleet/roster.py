@@ -47,7 +47,7 @@ class Roster:
         self._buddies = Buddies()
         self._replicating: dict[str, Member] = {}
         self.largest_tokens = 0
-        """Of one sequence: what the largest decode instance that was ever seen holds."""
+        """The longest sequence that the largest decode instance which was ever seen holds."""
 
     @property
     def members(self) -> tuple[Member, ...]:

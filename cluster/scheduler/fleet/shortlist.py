@@ -172,7 +172,7 @@ class _Standing:
         self.near_prompts: _Near = [(group.prompts, BucketEntry(member)) for group in groups]
         self.near_batches: _Near = [(group.batches, BucketEntry(member)) for group in groups]
         self.batch: tuple[int, bool] | None = None
-        """Of which batches' buckets `in_batch` is."""
+        """The batches in whose buckets `in_batch` is."""
 
 
 def _standing(member: Member) -> _Standing | None:

@@ -42,7 +42,7 @@ class Outlook:
         self._longest_s = (
             model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
         )
-        """Of the steps that may have begun already: nothing holds prompts back before something decodes."""
+        """The longest step that may have begun already: nothing holds prompts back before something decodes."""
 
     def joins_s(self, ready_s: float) -> float:
         """How long a sequence whose KV will be here in `ready_s` seconds may wait for a step of its own."""

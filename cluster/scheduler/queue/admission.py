@@ -14,7 +14,7 @@ from core.config import ScheduleConfig
 from core.messages import Place, Rejected
 
 _MARGIN: Final = 0.3
-"""Of the time to the first token: what may pass on the instance before the prompt's turn comes."""
+"""The share of the time to the first token that may pass on the instance before the prompt's turn comes."""
 NO_DECODE_WAIT_S: Final = 5.0
 """How long requests wait for the first decode instance: instances may be restarting."""
 

@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: float) -> list[T]:
-    """Of `waiters`, in the order in which they are served, those to give up: of the lowest level first, never without a deadline.
+    """Those of `waiters`, in the order in which they are served, that are to be given up: the lowest level first, none without a deadline.
 
     Each takes `work_s + beside_s` of one of `num_instances`."""
     given_up: list[T] = []
@@ -59,7 +59,7 @@ class Spending:
 
     @property
     def beside_s(self) -> float:
-        """Of one instance; 0 while too little is known."""
+        """Seconds of one instance that a request takes beside its prompt; 0 while too little is known."""
         if self._num_placed < _MIN_PLACED:
             return 0.0
         return max(0.0, self._fleet_s - self._work_s) / self._num_placed

@@ -26,7 +26,7 @@ from core.messages import Place
 DUE_S: Final = 10.0
 _SHED_EVERY_S: Final = 0.05
 _SURE_SHARE: Final = 0.9
-"""Of what requests seem to take: who is set aside a little late is chosen among more, who is set aside in vain may be lost."""
+"""A share of what requests seem to take. A request set aside too late costs little, one set aside in vain may be lost."""
 
 
 class Waiter:
@@ -261,7 +261,7 @@ class _Line:
         return weight(next(iter(self)).place)
 
     def work_s(self, beside_s: float) -> float:
-        """Of what may still be in time."""
+        """Seconds that all which may still be in time take."""
         return sum(waiter.work_s + beside_s for waiter in (*self.timely, *self.deferred))
 
     def add(self, waiter: Waiter) -> None:

@@ -60,7 +60,7 @@ def started(world: World, **changes: object) -> "asyncio.Task[None]":
 
 
 def busy(address: str, num_running: int) -> Member:
-    """Of 16 slots."""
+    """An instance with 16 slots."""
     member = Member(instance(address))
     member.report(report(address, num_running=num_running), 0.0)
     return member

@@ -5,7 +5,7 @@ from cluster.scheduler.fleet.rng import RequestRng
 
 
 def runs(index: PrefixIndex, hashes: tuple[int, ...]) -> dict[str, int]:
-    """Of everybody that holds any of it, longest first."""
+    """Lengths for all that hold any of it, longest first."""
     match = index.match(hashes)
     return {address: match.get(address) for address in match.longest(100, RequestRng("x"))}
 

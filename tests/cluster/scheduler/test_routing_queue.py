@@ -33,7 +33,7 @@ def test_sequence_slots_are_part_of_the_headroom() -> None:
 
 @pytest.mark.parametrize(("num_output", "spare"), [(10, 4), (19, 4), (38, 2), (200, 0)])
 def test_slots_that_will_be_free_in_time_are_promised_too(num_output: int, spare: int) -> None:
-    """Of 32 sequences that end after 38 tokens each, two do so in the two and a half steps that a newcomer is on its way."""
+    """Two of 32 sequences that end after 38 tokens each do so in the two and a half steps that a newcomer is on its way."""
     world = World(instance("d", max_num_seqs=32))
     for number in range(20):
         world.placed(ask(f"old{number}", 20))

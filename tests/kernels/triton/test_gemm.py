@@ -48,7 +48,7 @@ def test_scaled_by_blocks(device: torch.device, shape: tuple[int, int, int]) -> 
 
 
 def four_bit(*shape: int, group: int, is_float: bool) -> FourBit:
-    """Of `shape` (.., outputs, inputs), any bits."""
+    """A weight of `shape` (.., outputs, inputs) with any bits."""
     *rest, size, inner = shape
     words = torch.randint(-(1 << 31), 1 << 31, (*rest, -(-inner // 128) * 16, size), dtype=torch.int64)
     each = (*rest, -(-inner // group), size)
@@ -87,7 +87,7 @@ def test_four_bit(
 
 
 def by_rows_or_blocks(dtype: torch.dtype, *shape: int, blockwise: bool) -> EightBit:
-    """Of `shape` (.., outputs, inputs), any numbers."""
+    """A weight of `shape` (.., outputs, inputs) with any numbers."""
     *rest, size, inner = shape
     each = (*rest, -(-size // 128), inner // 128) if blockwise else (*rest, size)
     return EightBit(eight_bit(dtype, *shape), torch.rand(each) * 0.1)
@@ -124,7 +124,7 @@ PACKED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", PACKED)
 def test_packed_experts(device: torch.device, kind: str, dtype: torch.dtype) -> None:
-    """Of 4-bit kinds the inner size ends in the midst of 128 inputs."""
+    """The inner size of 4-bit kinds ends in the midst of 128 inputs."""
     rows, count, hidden, inner = 11, 3, 128, 128 if "blocks" in kind else 96
     x, weights = torch.randn(rows, hidden, dtype=dtype), torch.rand(rows, 2)
     slots = torch.stack([torch.randperm(count + 1)[:2] - 1 for _ in range(rows)])

@@ -18,7 +18,7 @@ from tests.models.checkpoints import FAMILIES, VOCAB, Paged, make
 
 FEATURES = ["llama", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 Chunks = list[list[tuple[int, int, list[int]]]]
-"""Of each step (sequence, first position, tokens)."""
+"""(sequence, first position, tokens) of each step."""
 
 
 def model_in(folder: Path, ops: Ops, device: torch.device) -> Model:
@@ -28,7 +28,7 @@ def model_in(folder: Path, ops: Ops, device: torch.device) -> Model:
 
 
 def logits(model: Model, steps: Chunks, device: torch.device) -> dict[tuple[int, int], torch.Tensor]:
-    """Of every (sequence, position)."""
+    """The logits of every (sequence, position)."""
     paged = Paged(model, 3, random.Random(0), device=device)
     found: dict[tuple[int, int], torch.Tensor] = {}
     for step in steps:

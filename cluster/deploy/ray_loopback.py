@@ -1,0 +1,27 @@
+"""Keeps Ray and Serve to loopback where the whole cluster is on this host. Neither has an option for that."""
+
+import os
+from typing import Any
+
+from ray._private import ray_constants
+from ray.serve._private import replica
+
+
+def keep_ray_to_loopback() -> None:
+    """To be called before `ray.init`, for a Ray that is started here.
+
+    Ray's processes listen at their node's address, and Ray takes the host's address in the network for it, even where 127.0.0.1
+    is given. Only where it believes that no other node can join, as on a Mac, does it stay on loopback. It reads the variable
+    when it is imported: that has happened here already, and is still to happen in its processes."""
+    os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
+    ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def keep_replica_to_loopback() -> None:
+    """To be called in the constructor of a deployment: after it Serve opens a port for calls of the replica's methods."""
+    listen = replica.add_port_to_grpc_server  # pyright: ignore[reportPrivateImportUsage]
+
+    def listen_on_loopback(server: Any, address: str) -> int:
+        return listen(server, address.replace("[::]", "127.0.0.1"))
+
+    replica.add_port_to_grpc_server = listen_on_loopback  # pyright: ignore[reportPrivateImportUsage]

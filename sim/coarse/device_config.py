@@ -1,0 +1,21 @@
+"""What a device of the coarse simulation is."""
+
+from dataclasses import dataclass
+
+from core.steps import StepModels
+from sim.cost import LinkCost, ModelledStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    step: ModelledStep
+    link: LinkCost
+    num_layers: int
+    message_s: float
+    steps: StepModels
+    """What it has learned of its step times; in production it learns on."""
+    lookahead: bool = True
+    mixed_batch_tokens: int = 0
+    """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
+    grant_ttl_s: float = 120.0
+    """As transfer.grant_ttl_s."""

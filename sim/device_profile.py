@@ -1,0 +1,107 @@
+"""A step-time model fitted to measured steps, for `core.step_profile`.
+
+Least squares on relative errors, no coefficient negative (the most negative is left out until none is): one fit for steps that
+only decode and one for steps with prompts, as in `core.steps`; the latter has a term for attention pairs too. Errors are those
+of a fit to every other step on the rest."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy
+
+from core.errors import ConfigError
+from core.step_profile import Profile, ProfilePart
+from core.steps import StepModel, StepModels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured step."""
+
+    num_tokens: int
+    context_tokens: int
+    num_pairs: float
+    num_seqs: int
+    duration_s: float
+
+    @property
+    def decodes_only(self) -> bool:
+        return self.num_tokens == self.num_seqs
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledCost:
+    """sim.cost.StepModel."""
+
+    models: StepModels
+    prompt_pair_s: float
+
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
+        if num_tokens == num_seqs:
+            return self.models.decode.step_s(num_tokens, context_tokens, num_seqs)
+        return (
+            self.models.prompt.step_s(num_tokens, context_tokens, num_seqs) + num_pairs * self.prompt_pair_s
+        )
+
+
+def cost_of(profile: Profile) -> ProfiledCost:
+    return ProfiledCost(StepModels(profile.decode.model(), profile.prompt.model()), profile.prompt_pair_s)
+
+
+def fit(samples: Sequence[Sample]) -> ProfiledCost:
+    """Raises ConfigError where one of the two kinds of steps is missing."""
+    parts: dict[bool, tuple[StepModel, float]] = {}
+    for decodes in (True, False):
+        chosen = [sample for sample in samples if sample.decodes_only == decodes]
+        if len(chosen) < 8:
+            raise ConfigError(f"{len(chosen)} steps are too few to fit a step-time model to")
+        trained = _fit_one(chosen[::2], decodes)
+        error = fmean(abs(_predict(trained, s) / s.duration_s - 1) for s in chosen[1::2])
+        fixed, token, context, seq, pair = _fit_one(chosen, decodes)
+        parts[decodes] = (
+            StepModel(
+                fixed_s=fixed, token_s=token, context_s=context, seq_s=seq, error=error, num_steps=len(chosen)
+            ),
+            pair,
+        )
+    return ProfiledCost(StepModels(parts[True][0], parts[False][0]), parts[False][1])
+
+
+def as_profile(cost: ProfiledCost, **about: Any) -> Profile:
+    return Profile(
+        decode=ProfilePart(**asdict(cost.models.decode)),
+        prompt=ProfilePart(**asdict(cost.models.prompt)),
+        prompt_pair_s=cost.prompt_pair_s,
+        **about,
+    )
+
+
+def _features(sample: Sample, decodes: bool) -> tuple[float, ...]:
+    """In the order of StepModel's coefficients, then pairs. Tokens and sequences of a decode step are one number."""
+    tokens = 0.0 if decodes else float(sample.num_tokens)
+    pairs = 0.0 if decodes else sample.num_pairs
+    return 1.0, tokens, float(sample.context_tokens), float(sample.num_seqs), pairs
+
+
+def _fit_one(samples: Sequence[Sample], decodes: bool) -> tuple[float, ...]:
+    rows = numpy.array([_features(s, decodes) for s in samples]) / numpy.array(
+        [[s.duration_s] for s in samples]
+    )
+    scales = numpy.abs(rows).max(axis=0)
+    left = [i for i in range(5) if scales[i] > 0]
+    while True:
+        solved = numpy.linalg.lstsq(rows[:, left] / scales[left], numpy.ones(len(rows)), rcond=None)[0]
+        if solved.min() >= 0:
+            break
+        left.pop(int(solved.argmin()))
+    result = [0.0] * 5
+    for i, value in zip(left, solved, strict=True):
+        result[i] = float(value / scales[i])
+    return tuple(result)
+
+
+def _predict(coefficients: tuple[float, ...], sample: Sample) -> float:
+    features = _features(sample, sample.decodes_only)
+    return sum(a * b for a, b in zip(coefficients, features, strict=True))

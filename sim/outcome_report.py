@@ -1,0 +1,111 @@
+"""What a run was like for its clients: latencies and attainment.
+
+Every offered request counts. One that was refused, or that has no end, missed its targets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from core.types import Slo
+from sim.coarse.simulated_sequence import SimulatedRequest
+from sim.coarse.world import CoarseOutcome
+from sim.simulated_cluster import Arrival, Outcome
+
+_QUANTILES = (0.5, 0.9, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequest:
+    """Times count from the arrival at `at_s`, and are infinite for what did not happen."""
+
+    at_s: float
+    ttft_s: float
+    e2e_s: float
+    num_output: int
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean gap between tokens after the first."""
+        return (
+            (self.e2e_s - self.ttft_s) / max(1, self.num_output - 1)
+            if math.isfinite(self.e2e_s)
+            else math.inf
+        )
+
+    def holds(self, slo: Slo) -> bool:
+        return self.ttft_s <= slo.ttft_s and self.tpot_s <= slo.tpot_s
+
+
+def served_in_full(arrivals: Sequence[Arrival], outcome: Outcome) -> list[ServedRequest]:
+    rows = zip(arrivals, outcome.first_token_s, outcome.last_token_s, outcome.tokens, strict=True)
+    return [
+        ServedRequest(arrival.at_s, first_s, last_s, len(tokens)) for arrival, first_s, last_s, tokens in rows
+    ]
+
+
+def served_coarsely(outcome: CoarseOutcome) -> list[ServedRequest]:
+    return [served_job(job) for job in outcome.jobs]
+
+
+def served_job(job: SimulatedRequest) -> ServedRequest:
+    at_s = job.request.arrival_s
+    return ServedRequest(at_s, job.first_s - at_s, job.last_s - at_s, job.num_output)
+
+
+def attainment(served: Sequence[ServedRequest], slo: Slo) -> float:
+    return sum(one.holds(slo) for one in served) / len(served) if served else 1.0
+
+
+def good_per_s(served: Sequence[ServedRequest], slo: Slo, offered_per_s: float) -> float:
+    """Requests within both targets, of so many offered a second."""
+    return attainment(served, slo) * offered_per_s if served else 0.0
+
+
+def crowd(served: Sequence[ServedRequest]) -> list[tuple[float, int, int]]:
+    """(time, requests before their first token, requests that decode) at every moment at which either changes.
+
+    A request that was refused or never finished is not counted from its arrival, or its first token, on."""
+    changes: dict[float, tuple[int, int]] = {}
+
+    def change(at_s: float, waiting: int, decoding: int) -> None:
+        before = changes.get(at_s, (0, 0))
+        changes[at_s] = before[0] + waiting, before[1] + decoding
+
+    for one in served:
+        if math.isfinite(one.ttft_s):
+            change(one.at_s, 1, 0)
+            change(one.at_s + one.ttft_s, -1, int(math.isfinite(one.e2e_s)))
+        if math.isfinite(one.e2e_s):
+            change(one.at_s + one.e2e_s, 0, -1)
+    waiting = decoding = 0
+    result = [(0.0, 0, 0)]
+    for at_s in sorted(changes):
+        waiting, decoding = waiting + changes[at_s][0], decoding + changes[at_s][1]
+        result.append((at_s, waiting, decoding))
+    return result
+
+
+def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
+    """Quantiles of the finite values, by nearest rank."""
+    ordered = sorted(value for value in values_s if math.isfinite(value))
+    if not ordered:
+        return {}
+    mean = {"mean": sum(ordered) / len(ordered) * 1e3}
+    return mean | {
+        f"p{q * 100:g}": ordered[min(len(ordered) - 1, int(q * len(ordered)))] * 1e3 for q in _QUANTILES
+    }
+
+
+def figures(served: Sequence[ServedRequest], slo: Slo) -> dict[str, object]:
+    span_s = max((one.at_s + one.e2e_s for one in served if math.isfinite(one.e2e_s)), default=0.0)
+    output_tokens = sum(one.num_output for one in served)
+    return {
+        "num_offered": len(served),
+        "num_finished": sum(math.isfinite(one.e2e_s) for one in served),
+        "ttft_ms": quantiles_ms([one.ttft_s for one in served]),
+        "tpot_ms": quantiles_ms([one.tpot_s for one in served if one.num_output > 1]),
+        "e2e_ms": quantiles_ms([one.e2e_s for one in served]),
+        "attainment": attainment(served, slo),
+        "output_tokens": output_tokens,
+        "output_tokens_per_s": output_tokens / span_s if span_s else 0.0,
+    }

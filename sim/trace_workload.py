@@ -1,0 +1,62 @@
+"""Arrivals from trace rows: prompts that share exactly the blocks that the trace says they share.
+
+A trace is scaled up by superposing copies of itself, shifted in time and with prefixes of their own. Invariant: two prompts
+begin with the same tokens only where they have the same leading prefix ids and belong to the same copy."""
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Protocol
+
+from sim.simulated_cluster import Arrival
+
+_DIGIT = 30_000
+"""Below sim.simulated_cluster.VOCAB_SIZE; a block's number is written in two such digits."""
+
+
+class Row(Protocol):
+    """One request of a trace (baton.bench.traces.TraceRow)."""
+
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def input_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def prefix_ids(self) -> tuple[int, ...]: ...
+    @property
+    def prefix_block_tokens(self) -> int: ...
+
+
+def arrivals(rows: Sequence[Row], until_s: float, copies: int = 1, seed: int = 0) -> list[Arrival]:
+    """Requests of the first `until_s` seconds, in order of arrival. Copy i is turned by i/copies of that span.
+
+    Rows without tokens to compute or to generate get one of each."""
+    numbers: Iterator[int] = count(1)
+    known: dict[tuple[int, int], int] = {}
+    chosen = [row for row in rows if row.arrival_s < until_s]
+    timed: list[tuple[float, tuple[int, ...], int]] = []
+    for copy in range(copies):
+        for row in chosen:
+            keys = [known.setdefault((copy, id_), len(known) * 2) for id_ in row.prefix_ids]
+            at_s = (row.arrival_s + copy * until_s / copies) % until_s
+            prompt = _prompt(row, keys, 2 * next(numbers) + 1)
+            timed.append((at_s, prompt, max(1, row.output_tokens)))
+    timed.sort(key=lambda item: item[0])
+    return [Arrival(at_s, prompt, output, seed + i) for i, (at_s, prompt, output) in enumerate(timed)]
+
+
+def _prompt(row: Row, keys: Sequence[int], own: int) -> tuple[int, ...]:
+    """Shared blocks have even numbers, a request's own text an odd one."""
+    wanted = max(1, row.input_tokens)
+    tokens: list[int] = []
+    for key in keys:
+        tokens += _block(key, row.prefix_block_tokens)
+    if len(tokens) < wanted:
+        tokens += _block(own, wanted - len(tokens))
+    return tuple(tokens[:wanted])
+
+
+def _block(number: int, num_tokens: int) -> list[int]:
+    pair = [1 + number % _DIGIT, 1 + number // _DIGIT % _DIGIT]
+    return (pair * (num_tokens // 2 + 1))[:num_tokens]
