@@ -19,7 +19,7 @@ from cluster.deploy.serve_rest import ServeRest
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
 from tests.deploy.ray_nodes import actors_here, ray_of_nodes
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 
 def main() -> None:
