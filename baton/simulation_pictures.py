@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from core.types import Slo
-from sim.report import ServedRequest, attainment, crowd, good_per_s
+from sim.outcome_report import ServedRequest, attainment, crowd, good_per_s
 
 _GOALS = (0.9, 0.99)
 

@@ -11,7 +11,7 @@ from core.step_profile import Profile
 from core.steps import chunk_pairs
 from engine.execution.step_meter import PromptPiece, StepMeter
 from models.hub import resolve
-from sim.profile import Sample, as_profile, fit
+from sim.device_profile import Sample, as_profile, fit
 
 _CHUNKS = (16, 32, 64, 128, 256, 512)
 _STARTS = (0, 128, 512, 1024)

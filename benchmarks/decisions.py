@@ -36,7 +36,7 @@ from cluster.scheduler.recorded_scheduler import RecordedScheduler, read
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.workload import Load, jobs, natural_block_tokens
+from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import Log, simulate
 
 WARM_S = 2.0

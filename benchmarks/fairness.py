@@ -23,7 +23,7 @@ from core.types import Request, SamplingParams, Slo
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
-from sim.report import ServedRequest, served_coarsely
+from sim.outcome_report import ServedRequest, served_coarsely
 
 SLO = Slo(name="chat", ttft_s=4.0, tpot_s=0.1)
 SHARES = {"flood": 0.55, "second": 0.25, "third": 0.2}

@@ -27,18 +27,18 @@ from typing import Any
 
 from rich.progress import Progress
 
+from baton.bench.bench_report import machine
+from baton.bench.bench_workload import BenchRequest, synthetic
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import gaps_s, ttft_s
-from baton.bench.report import machine
-from baton.bench.workload import BenchRequest, synthetic
 from benchmarks.report import parser
 from benchmarks.serving_overhead import server
 from core.config import load
 from core.step_profile import Profile, read_profile
 from sim.catalogued import Fleet, full_config
 from sim.cost import PacedCost
-from sim.loop import run_virtual
-from sim.run import VOCAB_SIZE, Arrival, SimConfig, simulate
+from sim.simulated_cluster import VOCAB_SIZE, Arrival, SimConfig, simulate
+from sim.virtual_loop import run_virtual
 
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 256, 48, 0.5
 LONE, LONE_INPUTS = 4, (64, 448)

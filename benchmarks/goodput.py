@@ -28,7 +28,7 @@ from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.bound import Needs
 from sim.catalogued import Fleet, engine_of
-from sim.coarse.workload import jobs, natural_block_tokens
+from sim.coarse.coarse_workload import jobs, natural_block_tokens
 from sim.goodput import Curve, Window, attained, highest
 
 TRACES = {

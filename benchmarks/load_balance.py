@@ -23,9 +23,9 @@ from core.config import ScheduleConfig
 from core.messages import Placed
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.workload import Load, jobs, natural_block_tokens
+from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import Log, simulate
-from sim.report import attainment, served_coarsely
+from sim.outcome_report import attainment, served_coarsely
 
 NUM_INSTANCES, START_S, SECONDS, MINUTE_S = 16, 300.0, 600.0, 60.0
 FLEETS = {"any role": (0, 0, NUM_INSTANCES), "pools": (10, 6, 0)}

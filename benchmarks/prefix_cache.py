@@ -73,7 +73,7 @@ def belady_hits(prompts: Prompts, num_blocks: int) -> int:
 
 
 def cache_hits(prompts: Prompts, num_blocks: int, policy: Eviction, wanted: Sequence[bool]) -> int:
-    """Hits of the production cache, which holds `num_blocks` between prompts; a running prompt's own come on top, as in Belady's."""
+    """Hits of the production cache, with `num_blocks` between prompts; a running prompt's own come on top, as in Belady's."""
     room = num_blocks + max(map(len, prompts))
     pool = BlockPool(room)
     cache = RadixCache(pool, 1, True, policy)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baton.bench.report import machine
+from baton.bench.bench_report import machine
 
 
 def parser(text: str | None, must_write: bool = False) -> argparse.ArgumentParser:

@@ -22,9 +22,9 @@ from typing import Any
 
 import httpx
 
+from baton.bench.bench_workload import BenchRequest, synthetic
 from baton.bench.client import Client, Record, closed_loop
 from baton.bench.measure import gaps_s, percentiles, ttft_s
-from baton.bench.workload import BenchRequest, synthetic
 from benchmarks.report import parser, write
 from cluster.local import LocalCluster
 from core.config import load

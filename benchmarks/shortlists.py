@@ -20,10 +20,10 @@ from benchmarks.report import parser, write
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
+from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.multi_scheduler import several
-from sim.coarse.workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate
-from sim.report import attainment, served_coarsely
+from sim.outcome_report import attainment, served_coarsely
 
 NUM_INSTANCES = 64
 WINDOW_S, FIRST_S, BETWEEN_S, PATIENCE_S = 10.0, 300.0, 600.0, 30.0

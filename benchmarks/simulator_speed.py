@@ -37,11 +37,11 @@ from cluster.scheduler.scheduler_events import Event, Send
 from core.config import ScheduleConfig
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
+from sim.coarse.coarse_workload import Load, arriving, natural_block_tokens
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.coarse.workload import Load, arriving, natural_block_tokens
 from sim.coarse.world import CoarseOutcome, Log, PlacingScheduler, production, simulate
-from sim.report import served_job
-from sim.workload import Row
+from sim.outcome_report import served_job
+from sim.trace_workload import Row
 
 SLO = Slo(name="speed", ttft_s=2.0, tpot_s=0.1)
 _ROOT = Path(__file__).parents[1]

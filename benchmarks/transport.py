@@ -40,13 +40,13 @@ from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.pusher import MAX_WRITES
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 
 PREDICTIONS = {

@@ -29,10 +29,10 @@ from core.types import TokenOut
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
 from net.mail import TcpMail
 
 PREDICTIONS = {

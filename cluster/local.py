@@ -26,9 +26,9 @@ from core.config import ClusterConfig
 from core.errors import ConfigError, ReplicaLost
 from core.ports import Mail
 from core.reports import Status
-from kvtransfer.transport.loopback import LoopbackFabric
+from kvtransfer.transport.loopback_transport import LoopbackFabric
 from models.hub import resolve as find_model
-from net.loopback import LoopbackNetwork
+from net.loopback_mail import LoopbackNetwork
 
 M = TypeVar("M", bound=Mail)
 _START_TIMEOUT_S = 300.0

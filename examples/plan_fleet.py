@@ -9,7 +9,7 @@ from simulate_trace import made_up
 
 from baton.bench.traces import read_trace
 from core.types import Slo
-from sim.coarse.workload import natural_block_tokens
+from sim.coarse.coarse_workload import natural_block_tokens
 from sim.goodput import Window
 from sim.planner import Demand, Trial, cheapest, plan
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from baton.bench.traces import TraceRow, read_trace
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
-from sim.coarse.workload import Load, jobs, natural_block_tokens
+from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate
-from sim.report import attainment, served_coarsely
+from sim.outcome_report import attainment, served_coarsely
 
 SLO = Slo(name="chat", ttft_s=0.5, tpot_s=0.05)
 FLEETS = {

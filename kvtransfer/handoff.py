@@ -19,6 +19,7 @@ client is sent elsewhere (CLOSING) and only the blocks go on waiting.
 A fact that has no entry for the state changes nothing: late, doubled and reordered messages are harmless. Facts of an older
 epoch are dropped before they get here."""
 
+from collections.abc import Mapping
 from enum import Enum, auto
 
 
@@ -154,7 +155,7 @@ class PushState(Enum):
 
 
 _P, _Q, _B = PushState, PushFact, PushAction
-PUSH_TABLE: dict[tuple[PushState, PushFact], tuple[PushState, PushAction | None]] = {
+PUSH_TABLE: Mapping[tuple[PushState, PushFact], tuple[PushState, PushAction | None]] = {
     (_P.COMPUTING, _Q.FIRST_TOKEN): (_P.SENDING, None),
     (_P.SENDING, _Q.DELIVERED): (_P.DONE, _B.RELEASE),
     (_P.STOPPING, _Q.QUIET): (_P.DONE, _B.RELEASE),

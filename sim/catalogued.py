@@ -13,8 +13,8 @@ from sim.bound import EngineBound
 from sim.catalogue import GPUS, MODELS, CatalogueModel, Gpu, link_cost, num_blocks, step_cost
 from sim.coarse.world import CoarseConfig
 from sim.cost import LinkCost, ModelledStep
-from sim.profile import cost_of
-from sim.run import SimConfig
+from sim.device_profile import cost_of
+from sim.simulated_cluster import SimConfig
 
 _LAYER_GROUPS = 4
 _MEMORY_LINK = LinkCost(bytes_per_s=2.5e9)

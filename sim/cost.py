@@ -2,7 +2,7 @@
 
 A step is four numbers: tokens computed, context (known tokens, summed over its sequences), pairs (query x key positions that
 attention visits) and sequences. Two models behind one seam: a roofline from a GPU's data sheet, and a linear one fitted to
-measured steps (`sim.profile`)."""
+measured steps (`sim.device_profile`)."""
 
 from dataclasses import dataclass
 from typing import Protocol

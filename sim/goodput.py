@@ -10,11 +10,11 @@ from core.types import Slo
 from sim.baselines.sarathi import token_budget
 from sim.baselines.table import Entry
 from sim.catalogued import Fleet, coarse_config
+from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.coarse.workload import Load, jobs
 from sim.coarse.world import simulate
-from sim.report import attainment, served_coarsely
-from sim.workload import Row
+from sim.outcome_report import attainment, served_coarsely
+from sim.trace_workload import Row
 
 _PRECISION = 1.08
 _MAX_STEPS = 9

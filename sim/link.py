@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from core.messages import RegionKey
 from core.ports import Clock
 from kvtransfer.copies import CopyRun
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackSender
+from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackSender
 from sim.cost import LinkCost
 
 

@@ -15,10 +15,10 @@ from core.types import Slo
 from sim.bound import Needs
 from sim.catalogue import GPUS, MODELS, num_blocks
 from sim.catalogued import Fleet, coarse_config, engine_of
-from sim.coarse.workload import jobs
+from sim.coarse.coarse_workload import jobs
 from sim.coarse.world import simulate
 from sim.goodput import Window
-from sim.report import ServedRequest, attainment, served_coarsely
+from sim.outcome_report import ServedRequest, attainment, served_coarsely
 
 _PATIENCE_S = 30.0
 """After the last arrival; what is not finished by then has missed."""

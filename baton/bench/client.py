@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
+from baton.bench.bench_workload import BenchRequest
 from baton.bench.sse import DONE, SseReader, error_message
-from baton.bench.workload import BenchRequest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.bench import report, workload
+from baton.bench import bench_report, bench_workload
+from baton.bench.bench_workload import BenchRequest
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import Summary, percentiles, summarise, ttft_s
 from baton.bench.traces import read_rate_curve, read_trace
-from baton.bench.workload import BenchRequest
 from core.errors import ConfigError
 
 _ORDINARY = "a b c hello world, some text to tokenize"
@@ -93,7 +93,7 @@ def bench(
     def jobs_of(run: int, count: int) -> list[BenchRequest]:
         """Another run number gives other contents."""
         if rows is not None:
-            return workload.from_trace(
+            return bench_workload.from_trace(
                 rows,
                 count,
                 time_scale,
@@ -104,17 +104,17 @@ def bench(
                 run=run,
             )
         if prompts is not None:
-            return workload.from_file(prompts, count, output_tokens, run)
-        return workload.synthetic(
+            return bench_workload.from_file(prompts, count, output_tokens, run)
+        return bench_workload.synthetic(
             count, input_tokens, output_tokens, spread, vocab_size=vocab_size, seed=seed, run=run
         )
 
     def timed(jobs: list[BenchRequest], rate: float | None) -> list[BenchRequest]:
         if rate is not None:
-            return _arriving(jobs, workload.poisson_arrivals(len(jobs), rate, burstiness, seed))
+            return _arriving(jobs, bench_workload.poisson_arrivals(len(jobs), rate, burstiness, seed))
         if curve is not None:
             return _arriving(
-                jobs, [at * time_scale for at in workload.curve_arrivals(curve, len(jobs), seed)]
+                jobs, [at * time_scale for at in bench_workload.curve_arrivals(curve, len(jobs), seed)]
             )
         return jobs
 
@@ -125,7 +125,7 @@ def bench(
     summaries: list[Summary] = []
     for run, rate in enumerate(offered or [None]):
         jobs = timed(jobs_of(run, requests), rate)
-        warm = jobs_of(workload.WARMUP_RUN, warmup) if run == 0 else []
+        warm = jobs_of(bench_workload.WARMUP_RUN, warmup) if run == 0 else []
         records = asyncio.run(_run(client_arguments, jobs, warm, concurrency if closed else 0, console))
         if records:
             runs.append(records)
@@ -247,10 +247,10 @@ def _report(
     plot: Path | None,
     parameters: dict[str, Any],
 ) -> None:
-    report.print_table(console, summaries)
-    report.print_first_error(console, runs)
+    bench_report.print_table(console, summaries)
+    bench_report.print_first_error(console, runs)
     if json_file is not None:
-        report.write_json(json_file, summaries, parameters)
+        bench_report.write_json(json_file, summaries, parameters)
         console.print(f"figures: {json_file}")
     if plot is not None:
         from baton.bench.pictures import draw  # noqa: PLC0415 (seconds, which --help does not need)

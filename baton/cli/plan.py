@@ -14,7 +14,7 @@ from baton.bench.traces import read_trace
 from core.errors import ConfigError
 from core.types import Slo
 from sim.catalogue import GPUS, MODELS
-from sim.coarse.workload import natural_block_tokens
+from sim.coarse.coarse_workload import natural_block_tokens
 from sim.goodput import Window
 from sim.planner import Demand, Trial, cheapest
 from sim.planner import plan as find_plan

@@ -17,12 +17,12 @@ from core.step_profile import read_profile
 from core.types import Slo
 from sim.catalogue import GPUS, MODELS
 from sim.catalogued import Fleet, coarse_config, full_config
-from sim.coarse.workload import Load, jobs, natural_block_tokens
+from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate as run_coarse
-from sim.loop import run_virtual
-from sim.report import ServedRequest, figures, served_coarsely, served_in_full
-from sim.run import simulate as run_full
-from sim.workload import arrivals
+from sim.outcome_report import ServedRequest, figures, served_coarsely, served_in_full
+from sim.simulated_cluster import simulate as run_full
+from sim.trace_workload import arrivals
+from sim.virtual_loop import run_virtual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any
 from ray import serve
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
-from cluster.deploy.loopback import keep_replica_to_loopback
 from cluster.deploy.process_logs import configure_logging
+from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.ingress.api.api_factory import build_app
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray._private import node
 
-from cluster.deploy.loopback import keep_ray_to_loopback
+from cluster.deploy.ray_loopback import keep_ray_to_loopback
 from cluster.deploy.session_folder import claim, remove, remove_abandoned
 
 

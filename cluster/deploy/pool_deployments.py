@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from cluster.deploy.loopback import keep_replica_to_loopback
 from cluster.deploy.process_logs import configure_logging
+from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from core.config import ClusterConfig
 from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is

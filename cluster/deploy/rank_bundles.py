@@ -90,7 +90,7 @@ def check_overrides(deployment: str, given: Mapping[str, Any], pool: ParallelCon
 
 
 def shares(bundles: Sequence[Mapping[str, float]], num_ranks: int) -> list[BundleShare]:
-    """What each rank gets: as much of its bundle as any other rank in it. Raises ConfigError for bundles that cannot be shared so."""
+    """Shares of the ranks, equal within a bundle. Raises ConfigError for bundles that cannot be shared so."""
     if not bundles or num_ranks % len(bundles):
         raise ConfigError(
             f"placement_group_bundles: {num_ranks} ranks cannot be spread evenly over {len(bundles)} bundles"

@@ -7,8 +7,8 @@ import contextlib
 from ray import serve
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
-from cluster.deploy.loopback import keep_replica_to_loopback
 from cluster.deploy.process_logs import configure_logging
+from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.serve_sizes import ServeSizes
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scaling.autoscaler import Autoscaler

@@ -20,8 +20,8 @@ from core.config import ClusterConfig, ParallelConfig, load
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Every replica's environment. A Ray started for this application has it from the beginning: its processes need no environment of their own,
-for which Ray would start each of them anew."""
+"""Every replica's environment. A Ray started for this application has it from the beginning: processes with an environment of
+their own would be started anew."""
 _MARGIN_S = 5.0
 """What Serve waits beyond a process's own deadline before it kills it."""
 

@@ -8,13 +8,13 @@ from cluster.instance.shared_memory import take_memory
 from core.config import TransferConfig
 from core.errors import ConfigError
 from kvtransfer.staging import STAGING_BYTES, Staging
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.streams import TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 
 _RDMA = Path("/sys/class/infiniband")

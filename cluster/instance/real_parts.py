@@ -25,7 +25,7 @@ from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
 from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.base import Holder, Receiver, Sender
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
 from models.revision import weights_revision
 from net.mail import TcpMail

@@ -309,10 +309,10 @@ def simulator() -> Canvas:
         "cluster/scheduler: the same objects, the same events",
         kind="scheduler",
     )
-    c.frame(20, 120, 420, 240, "sim/run.py: whole requests", "ingress")
+    c.frame(20, 120, 420, 240, "sim/simulated_cluster.py: whole requests", "ingress")
     c.box(40, 155, 180, 85, "production", "frontend, workers,", "hand-over, engine", kind="decode")
     c.box(240, 155, 180, 85, "modelled", "step time, one link out,", "message latency", kind="modelled")
-    c.box(40, 260, 380, 80, "event loop whose clock jumps", "sim/loop.py; about 60 requests/s")
+    c.box(40, 260, 380, 80, "event loop whose clock jumps", "sim/virtual_loop.py; about 60 requests/s")
     c.frame(480, 120, 420, 240, "sim/coarse: fleets and hours", "ingress")
     c.box(500, 155, 180, 85, "production", "block pool, prefix tree,", "ledger, step policies", kind="decode")
     c.box(

@@ -12,7 +12,7 @@ _FEW = 64
 """Entries out of date that a heap may have whatever the number of runs."""
 
 
-class Candidates:
+class EvictionCandidates:
     def __init__(self, may_go: Callable[[Run], bool]) -> None:
         """`may_go`: whether a run's last block may be given up."""
         self._may_go = may_go

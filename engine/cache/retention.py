@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from engine.cache.block_pool import BlockPool
-from engine.cache.eviction_candidates import Candidates
+from engine.cache.eviction_candidates import EvictionCandidates
 from engine.cache.eviction_policy import Eviction
 from engine.cache.ghosts import Ghost, Ghosts, counted_up
 from engine.cache.prefix_run import Run
@@ -26,7 +26,7 @@ class Retention:
     def __init__(self, eviction: Eviction, pool: BlockPool, runs: Collection[Run]) -> None:
         """`runs`: those of the cache, as they are at any time."""
         self._eviction, self._pool, self._runs = eviction, pool, runs
-        self._candidates = Candidates(self._may_go)
+        self._candidates = EvictionCandidates(self._may_go)
         self._ghosts = Ghosts(_GHOSTS * pool.num_blocks)
         self._num_released = 0
         self._next_lesson = max(_MIN_LESSON, pool.num_blocks)

@@ -96,7 +96,7 @@ def offset_of(weight: FourBit, dtype: torch.dtype) -> int:
 
 
 def most_rows(weight: FourBit, device: torch.device) -> int:
-    """The most rows of a tile: E2M1 numbers in the making leave no registers for more, before Hopper, whose products read shared memory."""
+    """The most rows of a tile. Before Hopper, whose products read shared memory, E2M1 numbers leave no registers for more."""
     return 32 if weight.zeros is None and capability(device) < 90 else 64
 
 

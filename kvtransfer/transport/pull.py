@@ -22,9 +22,9 @@ from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import destination_crc, source_crc
+from kvtransfer.transport.write_admission import WriteAdmission
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
 

@@ -24,11 +24,11 @@ from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun, split_runs
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import crc_of, source_crc
 from kvtransfer.transport.lanes import Job, Lane, LaneLink
 from kvtransfer.transport.streams import Stream, TlsContexts, cut
+from kvtransfer.transport.write_admission import WriteAdmission
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
 

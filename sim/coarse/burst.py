@@ -5,7 +5,7 @@ Invariant: step j (from 0) takes `first_s + j * slope_s`, so `elapsed_s` and its
 import math
 from dataclasses import dataclass
 
-from sim.coarse.batch import DecodeBatch
+from sim.coarse.decode_batch import DecodeBatch
 from sim.cost import ModelledStep
 
 

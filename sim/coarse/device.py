@@ -16,10 +16,10 @@ from core.precedence import taking_part
 from core.reports import LoadReport, Register
 from core.steps import chunk_pairs
 from engine.planning.sequence import Sequence
-from sim.coarse.batch import DecodeBatch
 from sim.coarse.blocks import Blocks
 from sim.coarse.burst import Stretch, decoding_stretch
-from sim.coarse.config import DeviceConfig
+from sim.coarse.decode_batch import DecodeBatch
+from sim.coarse.device_config import DeviceConfig
 from sim.coarse.outlink import OutLink
 from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSequence
 

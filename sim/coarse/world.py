@@ -18,12 +18,12 @@ from core.ports import SchedulerPolicy
 from core.reports import Register
 from decode.headroom_policy import HeadroomPolicy
 from prefill.deadline_policy import DeadlinePolicy
-from sim.coarse.config import DeviceConfig
 from sim.coarse.device import Device
+from sim.coarse.device_config import DeviceConfig
 from sim.coarse.learned import learned
 from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
 from sim.cost import LinkCost, ModelledStep, StepCost
-from sim.run import HOST, SETTLE_S, STAGGER_S
+from sim.simulated_cluster import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
 _ASK_S = 1.0
@@ -93,7 +93,7 @@ def simulate(
 ) -> CoarseOutcome:
     """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, which is asked every second.
     `advanced` hears how many arrivals there were, now and then. Jobs that are made as they arrive
-    (`sim.coarse.workload.arriving`) are kept by who makes them, if at all.
+    (`sim.coarse.coarse_workload.arriving`) are kept by who makes them, if at all.
 
     Raises Bug when an instance's block accounting is off at the end."""
     with _no_search_for_garbage():

@@ -11,13 +11,13 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from baton.bench.bench_report import write_json
+from baton.bench.bench_workload import BenchRequest, curve_arrivals, from_trace, poisson_arrivals, synthetic
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import goodput, percentiles, summarise
 from baton.bench.pictures import draw
-from baton.bench.report import write_json
 from baton.bench.sse import SseReader
 from baton.bench.traces import RateWindow, read_rate_curve, read_trace
-from baton.bench.workload import BenchRequest, curve_arrivals, from_trace, poisson_arrivals, synthetic
 from cluster.ingress.api.http_server import HttpServer
 from core.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 
 from core.messages import Cancel, Message
 from core.ports import Mail
-from net.loopback import LoopbackNetwork
+from net.loopback_mail import LoopbackNetwork
 from net.mail import TcpMail
 
 

@@ -11,9 +11,9 @@ import pytest
 from core.errors import ReplicaLost, TransferError
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport import shm
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.shm import ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 from tests.contract.transports import (
     BLOCKS,

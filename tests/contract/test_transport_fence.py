@@ -17,7 +17,7 @@ from core.errors import ReplicaLost, TransferError
 from core.messages import Grant, RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.base import Sender
-from kvtransfer.transport.loopback import LoopbackFabric
+from kvtransfer.transport.loopback_transport import LoopbackFabric
 from kvtransfer.transport.pull import _Incoming
 from kvtransfer.transport.shm import SharedSegment, remove_orphans
 from kvtransfer.transport.tcp import TcpSender

@@ -19,9 +19,9 @@ from core.errors import ConfigError, ReplicaLost
 from core.kv import KVLayout, KVShard
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport import tcp
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.streams import Stream, TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 
 KEY = b"cluster key"

@@ -17,15 +17,15 @@ from core.messages import Commit, RegionKey
 from core.types import TokenOut
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
-from kvtransfer.transport.admission import WriteAdmission
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 from tests.contract.fake_cuda import FakeDriver
 

@@ -20,7 +20,7 @@ from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import MAX_WRITES, Pusher
 from kvtransfer.staging import Staging
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.wire import content_of, pack
 
 LAYERS, HEADS, DIM, BLOCKS = 3, 2, 8, 12

@@ -14,7 +14,7 @@ from kvtransfer.inbox import Inbox
 from kvtransfer.memory import OwnMemory
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import Staging
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.test_pusher import BLOCKS, DIM, FIRST, HEADS, LAYERS, FakeMail, until, works
 
 STAGES = [[(0, 3)], [(0, 1), (1, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]]

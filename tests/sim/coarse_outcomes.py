@@ -3,8 +3,8 @@
 from hashlib import sha256
 
 from core.types import Slo
+from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.multi_scheduler import several
-from sim.coarse.workload import Load, jobs
 from sim.coarse.world import CoarseConfig, CoarseOutcome, MakeScheduler, production, simulate
 from tests.sim.random_rows import random_rows
 

@@ -21,7 +21,7 @@ from sim.baselines.ray_affinity import RayAffinity
 from sim.baselines.round_robin import RoundRobin
 from sim.baselines.sarathi import Sarathi, token_budget
 from sim.baselines.table import OURS, SCHEDULERS
-from sim.coarse.workload import Load, jobs
+from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
 from sim.cost import StepCost
 from tests.sim.random_rows import random_rows

@@ -4,9 +4,9 @@ import math
 
 from core.types import Slo
 from sim.cost import StepCost
-from sim.loop import run_virtual
-from sim.run import SimConfig, simulate
-from sim.workload import arrivals
+from sim.simulated_cluster import SimConfig, simulate
+from sim.trace_workload import arrivals
+from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import random_rows
 
 STEP = StepCost(overhead_s=0.002, tokens_per_s=20_000.0, weights_read_s=0.006, kv_token_read_s=5e-8)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from baton.bench.traces import TraceRow
 from core.types import Slo
+from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.coarse.workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
 
 INTERACTIVE = Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, priority=2)

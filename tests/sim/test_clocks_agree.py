@@ -3,8 +3,8 @@
 import asyncio
 
 from sim.cost import StepCost
-from sim.loop import run_virtual
-from sim.run import Arrival, Outcome, SimConfig, simulate
+from sim.simulated_cluster import Arrival, Outcome, SimConfig, simulate
+from sim.virtual_loop import run_virtual
 
 # Steps and arrivals are tens of milliseconds apart: a wall clock on a busy machine still keeps their order.
 CONFIG = SimConfig(

@@ -15,15 +15,15 @@ from core.kv import block_hashes
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.coarse.burst import Stretch
+from sim.coarse.coarse_workload import Load, arriving, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.coarse.workload import Load, arriving, jobs
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse
 from sim.cost import StepCost
-from sim.loop import run_virtual
-from sim.run import Outcome, SimConfig
-from sim.run import simulate as full
-from sim.workload import arrivals
+from sim.simulated_cluster import Outcome, SimConfig
+from sim.simulated_cluster import simulate as full
+from sim.trace_workload import arrivals
+from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import BLOCK, random_rows
 
 STEP = StepCost(

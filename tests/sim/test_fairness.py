@@ -2,7 +2,7 @@
 
 from benchmarks.fairness import good, jain, offered, run, services
 from core.config import ScheduleConfig
-from sim.report import served_coarsely
+from sim.outcome_report import served_coarsely
 
 SECONDS = 40.0
 

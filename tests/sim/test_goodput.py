@@ -13,8 +13,8 @@ from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.bound import EngineBound, Needs
 from sim.catalogued import Fleet, engine_of
+from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.coarse.workload import Load, jobs
 from sim.cost import StepCost
 from sim.goodput import Curve, Window, attained, highest
 from tests.sim.random_rows import random_rows

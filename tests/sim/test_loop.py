@@ -4,7 +4,7 @@ import time
 import pytest
 
 from core.errors import Bug
-from sim.loop import LoopClock, run_virtual
+from sim.virtual_loop import LoopClock, run_virtual
 
 
 def test_hours_pass_in_no_time_and_in_order() -> None:

@@ -11,7 +11,7 @@ from baton.cli.main import app
 from core.errors import ConfigError
 from core.step_profile import read_profile
 from core.steps import StepModel, StepModels
-from sim.profile import ProfiledCost, Sample, as_profile, cost_of, fit
+from sim.device_profile import ProfiledCost, Sample, as_profile, cost_of, fit
 
 LAW = ProfiledCost(
     StepModels(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.types import Slo
-from sim.report import ServedRequest, crowd, good_per_s
+from sim.outcome_report import ServedRequest, crowd, good_per_s
 
 _times = st.integers(0, 20).map(float)
 _served = st.builds(

@@ -13,7 +13,7 @@ from sim.coarse.multi_scheduler import several
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
-from sim.report import attainment, served_coarsely
+from sim.outcome_report import attainment, served_coarsely
 
 SLO = Slo(name="standard", ttft_s=2.0, tpot_s=0.1)
 BLOCK = 64

@@ -10,7 +10,7 @@ from baton.bench.traces import TraceRow
 from baton.cli.main import app
 from core.errors import ConfigError
 from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
-from sim.workload import arrivals
+from sim.trace_workload import arrivals
 
 ROWS = [
     TraceRow(arrival_s=0.0, input_tokens=40, output_tokens=3, prefix_ids=(0, 1, 2), prefix_block_tokens=16),

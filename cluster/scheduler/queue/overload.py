@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: float) -> list[T]:
-    """Those of `waiters`, in the order in which they are served, that are to be given up: the lowest level first, none without a deadline.
+    """The waiters to give up: the lowest level first, none without a deadline. `waiters` come in their order of service.
 
     Each takes `work_s + beside_s` of one of `num_instances`."""
     given_up: list[T] = []

@@ -23,7 +23,7 @@ from core.messages import (
 )
 from core.reports import Status
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
-from net.loopback import LoopbackMail, LoopbackNetwork
+from net.loopback_mail import LoopbackMail, LoopbackNetwork
 
 
 class Peer:

@@ -18,8 +18,8 @@ from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
 from core.types import Request, Route, SamplingParams
-from kvtransfer.transport.loopback import LoopbackFabric
-from net.loopback import LoopbackNetwork
+from kvtransfer.transport.loopback_transport import LoopbackFabric
+from net.loopback_mail import LoopbackNetwork
 
 VOCAB = 80
 

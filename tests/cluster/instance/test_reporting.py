@@ -9,7 +9,7 @@ from core.messages import Leaving, Message
 from core.reports import LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
 from engine.loop import EngineLoad
-from net.loopback import LoopbackMail, LoopbackNetwork
+from net.loopback_mail import LoopbackMail, LoopbackNetwork
 from tests.cluster.scheduler.routing_world import instance
 
 

@@ -17,7 +17,7 @@ from cluster.scheduler.scheduler_events import PeerLost, PrefillNeeded, Tick
 from core.config import ScheduleConfig
 from core.messages import Leaving, NeedPrefill, PeerRequest, PeersChanged, PlacedByPeer, ReleasedByPeer
 from core.types import Route, Slo
-from sim.coarse.workload import Load, jobs
+from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, Log, simulate
 from tests.cluster.scheduler.routing_world import ask
 from tests.sim.coarse_outcomes import outcomes

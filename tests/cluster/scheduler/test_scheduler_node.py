@@ -13,7 +13,7 @@ from core.clock import WallClock
 from core.config import ScheduleConfig
 from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
 from core.reports import Status
-from net.loopback import LoopbackNetwork
+from net.loopback_mail import LoopbackNetwork
 from tests.cluster.scheduler.routing_world import ask, instance, report
 
 

@@ -21,7 +21,7 @@ from engine.execution.runner import Runner
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import STAGING_BYTES, Staging
-from kvtransfer.transport.loopback import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from models.model import Model
 from models.registry import load_model
 from tests.engine.execution.test_runner import Instance, prompts
