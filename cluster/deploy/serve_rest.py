@@ -56,6 +56,7 @@ class ServeRest:
 
         Raises ConfigError."""
         deadline, said = time.monotonic() + timeout_s, ""
+        found: dict[str, Any] = {}
         while time.monotonic() < deadline:
             details = self.details()
             found = {name: app for name, app in details["applications"].items() if name in names}
@@ -69,7 +70,7 @@ class ServeRest:
             if running and done(details):
                 return
             time.sleep(_POLL_S)
-        raise ConfigError(f"not running after {timeout_s:g} s: {said}")
+        raise ConfigError(f"not running after {timeout_s:g} s: {said}{_waits_for(found)}")
 
 
 def summarize(applications: Mapping[str, Any]) -> str:
@@ -84,6 +85,16 @@ def summarize(applications: Mapping[str, Any]) -> str:
 
 def _num_running(deployment: Mapping[str, Any]) -> int:
     return sum(replica["state"] == "RUNNING" for replica in deployment["replicas"])
+
+
+def _waits_for(applications: Mapping[str, Any]) -> str:
+    """What Serve says of each deployment that is not whole, such as the resources that no node has free; may be empty."""
+    deployments = [deployment for app in applications.values() for deployment in app["deployments"].values()]
+    return "".join(
+        f"\n  {deployment['name']}: {deployment['message'].strip()}"
+        for deployment in deployments
+        if _num_running(deployment) < deployment["target_num_replicas"] and deployment["message"].strip()
+    )
 
 
 def _cause(app: Mapping[str, Any]) -> str:

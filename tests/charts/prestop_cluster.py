@@ -47,18 +47,18 @@ def main() -> None:
     )
     serve.start(proxy_location="Disabled")
     handle = serve.run(Slow.bind(), name="baton", route_prefix=None)
-    _, before = handle.remote(0).result(timeout_s=30)
+    _, before = handle.remote(0).result(timeout_s=90)
     running = handle.remote(5)
     time.sleep(1)
     started = time.monotonic()
-    left = ray.get(on(before).remote(40), timeout=60)
+    left = ray.get(on(before).remote(150), timeout=170)
     took_s = time.monotonic() - started
     answered, where = running.result(timeout_s=1)
-    _, after = handle.remote(0).result(timeout_s=30)
+    _, after = handle.remote(0).result(timeout_s=90)
     head = ray.get_runtime_context().get_node_id()
-    head_waits = ray.get(on(head).remote(1), timeout=60)
+    head_waits = ray.get(on(head).remote(1), timeout=120)
     serve.delete("baton")
-    head_leaves = ray.get(on(head).remote(20), timeout=60)
+    head_leaves = ray.get(on(head).remote(100), timeout=120)
     seen = {
         "left": left,
         "took_s": took_s,

@@ -12,16 +12,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(420)
 def test_a_pod_that_is_stopped_finishes_and_gives_its_replicas_away(tmp_path: Path) -> None:
     """In a process of its own, since a process has one Ray."""
     environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)}
     script = Path(__file__).parent / "prestop_cluster.py"
     command = [sys.executable, str(script), str(tmp_path / "seen.json")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=170, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert (seen["answered"], seen["answered_where_it_ran"]) == ("whole", True)
-    assert 2 < seen["took_s"] < 30, "it waits for the request, and no longer than that"
+    assert 2 < seen["took_s"] < 120, "it waits for the request, and not until its time is over"
     assert (seen["left"], seen["moved"]) == (True, True)
     assert (seen["head_waits_for_others"], seen["head_leaves_when_all_have"]) == (True, True)

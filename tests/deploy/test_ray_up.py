@@ -36,8 +36,18 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Ho
     if reason := missing():
         pytest.skip(reason)
     roles = {"head": bashrc("prefill"), "one": bashrc("decode"), "two": bashrc("decode")}
-    with hosts(roles, tmp_path_factory.mktemp("hosts")) as found:
+    folder = tmp_path_factory.mktemp("hosts")
+    with hosts(roles, folder) as found:
         yield found
+        sys.stdout.write(last_words(folder))
+
+
+def last_words(folder: Path) -> str:
+    """How each machine's logs of Ray and of Serve's replicas end; pytest shows them where a test has failed."""
+    logs = [*folder.glob("*/ray/session_*/logs/monitor.log"), *folder.glob("*/ray/session_*/logs/raylet.out")]
+    logs += folder.glob("*/ray/session_*/logs/serve/*.log")
+    ends = {log: log.read_text(errors="replace").splitlines()[-8:] for log in logs}
+    return "\n".join(f"{log.relative_to(folder)}:\n  " + "\n  ".join(lines) for log, lines in ends.items())
 
 
 class Cli:
