@@ -53,6 +53,23 @@ class Nobody:
         return None
 
 
+class _FirstToken:
+    """Hears when the first token has been drawn."""
+
+    def __init__(self) -> None:
+        self.at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def on_tokens(self, tokens: list[TokenOut]) -> None:
+        if not self.at.done():
+            self.at.set_result(time.perf_counter())
+
+    def on_stuck(self, keys: list[str]) -> None:
+        raise AssertionError(f"{keys} are stuck")
+
+    def on_error(self, error: BaseException) -> None:
+        self.at.set_exception(error)
+
+
 async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_s: float) -> float:
     """The time to the first token of a prompt whose prefix nobody but the store has."""
     gate, layer_s = LayerGate() if layered else None, step_s / LAYOUT.num_layers
@@ -70,27 +87,19 @@ async def ttft_s(store: TierStore, prompt: tuple[int, ...], layered: bool, step_
             step=plan.step, sampled=tuple(Sampled(work.key, 1) for work in plan.work if work.samples)
         )
 
-    drawn: asyncio.Future[float] = asyncio.get_running_loop().create_future()
-
-    def emit(_: list[TokenOut]) -> None:
-        if not drawn.done():
-            drawn.set_result(time.perf_counter())
-
     scheduler = StepScheduler(CONFIG, NUM_BLOCKS, 1 << 16, HeadroomPolicy())
     tiers = Restoring(scheduler, store, LAYOUT.block_size, gate)
     engine = Engine(
         scheduler,
         InlineGroup(step),
         WallClock(),
-        emit,
-        on_error=drawn.set_exception,
-        on_stuck=lambda _: None,
         tiers=tiers,
     )
-    running = asyncio.create_task(engine.run())
+    events = _FirstToken()
+    running = asyncio.create_task(engine.run(events))
     started = time.perf_counter()
     engine.add(Request(id="r", prompt=prompt, sampling=SamplingParams(max_tokens=1), reply_to="f"))
-    took = await drawn - started
+    took = await events.at - started
     await tiers.settled()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

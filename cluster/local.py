@@ -17,7 +17,8 @@ from cluster.ingress.frontend import Frontend
 from cluster.ingress.model_card import ModelCard
 from cluster.ingress.observers import make_observers
 from cluster.ingress.timeline import Observe, nobody
-from cluster.instance.instance import Instance, InstanceParts, Role
+from cluster.instance.instance import Instance
+from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import local_parts
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode

@@ -65,19 +65,20 @@ class _Job:
 
 
 class DecodeWorker:
-    """Reacts to messages and engine output; owns the requests in progress. Needs `engine` set before the first message."""
+    """Reacts to messages and engine output; owns the requests in progress."""
 
     def __init__(
-        self, mail: Mail, clock: Clock, inbox: Inbox, config: TransferConfig, schedulers: KnowsScheduler
+        self,
+        mail: Mail,
+        clock: Clock,
+        *,
+        inbox: Inbox,
+        config: TransferConfig,
+        schedulers: KnowsScheduler,
+        engine: Engine,
     ) -> None:
-        self._mail, self._clock, self._inbox, self._config, self._schedulers = (
-            mail,
-            clock,
-            inbox,
-            config,
-            schedulers,
-        )
-        self.engine: Engine
+        self._mail, self._clock, self._inbox, self._config = mail, clock, inbox, config
+        self._schedulers, self._engine = schedulers, engine
         self._jobs: dict[str, _Job] = {}
         self._grants: dict[str, _Job] = {}
 
@@ -169,13 +170,13 @@ class DecodeWorker:
             if route.prefill:
                 self._reserve(job)
             else:
-                self.engine.add(request)
+                self._engine.add(request)
         except RequestError as error:
             self._refuse(job, error)
 
     def _reserve(self, job: _Job) -> None:
         job.handoff = DecodeHandoff()
-        job.future = self.engine.reserve(job.request)
+        job.future = self._engine.reserve(job.request)
         job.future.add_done_callback(lambda future: self._reserved(job, future))
 
     def _reserved(self, job: _Job, future: "asyncio.Future[Reservation]") -> None:
@@ -187,7 +188,7 @@ class DecodeWorker:
             return
         job.reservation = future.result()
         if job.handoff is not None and job.handoff.state in DECODE_OVER:
-            self.engine.release(job.request.key)  # cancelled while the answer was on its way
+            self._engine.release(job.request.key)  # cancelled while the answer was on its way
             return
         missing = job.reservation.num_tokens - job.reservation.matched_tokens
         # Computing up to a block of tokens costs less than a hand-over.
@@ -208,7 +209,7 @@ class DecodeWorker:
             return
         job.cancelled = True
         if job.handoff is None or job.handoff.state in DECODE_OVER:
-            self.engine.abort(key)
+            self._engine.abort(key)
             self._forget(job)
         else:
             self._on_fact(job, Fact.CANCELLED)
@@ -261,9 +262,9 @@ class DecodeWorker:
             case Action.COMPUTE:
                 assert job.reservation is not None
                 self._stop_timer(job)
-                self.engine.compute(job.reservation)
+                self._engine.compute(job.reservation)
             case Action.RELEASE:
-                self.engine.release(job.request.key)
+                self._engine.release(job.request.key)
                 self._forget(job)
             case Action.GIVE_UP:
                 log.error(
@@ -348,7 +349,7 @@ class DecodeWorker:
         self._mail.send(
             request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
         )
-        self.engine.activate(job.reservation, drawn)
+        self._engine.activate(job.reservation, drawn)
         # The prefill instance has sent these tokens too; should it have died before, the client gets them from here.
         self.on_tokens([*drawn])
 

@@ -3,8 +3,9 @@
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from core.errors import RequestError
 from core.messages import Grant
@@ -14,8 +15,8 @@ from core.reports import LayerExperts, TierCounts, WorkCounts
 from core.steps import StepModels
 from core.types import Request, TokenOut
 from engine.planning.block_ledger import Reservation
-from engine.planning.dp_scheduler import Planner
 from engine.planning.expert_counts import ExpertCounts
+from engine.planning.planner_protocol import Planner
 from engine.planning.prompt_pace import PromptPace
 from engine.planning.step_time_fit import StepFits
 from engine.tiers.restoring import Restoring
@@ -39,6 +40,22 @@ class EngineLoad:
     steps: StepModels
 
 
+class EngineEvents(Protocol):
+    """What an engine tells the instance that it runs in, from its own task."""
+
+    def on_tokens(self, tokens: list[TokenOut]) -> None:
+        """All tokens that a step has drawn. Called before the next step is planned."""
+        ...
+
+    def on_stuck(self, keys: list[str]) -> None:
+        """These pushed sequences wait for blocks that only others can free: abort them."""
+        ...
+
+    def on_error(self, error: BaseException) -> None:
+        """The ranks have failed and the engine has stopped. Called once."""
+        ...
+
+
 @dataclass(slots=True)
 class _Waiter:
     request: Request
@@ -46,26 +63,20 @@ class _Waiter:
 
 
 class Engine:
-    """`run` must be running. `emit` gets all tokens of a step at once; `on_error` hears once if the ranks fail.
-
-    `on_stuck` gets keys of pushed sequences that wait for blocks which only others can free, and aborts them."""
+    """Everything may be called before `run`; tokens come while it runs."""
 
     def __init__(
         self,
         scheduler: Planner,
         group: WorkerGroup,
         clock: Clock,
-        emit: Callable[[list[TokenOut]], None],
         *,
-        on_error: Callable[[BaseException], None],
-        on_stuck: Callable[[list[str]], None],
         lookahead: bool = True,
         tiers: Restoring | None = None,
         fits: StepFits | None = None,
     ) -> None:
         """`tiers`: where prefixes that the device does not hold may be had from. `fits` learn from every step."""
-        self._scheduler, self._group, self._clock = scheduler, group, clock
-        self._emit, self._on_error, self._on_stuck, self._tiers = emit, on_error, on_stuck, tiers
+        self._scheduler, self._group, self._clock, self._tiers = scheduler, group, clock, tiers
         self._fits = fits or StepFits()
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
@@ -118,7 +129,7 @@ class Engine:
         return self._scheduler.has_room(key)
 
     def hold(self, key: str) -> None:
-        """To be called from `emit`: no step draws more for this pushed sequence. Without it the next step does."""
+        """To be called from `on_tokens`: no step draws more for this pushed sequence. Without it the next step does."""
         self._scheduler.hold(key)
 
     def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
@@ -194,7 +205,7 @@ class Engine:
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
-    async def run(self) -> None:
+    async def run(self, events: EngineEvents) -> None:
         """Until `close`. One step runs, one more is planned and submitted behind it."""
         in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
         lost = asyncio.create_task(self._group.lost())
@@ -212,15 +223,17 @@ class Engine:
                         raise lost.result()
                     self._changed.clear()
                     if stuck := self._scheduler.stuck_pushes:
-                        self._on_stuck(stuck)
+                        events.on_stuck(stuck)
                     await self._changed.wait()
                     continue
                 plan, task = in_flight[0]
                 result = await task
                 in_flight.popleft()
-                self._commit(plan, result)
+                if tokens := self._commit(plan, result):
+                    events.on_tokens(tokens)
+                self._blocks_may_be_free()
         except Exception as error:
-            self._on_error(error)
+            events.on_error(error)
         finally:
             for task in (lost, *(task for _, task in in_flight)):
                 task.cancel()
@@ -235,16 +248,14 @@ class Engine:
             await self._tiers.close()
         await self._group.close()
 
-    def _commit(self, plan: StepPlan, result: StepResult) -> None:
+    def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         tokens = self._scheduler.commit(plan, result, self._clock.now())
         self._experts.add(result.expert_loads)
         self._num_steps += 1
         self._num_replayed += result.replayed
         self._num_computed += sum(work.count for work in plan.work)
         self._measure(plan, result)
-        if tokens:
-            self._emit(tokens)
-        self._blocks_may_be_free()
+        return tokens
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         if result.duration_s <= 0:

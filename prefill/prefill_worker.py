@@ -31,11 +31,10 @@ class _Job:
 
 
 class PrefillWorker:
-    """Reacts to messages and engine output; owns the hand-overs in progress. Needs `engine` set before the first message."""
+    """Reacts to messages and engine output; owns the hand-overs in progress."""
 
-    def __init__(self, mail: Mail, pusher: Pusher) -> None:
-        self._mail, self._pusher = mail, pusher
-        self.engine: Engine
+    def __init__(self, mail: Mail, pusher: Pusher, engine: Engine) -> None:
+        self._mail, self._pusher, self._engine = mail, pusher, engine
         self._jobs: dict[str, _Job] = {}
         self._by_key: dict[str, str] = {}
         self._over: dict[str, None] = {}
@@ -85,9 +84,9 @@ class PrefillWorker:
         job.drawn.append(token)
         self._mail.send(job.request.reply_to, Tokens((token,)))
         key = job.request.key
-        room = len(job.drawn) <= grant.room_tokens and self.engine.has_room(key)
+        room = len(job.drawn) <= grant.room_tokens and self._engine.has_room(key)
         if token.finish is not None or not room or self._pusher.remaining_s(grant.id) < _WORTH_S:
-            self.engine.hold(key)
+            self._engine.hold(key)
             job.handoff.on(PushFact.FIRST_TOKEN)
             self._pusher.finish(grant.id, job.drawn)
 
@@ -116,7 +115,7 @@ class PrefillWorker:
             return
         job = self._jobs[grant.id] = _Job(request=request, grant=grant)
         try:
-            self.engine.add(request, push=grant)
+            self._engine.add(request, push=grant)
         except RequestError as error:
             self._failed(grant.id, str(error))
             return
@@ -164,10 +163,10 @@ class PrefillWorker:
                 self._remember(grant_id)
                 if job.computes:
                     del self._by_key[job.request.key]
-                    self.engine.release(job.request.key)
+                    self._engine.release(job.request.key)
             case _:
                 pass
 
     def _stop_computing(self, job: _Job) -> None:
         if job.computes:
-            self.engine.abort(job.request.key)
+            self._engine.abort(job.request.key)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.ingress.frontend import Frontend
-from cluster.instance.instance import Instance, InstanceParts, Role
+from cluster.instance.instance import Instance
+from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.config import ClusterConfig, load

@@ -14,7 +14,7 @@ from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is
 
 if TYPE_CHECKING:
-    from cluster.instance.instance import Role
+    from cluster.instance.instance_parts import Role
 
 
 class _Pool:

@@ -9,7 +9,8 @@ from typing import Any
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.kube.topology import read_site
 from cluster.deploy.rank_actors import rank_actors
-from cluster.instance.instance import Instance, Role
+from cluster.instance.instance import Instance
+from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import remote_parts
 from core.clock import WallClock
 from core.config import ClusterConfig

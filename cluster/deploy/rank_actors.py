@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.deploy.rank_bundles import BundleShare, shares
-from cluster.instance.instance import Role
+from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import InstancePlace
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.memory_server import serve_memory

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from cluster.instance.instance import InstanceParts, Role
+from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA
 from cluster.instance.remote_memory.memory_messages import MemorySetup

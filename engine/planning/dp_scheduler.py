@@ -16,6 +16,7 @@ from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
 from engine.planning.block_ledger import Reservation, Restore
+from engine.planning.planner_protocol import Planner
 from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler
 
@@ -222,10 +223,6 @@ class DpScheduler:
             return missing > group.num_available_blocks * size, missing + group.num_waiting_tokens + to_read
 
         return sorted(self._groups, key=cost)
-
-
-Planner = StepScheduler | DpScheduler
-"""What an engine asks for its steps."""
 
 
 def make_planner(

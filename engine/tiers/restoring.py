@@ -12,7 +12,7 @@ from core.errors import RequestError
 from core.reports import TierCounts
 from core.types import Request
 from engine.planning.block_ledger import Restore
-from engine.planning.dp_scheduler import Planner
+from engine.planning.planner_protocol import Planner
 from engine.tiers.block_digests import child_digest, prefix_digests, root_digest
 from engine.tiers.layer_gate import Fill, LayerGate
 from engine.tiers.tier_store import TierStore

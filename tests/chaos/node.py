@@ -27,7 +27,8 @@ from typing import Any
 import msgpack
 
 from cluster.ingress.frontend import Frontend
-from cluster.instance.instance import Instance, InstanceParts, Role
+from cluster.instance.instance import Instance
+from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import remote_access
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.placement.cost_policy import CostModel, CostPolicy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.instance.instance import InstanceParts, Role
+from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster

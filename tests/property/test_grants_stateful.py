@@ -76,11 +76,11 @@ class Machine(RuleBasedStateMachine):
         self.decode = DecodeWorker(
             Post("d", self.bag),  # type: ignore[arg-type]
             self.clock,
-            self.inbox,
-            TransferConfig(),
-            Reporter(),  # type: ignore[arg-type]
+            inbox=self.inbox,
+            config=TransferConfig(),
+            schedulers=Reporter(),  # type: ignore[arg-type]
+            engine=self.engine,  # type: ignore[arg-type]
         )
-        self.decode.engine = self.engine  # type: ignore[assignment]
         self.count = 0
         self.keys: list[Request] = []
 

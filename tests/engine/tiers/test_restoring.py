@@ -67,21 +67,21 @@ class Served:
             self.scheduler,
             InlineGroup(step),
             WallClock(),
-            self.got,
-            on_error=self.errors,
-            on_stuck=list,
             tiers=restoring,
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, asyncio.Event] = {}
         self.failure: BaseException | None = None
-        self.running = asyncio.create_task(self.engine.run())
+        self.running = asyncio.create_task(self.engine.run(self))
         self.count = 0
 
-    def errors(self, error: BaseException) -> None:
+    def on_error(self, error: BaseException) -> None:
         self.failure = error
 
-    def got(self, tokens: list[TokenOut]) -> None:
+    def on_stuck(self, keys: list[str]) -> None:
+        raise AssertionError(f"{keys} are stuck")
+
+    def on_tokens(self, tokens: list[TokenOut]) -> None:
         for token in tokens:
             self.tokens[token.request_id].append(token.token)
             if token.finish:

@@ -1,0 +1,162 @@
+"""What an instance is made of: what differs between a real one and a modelled one, and how each part is built from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cluster.instance.remote_memory.remote_host import RemoteHost
+from core.config import ClusterConfig, EngineConfig
+from core.errors import Bug
+from core.kv import KVShard, RankPool
+from core.messages import Commit
+from core.ports import Clock, LayerSink, Mail, SchedulerPolicy, WorkerGroup
+from core.reports import Register, Site
+from core.steps import UNKNOWN_STEPS, StepModels
+from decode.headroom_policy import HeadroomPolicy
+from decode.replicas import Replicator
+from engine.loop import Engine
+from engine.planning.dp_scheduler import make_planner
+from engine.planning.planner_protocol import Planner
+from engine.planning.sequence import Sequence
+from engine.planning.step_time_fit import StepFits
+from engine.tiers.layer_gate import GatedSink, LayerGate
+from engine.tiers.restoring import Restoring
+from engine.tiers.tier_store import TierStore
+from kvtransfer.inbox import Inbox
+from kvtransfer.pusher import Pusher
+from kvtransfer.staging import Staging
+from kvtransfer.transport.base import Receiver, Sender
+from prefill.deadline_policy import DeadlinePolicy
+
+Role = Literal["prefill", "decode", "both"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceParts:
+    """What differs between a real instance and a modelled one."""
+
+    shard: KVShard
+    num_blocks: int
+    max_context_tokens: int
+    make_receivers: Callable[[Inbox], list[Receiver]]
+    make_senders: Callable[[], list[Sender]]
+    make_group: Callable[[LayerSink | None], WorkerGroup]
+    host: str
+    staging: Staging | None = None
+    """Where KV is converted for holders that store it otherwise; None: those are refused."""
+    tiers: TierStore | None = None
+    """Where KV goes that the pool has no room for."""
+    gate: LayerGate | None = None
+    """For ranks that ask their sink before a layer reads the pool. Else a prefix from the tiers is there before its step."""
+    model: str = ""
+    """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
+    site: Site = field(default_factory=Site)
+    pools: tuple[RankPool, ...] = ()
+    """The ranks' pools; none: there is one rank, which has all of `shard`."""
+    steps: StepModels = UNKNOWN_STEPS
+    """How long steps take, as far as it is known before the first."""
+    num_groups: int = 1
+    """Groups of ranks that serve sequences of their own, each with as many of the blocks."""
+    remote: tuple[RemoteHost, ...] = ()
+    """Beside this one the hosts that its ranks are on."""
+
+
+def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Planner:
+    """Prompts by their deadlines where nothing decodes; elsewhere in what the decoding sequences' targets leave over."""
+    policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
+    return make_planner(config, parts.num_blocks, parts.max_context_tokens, policy, parts.num_groups)
+
+
+def make_pusher(mail: Mail, clock: Clock, parts: InstanceParts) -> Pusher:
+    return Pusher(
+        parts.shard,
+        parts.num_blocks,
+        mail,
+        parts.make_senders(),
+        staging=parts.staging,
+        model=parts.model,
+        pools=parts.pools,
+        now=clock.now,
+        remote_senders=[host.senders for host in parts.remote],
+    )
+
+
+def make_engine(
+    config: EngineConfig, scheduler: Planner, pusher: Pusher, clock: Clock, parts: InstanceParts
+) -> Engine:
+    tiers, gate = parts.tiers, parts.gate
+    return Engine(
+        scheduler,
+        parts.make_group(GatedSink(gate, pusher) if tiers and gate else pusher),
+        clock,
+        lookahead=config.lookahead,
+        tiers=Restoring(scheduler, tiers, config.block_size, gate) if tiers else None,
+        fits=StepFits(parts.steps),
+    )
+
+
+def make_inbox(
+    address: str,
+    parts: InstanceParts,
+    on_complete: Callable[[Commit], None],
+    on_corrupted: Callable[[str], None],
+) -> Inbox:
+    """With its receivers, and ready for what the ranks' other hosts receive."""
+    inbox = Inbox(
+        parts.shard,
+        parts.num_blocks,
+        address,
+        address,
+        on_complete=on_complete,
+        on_corrupted=on_corrupted,
+        model=parts.model,
+        pools=parts.pools,
+        remote=parts.remote,
+    )
+    inbox.attach(parts.make_receivers(inbox))
+    for host in parts.remote:
+        host.run(inbox.arrived, inbox.corrupted)
+    return inbox
+
+
+def run_without_inbox(parts: InstanceParts) -> None:
+    """For an instance that nobody sends KV to: bytes that reach one of its hosts are a Bug."""
+    for host in parts.remote:
+        host.run(_nobody_writes, _nobody_writes)
+
+
+def make_replicator(
+    config: ClusterConfig, role: Role, mail: Mail, clock: Clock, parts: InstanceParts
+) -> Replicator | None:
+    """None where no copies of sealed blocks are kept."""
+    if role == "prefill" or not _replicates(config, parts) or parts.tiers is None:
+        return None
+    return Replicator(mail, clock, parts.tiers)
+
+
+def registration(config: ClusterConfig, role: Role, address: str, parts: InstanceParts) -> Register:
+    engine = config.engine
+    return Register(
+        address=address,
+        incarnation=address,
+        prefills=role != "decode",
+        decodes=role != "prefill",
+        host=parts.host,
+        block_size=engine.block_size,
+        num_blocks=parts.num_blocks,
+        max_batch_tokens=engine.max_batch_tokens * parts.num_groups,
+        max_num_seqs=engine.max_num_seqs * parts.num_groups,
+        kv_token_bytes=parts.shard.layout.token_bytes,
+        sends=True,
+        replicates=_replicates(config, parts),
+        site=parts.site,
+        num_groups=parts.num_groups,
+    )
+
+
+def _replicates(config: ClusterConfig, parts: InstanceParts) -> bool:
+    return bool(config.transfer.kv_replicas) and parts.tiers is not None
+
+
+def _nobody_writes(grant_id: str, num_bytes: int = 0) -> None:
+    raise Bug(f"bytes have arrived at a prefill instance, under grant {grant_id}")
