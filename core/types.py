@@ -41,6 +41,18 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What the output must be. Which tokens may follow is a function of this and of the output tokens alone."""
+
+    text: str
+    """In llguidance's form: Lark, or JSON with a list of grammars."""
+    think_begin: TokenId | None = None
+    """An output that begins with this token is free until `think_end`."""
+    think_end: TokenId | None = None
+    """The grammar holds behind the first of these. Without `think_begin` the prompt has opened the reasoning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are drawn. The draw for output position i depends on (seed, i) and the logits alone."""
 
@@ -66,6 +78,8 @@ class SamplingParams:
     masked_until_min: tuple[TokenId, ...] = ()
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
     thinking: ThinkingBudget | None = None
+    grammar: Grammar | None = None
+    """Goes with at least one id in `stop_token_ids`, by which a complete output ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

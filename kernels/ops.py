@@ -161,6 +161,9 @@ class Ops:
     penalise: Callable[[Tensor, Penalties], None]
     """In place, logits (N, V) float32: tokens of a row's history are divided by its repetition penalty where positive, multiplied
     with it elsewhere; less its presence penalty and so many times its frequency penalty as they are in its output."""
+    mask: Callable[[Tensor, Tensor, Tensor], None]
+    """In place, (logits (N, V) float32, rows (R,) int64, bits (R, W) int32 of at least V bits): a token of these rows becomes
+    -inf where its bit, token % 32 of word token // 32, is 0."""
     draw: Callable[[Tensor, Sequence[Draw]], Tensor]
     """(logits (N, V) float32, draws (N,)) -> tokens (N,) int64: of those that may be drawn the first, by id, whose cumulative
     probability exceeds the number's part of their total."""

@@ -14,6 +14,7 @@ from core.ports import LayerSink
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
 from engine.execution.expert_load import counted
+from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import CudaCapture
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import DevicePool, KVPool
@@ -114,7 +115,9 @@ def build_group(
     )
     pool = make_pool(size.pools[0], buffer, device)
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
-    return InlineGroup(counted(Runner(loaded, pool, engine.block_size, sink, graphs).step, loaded))
+    grammars = GrammarMasks(folder, loaded.spec.vocab_size)
+    runner = Runner(loaded, pool, engine.block_size, sink, graphs, grammars=grammars)
+    return InlineGroup(counted(runner.step, loaded))
 
 
 def make_graphs(

@@ -10,6 +10,7 @@ from core.plan import Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
 from engine.execution.sampler import sample
 from models.model import Model
@@ -23,10 +24,12 @@ class Runner:
         block_size: int,
         sink: LayerSink | None = None,
         graphs: DecodeGraphs | None = None,
+        *,
+        grammars: GrammarMasks | None = None,
     ) -> None:
-        """`graphs`: of the same model and pool."""
+        """`graphs`: of the same model and pool. `grammars`: None where no sequence has one."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
-        self._graphs = graphs
+        self._graphs, self._grammars = graphs, grammars
         self._device = pool.device
         self._seqs: dict[str, RankSeq] = {}
 
@@ -34,6 +37,8 @@ class Runner:
     def step(self, plan: StepPlan) -> StepResult:
         """Returns when every KV write of the step is in the pool and its tokens are drawn."""
         started = time.perf_counter()
+        if self._grammars is not None:
+            self._grammars.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
         seqs = [self._seqs[item.key] for item in plan.work]
         graphs = self._graphs
@@ -64,10 +69,21 @@ class Runner:
         if not chosen:
             return []
         keys, drawing = [key for key, _ in chosen], [seq for _, seq in chosen]
-        out = sample(self._model.logits(hidden), keys, drawing, self._model.ops)
-        for (_, seq), drawn in zip(chosen, out, strict=True):
-            seq.append(drawn.token)
-        return out
+        return draw_tokens(self._model, hidden, keys, drawing, self._grammars)
+
+
+def draw_tokens(
+    model: Model, hidden: torch.Tensor, keys: list[str], seqs: list[RankSeq], grammars: GrammarMasks | None
+) -> list[Sampled]:
+    """From hidden states (N, hidden_size) of the sequences' last tokens, whose next ones are appended."""
+    logits = model.logits(hidden)
+    masks = grammars.masks(keys) if grammars is not None else None
+    out = sample(logits, keys, seqs, model.ops, masks)
+    for key, seq, drawn in zip(keys, seqs, out, strict=True):
+        seq.append(drawn.token)
+        if grammars is not None:
+            grammars.drawn(key, drawn.token)
+    return out
 
 
 def begin_step(

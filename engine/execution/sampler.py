@@ -1,8 +1,8 @@
 """Draws the next tokens of a batch.
 
-Order, per row: logit bias, minimum-length mask, forced end of reasoning, repetition, presence and frequency penalties, then
-(unless greedy) temperature, top-k, top-p, min-p, and one uniform number through the inverse of the cumulative distribution in
-token-id order. That number is a hash of (seed, output position) alone: batch, chunking, worker and retry never matter.
+Order, per row: logit bias, minimum-length mask, grammar, forced end of reasoning, repetition, presence and frequency penalties,
+then (unless greedy) temperature, top-k, top-p, min-p, and one uniform number through the inverse of the cumulative distribution
+in token-id order. That number is a hash of (seed, output position) alone: batch, chunking, worker and retry never matter.
 Log-probabilities are those of the raw logits."""
 
 import hashlib
@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from core.plan import Sampled
-from core.types import SamplingParams, TokenId
+from core.types import SamplingParams, ThinkingBudget, TokenId
 from engine.execution.batch import RankSeq
+from engine.execution.grammar_masks import RowMasks
 from engine.execution.thinking_budget import forced_token
 from kernels.ops import Ops
 from kernels.sampling import Draw, Penalties
@@ -35,13 +36,22 @@ def sample(
     keys: Sequence[str],
     seqs: Sequence[RankSeq],
     ops: Ops,
+    masks: RowMasks | None = None,
 ) -> list[Sampled]:
-    """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i."""
+    """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i. `masks`: of
+    the rows with a grammar."""
     asking = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
     raw = logits[asking] if asking else None
+    complete = masks.complete if masks is not None else ()
     for row, seq in enumerate(seqs):
         if _is_shaped(seq.sampling):
-            _shape(logits[row], seq)
+            _shape(logits[row], seq, may_end=row in complete)
+    if masks is not None:
+        rows, bits = (torch.as_tensor(part, device=logits.device) for part in (masks.rows, masks.bits))
+        ops.mask(logits, rows, bits)
+    for row, seq in enumerate(seqs):
+        if seq.sampling.thinking is not None:
+            _end_reasoning(logits[row], seq, seq.sampling.thinking)
     if (penalties := _penalties(seqs)) is not None:
         ops.penalise(logits, penalties)
     tokens = logits.argmax(-1)
@@ -71,22 +81,25 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int], ops
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens or sampling.thinking)
+    return bool(sampling.logit_bias or sampling.min_tokens)
 
 
-def _shape(row: torch.Tensor, seq: RankSeq) -> None:
-    """Bias, minimum length, and the end of reasoning whose budget is spent, in place."""
+def _shape(row: torch.Tensor, seq: RankSeq, may_end: bool) -> None:
+    """Bias and minimum length, in place. An output that its grammar has completed `may_end` before its minimum."""
     sampling = seq.sampling
     for token, bias in sampling.logit_bias:
         row[token] += bias
     num_output = seq.num_tokens - seq.num_prompt
-    if num_output < sampling.min_tokens and sampling.masked_until_min:
+    if num_output < sampling.min_tokens and sampling.masked_until_min and not may_end:
         row[list(sampling.masked_until_min)] = -torch.inf
-    if sampling.thinking is not None:
-        forced = forced_token(sampling.thinking, seq.tokens[seq.num_prompt : seq.num_tokens])
-        if forced is not None:
-            row.fill_(-torch.inf)
-            row[forced] = 0.0
+
+
+def _end_reasoning(row: torch.Tensor, seq: RankSeq, budget: ThinkingBudget) -> None:
+    """Where its budget is spent, in place."""
+    forced = forced_token(budget, seq.tokens[seq.num_prompt : seq.num_tokens])
+    if forced is not None:
+        row.fill_(-torch.inf)
+        row[forced] = 0.0
 
 
 def _penalties(seqs: Sequence[RankSeq]) -> Penalties | None:

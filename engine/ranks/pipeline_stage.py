@@ -11,9 +11,9 @@ import torch
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
+from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
-from engine.execution.runner import begin_step, layer_hook
-from engine.execution.sampler import sample
+from engine.execution.runner import begin_step, draw_tokens, layer_hook
 from engine.ranks.microbatches import micro_batches
 from models.model import Model
 from parallel.comm import Comm
@@ -31,8 +31,11 @@ class StageRunner:
         comm: Comm,
         num_micro_batches: int,
         sink: LayerSink | None = None,
+        *,
+        grammars: GrammarMasks | None = None,
     ) -> None:
-        """`comm`: this rank's stages, in order."""
+        """`comm`: this rank's stages, in order. `grammars`: on the last stage, where tokens are drawn."""
+        self._grammars = grammars
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._comm, self._num_micro_batches = comm, num_micro_batches
         self._device, self._dtype = pool.device, model.dtype
@@ -48,6 +51,8 @@ class StageRunner:
         started = time.perf_counter()
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()
+        if self._grammars is not None:
+            self._grammars.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
@@ -80,9 +85,7 @@ class StageRunner:
         if not drawing:
             return []
         keys = [item.key for item in work if item.samples]
-        out = sample(model.logits(hidden[batch.sample_rows]), keys, drawing, model.ops)
-        for seq, drawn in zip(drawing, out, strict=True):
-            seq.append(drawn.token)
+        out = draw_tokens(model, hidden[batch.sample_rows], keys, drawing, self._grammars)
         comm.send(torch.tensor([drawn.token for drawn in out], device=self._device), 0)
         return out
 

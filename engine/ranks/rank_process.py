@@ -21,6 +21,7 @@ from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from engine.execution.build_group import make_pool
 from engine.execution.expert_load import counted
+from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
 from engine.execution.runner import Runner
 from engine.ranks.model_part import ModelPart, load_part
@@ -106,7 +107,8 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
-    step = counted(_runner(part, pool, layout.block_size, sock), part.model)
+    grammars = GrammarMasks(Path(setup.folder), part.model.spec.vocab_size)
+    step = counted(_runner(part, pool, layout.block_size, sock, grammars), part.model)
     leave_out_all_there_is()
     sock.sendall(frame(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes())))
     place = setup.mesh.place(setup.rank)
@@ -122,13 +124,14 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
 
 
 def _runner(
-    part: ModelPart, pool: DevicePool, block_size: int, sock: socket.socket
+    part: ModelPart, pool: DevicePool, block_size: int, sock: socket.socket, grammars: GrammarMasks
 ) -> Callable[[RankShare], StepResult]:
     sink = _Sink(sock)
     if part.comms.pp.size == 1:
-        runner = Runner(part.model, pool, block_size, sink)
+        runner = Runner(part.model, pool, block_size, sink, grammars=grammars)
         return lambda share: runner.step(share.plan)
-    stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink)
+    last = grammars if part.model.is_last else None
+    stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink, grammars=last)
     return lambda share: stage.step(share.plan, share.most_tokens)
 
 

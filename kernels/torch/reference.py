@@ -13,7 +13,7 @@ from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.latent_attention import latent_attention, write_latent
 from kernels.torch.paged_attention import PagedAttention
-from kernels.torch.sampling import draw, logprobs, penalise
+from kernels.torch.sampling import draw, logprobs, mask, penalise
 from kernels.torch.scaled_kv import store_vectors
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
@@ -140,6 +140,7 @@ def reference_ops() -> Ops:
         paged_attention=PagedAttention(),
         route=route,
         penalise=penalise,
+        mask=mask,
         draw=draw,
         logprobs=logprobs,
         experts=experts,

@@ -12,6 +12,10 @@ _NUM_SORTED: Final = 1024
 """The likeliest tokens, among which top-p mostly ends."""
 
 
+_ADDED = torch.where(torch.arange(256)[:, None] >> torch.arange(8) & 1 == 1, 0.0, -torch.inf)
+"""(256, 8): what each bit of a byte, the lowest first, adds to its token's logit."""
+
+
 def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
     """`Ops.penalise`."""
     rows, tokens, counts = torch.from_numpy(penalties.entries).to(logits.device).unbind(0)
@@ -19,6 +23,13 @@ def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
     values = logits[rows, tokens]
     values = torch.where(values > 0, values / repetition, values * repetition)
     logits[rows, tokens] = values - torch.where(counts > 0, presence + frequency * counts.float(), 0.0)
+
+
+def mask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """`Ops.mask`. Adding zeros and infinities takes a tenth of `masked_fill_`'s time."""
+    added = _ADDED.to(logits.device)
+    for row, words in zip(rows.tolist(), bits, strict=True):
+        logits[row] += added.index_select(0, words.view(torch.uint8).int()).flatten()[: logits.shape[1]]
 
 
 def logprobs(

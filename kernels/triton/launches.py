@@ -21,7 +21,7 @@ from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
-from kernels.triton.sampling import logprobs, penalise_entries, sample
+from kernels.triton.sampling import logprobs, mask, penalise_entries, sample
 from kernels.triton.weights import experts
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
@@ -222,6 +222,7 @@ def _sampling() -> None:
     logits, each, tokens = _float(64, 128256), _float(64), tensor(64, dtype=torch.int64)
     penalise_entries(logits, tokens, tokens, tokens, each, each, each)
     sample(logits, each, tensor(64, dtype=torch.int32), each, each, tensor(64, dtype=torch.float64))
+    mask(logits, tokens, tensor(64, 128256 // 32, dtype=torch.int32))
     logprobs(logits, tokens, 5)
 
 

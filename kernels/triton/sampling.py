@@ -191,6 +191,24 @@ def penalise_entries(
 
 
 @triton.jit
+def _mask_kernel(logits, rows, bits, V, stride, num_words, BLOCK: tl.constexpr):
+    index = tl.program_id(0)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(bits + index * num_words + token // 32, token < V, -1)
+    forbidden = ((word >> (token % 32)) & 1) == 0
+    target = logits + tl.load(rows + index) * stride + token
+    tl.store(target, tl.full((BLOCK,), float("-inf"), tl.float32), (token < V) & forbidden)
+
+
+def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
+    """`Ops.mask`; rows of logits and of bits are contiguous."""
+    grid = (len(rows), triton.cdiv(logits.shape[1], _BLOCK))
+    _mask_kernel[grid](
+        logits, rows, bits, logits.shape[1], logits.stride(0), bits.shape[1], BLOCK=_BLOCK
+    )  # fmt: skip
+
+
+@triton.jit
 def _logprob_kernel(logits, tokens, out, totals, V, stride, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride

@@ -10,7 +10,7 @@ from kernels.sampling import Draw, Penalties
 from kernels.torch import sampling as reference
 from kernels.torch.sampling import distribution
 from kernels.triton.sampling import draw as draw_rows
-from kernels.triton.sampling import logprobs, penalise, sample
+from kernels.triton.sampling import logprobs, mask, penalise, sample
 
 V = 100
 
@@ -96,6 +96,22 @@ def test_penalties(device: torch.device) -> None:
     reference.penalise(logits, penalties)
     torch.testing.assert_close(logits, want)
     torch.testing.assert_close(got.cpu(), want)
+
+
+def test_masks(device: torch.device) -> None:
+    logits, rows = torch.randn(4, V), torch.tensor([2, 0])
+    allowed = torch.rand(2, V) < 0.5
+    packed = np.packbits(allowed.numpy(), axis=1, bitorder="little")
+    bits = np.zeros((2, -(-V // 32) * 4), np.uint8)
+    bits[:, : packed.shape[1]] = packed
+    words = torch.from_numpy(bits.view(np.int32))
+    want = logits.clone()
+    want[rows] = torch.where(allowed, want[rows], -torch.inf)
+    got = logits.clone().to(device)
+    mask(got, rows.to(device), words.to(device))
+    reference.mask(logits, rows, words)
+    assert torch.equal(logits, want)
+    assert torch.equal(got.cpu(), want)
 
 
 def test_logprobs(device: torch.device) -> None:
