@@ -4,10 +4,11 @@ import asyncio
 import ipaddress
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field, StringConstraints
 
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.e2e.reference import corpus_prompts, greedy_text, tokenizer
@@ -147,6 +148,46 @@ async def test_chat_streams_and_counts(client: openai.AsyncOpenAI) -> None:
     assert 0 < chunks[-1].usage.completion_tokens <= 24
 
 
+class Meal(BaseModel):
+    name: Annotated[str, StringConstraints(max_length=12)]
+    courses: Annotated[list[Literal["soup", "fish", "rice", "plums"]], Field(min_length=8, max_length=8)]
+    price: Annotated[int, Field(ge=0, le=99)]
+
+
+async def meal(client: openai.AsyncOpenAI, guest: str, **sampling: Any) -> Meal:
+    """Through the SDK's parse helper, whose schema a grammar guarantees."""
+    answer = await client.chat.completions.parse(
+        model=MODEL,
+        messages=[{"role": "user", "content": f"A meal for {guest}"}],
+        response_format=Meal,
+        **sampling,
+    )
+    assert answer.choices[0].message.parsed is not None
+    return answer.choices[0].message.parsed
+
+
+async def test_an_answer_keeps_to_its_schema_and_draws_as_its_seed_says(client: openai.AsyncOpenAI) -> None:
+    """The first token is drawn by prefill, the others by decode."""
+    sampled = {"temperature": 1.0, "seed": 5}
+    first, again = await asyncio.gather(meal(client, "Ada", **sampled), meal(client, "Ada", **sampled))
+    assert first == again
+
+
+async def test_a_call_that_must_be_is_one(client: openai.AsyncOpenAI) -> None:
+    tools: Any = [openai.pydantic_function_tool(Meal, name="cook")]
+    answer = await client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Cook"}],
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        seed=1,
+    )
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert (call.function.name, answer.choices[0].finish_reason) == ("cook", "tool_calls")
+    Meal.model_validate_json(call.function.arguments)
+
+
 @pytest.mark.parametrize("pool", ["DecodePool", "PrefillPool", "Scheduler"])
 async def test_a_killed_process_costs_no_client_a_token(
     client: openai.AsyncOpenAI, server: ServeProcess, pool: str
@@ -154,6 +195,8 @@ async def test_a_killed_process_costs_no_client_a_token(
     """SIGKILL while half of the streams decode and others still prefill: every stream equals the undisturbed run."""
     prompts = corpus_prompts(12, min_tokens=150, max_tokens=420)
     expected = [await asyncio.to_thread(greedy_text, prompt, 64) for prompt in prompts]
+    guests = [f"guest {i}" for i in range(4)]
+    meals = await asyncio.gather(*(meal(client, guest, temperature=0) for guest in guests))
     victim = server.replicas(pool)[0]
 
     async def kill_soon() -> None:
@@ -161,7 +204,11 @@ async def test_a_killed_process_costs_no_client_a_token(
         victim.kill()
 
     killer = asyncio.create_task(kill_soon())
-    texts = await asyncio.gather(*(stream_text(client, prompt, 64) for prompt in prompts))
+    texts, constrained = await asyncio.gather(
+        asyncio.gather(*(stream_text(client, prompt, 64) for prompt in prompts)),
+        asyncio.gather(*(meal(client, guest, temperature=0) for guest in guests)),
+    )
     await killer
     assert texts == expected
+    assert constrained == meals
     await asyncio.to_thread(server.wait_idle, 4)

@@ -3,6 +3,7 @@ streams under which a rank is killed."""
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from tests.models.served import greedy, make_served, some_prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 LENGTH = 32
+BOUND = "([0-9]{3}-){7}[0-9]"
 
 
 @contextmanager
@@ -58,6 +60,16 @@ async def ask(client: openai.AsyncOpenAI, model: str, prompt: list[int], streami
     return text
 
 
+async def bound(client: openai.AsyncOpenAI, model: str, prompt: list[int]) -> str:
+    """An answer that a grammar of the client's binds; token 0 ends it."""
+    grammar = {"structured_outputs": {"regex": BOUND}, "stop_token_ids": [0]}
+    answer = await client.completions.create(
+        model=model, prompt=prompt, max_tokens=48, temperature=0, extra_body=grammar
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    return answer.choices[0].text
+
+
 async def until_lost(server: ServeProcess, count: int) -> float:
     """Seconds until the scheduler knows of fewer instances than `count`."""
     started = time.monotonic()
@@ -92,14 +104,18 @@ async def test_answers_equal_transformers_also_under_a_killed_rank(
             streaming = asyncio.Semaphore(0)
             asked = [ask(client, model, prompt, streaming) for prompt in prompts]
             assert await asyncio.gather(*asked) == want
+            numbers = await asyncio.gather(*(bound(client, model, prompt) for prompt in prompts[:2]))
+            assert all(re.fullmatch(BOUND, number) for number in numbers)
             streaming = asyncio.Semaphore(0)
             running = [asyncio.create_task(ask(client, model, prompt, streaming)) for prompt in prompts]
+            others = [asyncio.create_task(bound(client, model, prompt)) for prompt in prompts[:2]]
             await streaming.acquire()
             ranks = ranks_of(server, victim)
             assert len(ranks) == 2
             os.kill(ranks[1].pid, signal.SIGKILL)
             assert await until_lost(server, num_instances) < 5
             assert await asyncio.gather(*running) == want
+            assert await asyncio.gather(*others) == numbers
             assert not any(map(psutil.Process.is_running, ranks)), "the killed rank's peer is left"
         await asyncio.to_thread(server.wait_idle, num_instances)
         pids |= {process.pid for process in server.descendants()}

@@ -1,5 +1,7 @@
 """The API of one ingress, from the cluster's configuration and the model's card."""
 
+from pathlib import Path
+
 from fastapi import FastAPI
 
 from cluster.ingress.api.access import Access
@@ -25,5 +27,6 @@ def build_app(
         body_timeout_s=config.serve.body_timeout_s,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
+        tokenizer_folder=Path(card.folder),
     )
     return create_app(generator, load_tokenizer(card.folder), settings, access, observers)

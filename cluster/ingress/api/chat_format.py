@@ -3,7 +3,7 @@
 import itertools
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,12 @@ from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import ChatRequest, Message
 from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
+from cluster.ingress.api.structured import answer_schema, grammar_of
+from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar, markup_of
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
 from core.errors import RequestError
-from core.types import ThinkingBudget
+from core.types import Grammar, ThinkingBudget
 
 _TAIL_TOKENS = 16
 """Tokens of the prompt's end that tell whether it ends within the reasoning."""
@@ -38,6 +40,7 @@ class PreparedChat:
     """Special tokens to leave out of the text although others must stay in it. None: the request's word stands for all."""
 
     thinking: ThinkingBudget | None
+    grammar: Grammar | None
 
     def new_parser(self) -> OutputParser:
         return make_parser(self.formats, schemas=self.schemas, opened=self.opened, max_calls=self.max_calls)
@@ -72,7 +75,8 @@ class ChatFormat:
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
         prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer)
-        opened = self._is_within_reasoning(prompt)
+        opened = self._prompt_ends_with(prompt, 0)
+        grammar = self._grammar(body, tools, prompt, opened)
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         return PreparedChat(
             prompt=prompt,
@@ -81,7 +85,8 @@ class ChatFormat:
             schemas={tool.function.name: tool.function.parameters or {} for tool in tools} if tools else None,
             max_calls=1 if tools and one_call else None,
             hidden_tokens=self._hidden_tokens(bool(tools)) if body.skip_special_tokens else None,
-            thinking=self._budget(body.thinking_token_budget, opened),
+            thinking=self._budget(body.thinking_token_budget, opened, cut=grammar is not None),
+            grammar=grammar,
         )
 
     def _callable_tools(self, body: ChatRequest) -> list[Tool]:
@@ -105,11 +110,54 @@ class ChatFormat:
                 field="tools",
                 code="unsupported_parameter",
             )
-        if choice not in (None, "auto"):
-            raise _unguaranteed("tool_choice can be 'auto' or 'none'", "tool_choice")
-        if any(tool.function.strict for tool in tools):
-            raise _unguaranteed("tools cannot be strict", "tools")
         return tools
+
+    def _grammar(
+        self, body: ChatRequest, tools: Sequence[Tool], prompt: tuple[int, ...], opened: bool
+    ) -> Grammar | None:
+        """What `response_format`, `structured_outputs`, a forced call or a strict tool say of the answer; the reasoning before it
+        is free. None where all of it is."""
+        must_call = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+        if tools and (must_call or any(tool.function.strict for tool in tools) or body.is_structured):
+            text = self._call_grammar(body, tools, must_call)
+        else:
+            text = grammar_of(body.response_format, body.structured_outputs)
+        if not text:
+            return None
+        if self.formats.is_harmony:
+            raise _unguaranteed("gpt-oss's channels", "tool_choice" if must_call else "response_format")
+        begin, end = (self._ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", "")))
+        if opened:
+            if len(end) != 1:
+                raise RequestError(
+                    "this model has no token that ends its reasoning, so what follows cannot be constrained",
+                    field="response_format",
+                    code="unsupported_parameter",
+                )
+            return Grammar(text=text, think_end=end[0])
+        if len(begin) == len(end) == 1 and not self._prompt_ends_with(prompt, 1):
+            return Grammar(text=text, think_begin=begin[0], think_end=end[0])
+        return Grammar(text=text)
+
+    def _call_grammar(self, body: ChatRequest, tools: Sequence[Tool], must_call: bool) -> str:
+        functions, named = [tool.function for tool in tools], body.tool_choice
+        if isinstance(named, NamedTool):
+            functions = [function for function in functions if function.name == named.function.name]
+        names = [function.name for function in functions]
+        template, special = self._tokenizer.template, self._tokenizer.special_tokens
+        markup = markup_of(self.formats.tools, names, special, template)
+        if markup is None:
+            raise _unguaranteed(
+                f"calls in the format {self.formats.tools}", "tool_choice" if must_call else "tools"
+            )
+        if body.structured_outputs is not None:
+            raise RequestError("structured_outputs and tools exclude each other", field="structured_outputs")
+        callable_tools = [
+            CallableTool(name=f.name, schema=f.parameters or {}, strict=bool(f.strict)) for f in functions
+        ]
+        one_call = body.parallel_tool_calls is False or isinstance(named, NamedTool)
+        answer = answer_schema(body.response_format)
+        return call_grammar(markup, callable_tools, must_call=must_call, one_call=one_call, answer=answer)
 
     def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
         """What `reasoning_effort` means to the template. `medium` is OpenAI's default: the model's own way."""
@@ -128,7 +176,8 @@ class ChatFormat:
             code="unsupported_parameter",
         )
 
-    def _budget(self, max_tokens: int | None, opened: bool) -> ThinkingBudget | None:
+    def _budget(self, max_tokens: int | None, opened: bool, cut: bool) -> ThinkingBudget | None:
+        """`cut`: nothing is forced behind the reasoning's end, where a grammar begins."""
         if max_tokens is None:
             return None
         begin, end, forced = (self._ids(mark) for mark in self.formats.budget_marks)
@@ -139,17 +188,19 @@ class ChatFormat:
                 field="thinking_token_budget",
                 code="unsupported_parameter",
             )
+        forced = forced[: forced.index(end[0]) + 1] if cut and end[0] in forced else forced
         return ThinkingBudget(max_tokens=max_tokens, begin=() if opened else begin, end=end, forced=forced)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
-    def _is_within_reasoning(self, prompt: tuple[int, ...]) -> bool:
+    def _prompt_ends_with(self, prompt: tuple[int, ...], which: int) -> bool:
+        """0: the mark that begins reasoning; 1: the one that ends it."""
         marks = THINK_MARKS.get(self.formats.reasoning)
         if marks is None:
             return False
         tail = self._tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
-        return tail.rstrip().endswith(marks[0])
+        return tail.rstrip().endswith(marks[which])
 
     def _hidden_tokens(self, with_tools: bool) -> frozenset[int] | None:
         special, marks = self._tokenizer.special_tokens, self.formats.marks(with_tools)
@@ -188,6 +239,6 @@ class ChatFormat:
         return function.name in text and "colour" in text
 
 
-def _unguaranteed(text: str, field: str) -> RequestError:
-    message = f"{text}: calls that a grammar guarantees are not supported yet"
+def _unguaranteed(what: str, field: str) -> RequestError:
+    message = f"{what} cannot be guaranteed by a grammar yet; tool_choice 'auto' without strict tools goes"
     return RequestError(message, field=field, code="unsupported_parameter")

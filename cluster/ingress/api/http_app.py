@@ -29,12 +29,13 @@ from cluster.ingress.api.openai_bodies import BodyShape, CompletionShape
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.api.structured import GrammarChecker, grammar_of
 from cluster.ingress.dashboard.page import load_page
 from cluster.ingress.observers import Observers
 from cluster.ingress.parsers.output_events import PlainParser
 from core.clock import now_s
 from core.errors import BatonError, ReplicaLost, RequestError
-from core.types import Request
+from core.types import Grammar, Request
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class _Api:
         self._generator, self._tokenizer, self._settings = generator, tokenizer, settings
         self._access, self._observers, self._metrics = access, observers, observers.ingress
         self._runner = ChoiceRunner(generator, tokenizer, observers.ingress)
+        folder = settings.tokenizer_folder
+        self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self._chat_format = ChatFormat(tokenizer, settings)
         self._page, self._page_headers = load_page()
         self._started = int(time.time())
@@ -147,7 +150,8 @@ class _Api:
         request_params.check_model(body.model, self._settings)
         n = request_params.check_count(body, 1, self._settings)
         chat = await _aside(http, lambda: self._chat_format.prepare(body))
-        choices = self._choices(http, body, [chat.prompt], n, chat)
+        await self._check_grammar(body, chat.grammar)
+        choices = self._choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
             int(time.time()),
@@ -166,7 +170,10 @@ class _Api:
             http, lambda: request_params.completion_prompts(body, self._tokenizer, self._settings)
         )
         n = request_params.check_count(body, len(prompts), self._settings)
-        choices = self._choices(http, body, prompts, n)
+        text = grammar_of(body.response_format, body.structured_outputs)
+        grammar = Grammar(text=text) if text else None
+        await self._check_grammar(body, grammar)
+        choices = self._choices(http, body, prompts, n, grammar=grammar)
         echoes: dict[int, str] = {}
         if body.echo:
             echoes = {
@@ -270,13 +277,15 @@ class _Api:
         prompts: list[tuple[int, ...]],
         n: int,
         chat: PreparedChat | None = None,
+        *,
+        grammar: Grammar | None,
     ) -> list[ChoiceStream]:
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier)
         choices: list[ChoiceStream] = []
         for prompt in prompts:
             max_tokens = request_params.max_new_tokens(body, len(prompt), self._settings)
-            sampling = request_params.to_sampling(body, max_tokens, self._settings)
+            sampling = replace(request_params.to_sampling(body, max_tokens, self._settings), grammar=grammar)
             if chat is not None:
                 sampling = replace(sampling, thinking=chat.thinking)
             for choice in range(n):
@@ -307,6 +316,22 @@ class _Api:
                 choices.append(ChoiceStream(len(choices), request, text, parser, reasons))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
+
+    async def _check_grammar(self, body: openai_requests.Common, grammar: Grammar | None) -> None:
+        """Raises RequestError where the answer cannot be held to it."""
+        if grammar is None:
+            return
+        field = "structured_outputs" if body.structured_outputs is not None else "response_format"
+        if not body.is_structured:
+            field = "tools"
+        if not body.stop_token_ids and (body.ignore_eos or not self._settings.eos_token_ids):
+            reason = "ignore_eos is true" if body.ignore_eos else "this model has no end-of-sequence token"
+            raise RequestError(
+                f"{field}: an answer could not end where it is complete: {reason}", field=field
+            )
+        if self._grammars is None:
+            raise RequestError(f"{field}: this server's tokenizer cannot be constrained", field=field)
+        await self._grammars.check(grammar.text, field)
 
     async def _body(self, http: HttpRequest) -> dict[str, Any]:
         return await read_json(http, self._settings.max_body_bytes, self._settings.body_timeout_s)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from cluster.ingress.api.openai_tools import Strict, ToolCalls, ToolChoice, Tools
+from cluster.ingress.api.structured import ResponseFormat, StructuredOutputs
 from core.errors import RequestError
 
 M = TypeVar("M", bound=BaseModel)
@@ -66,6 +67,14 @@ class Common(Strict):
     """Prefixes are shared only among requests of one tenant with equal salts."""
     prompt_cache_retention: Literal["in_memory", "none"] | None = None
     """`none`, which OpenAI does not have: nobody will go on from here; the cache gives these blocks up first."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's: what OpenAI's `response_format` cannot say."""
+
+    @property
+    def is_structured(self) -> bool:
+        text = self.response_format is None or self.response_format.type == "text"
+        return not text or self.structured_outputs is not None
 
     @property
     def wants_usage(self) -> bool:
@@ -182,7 +191,12 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "tool_choice": (_is("none", "auto"), "tools go with /v1/chat/completions"),
     "functions": (_is([]), "it is called tools now"),
     "function_call": (_is("none", "auto"), "it is called tool_choice now"),
-    "response_format": (_is({"type": "text"}), "only plain text is supported yet"),
+    "guided_json": (_is(), "it is called structured_outputs.json now"),
+    "guided_regex": (_is(), "it is called structured_outputs.regex now"),
+    "guided_choice": (_is(), "it is called structured_outputs.choice now"),
+    "guided_grammar": (_is(), "it is called structured_outputs.grammar now"),
+    "guided_whitespace_pattern": (_is(), "it is called structured_outputs.whitespace_pattern now"),
+    "guided_decoding_backend": (_is(), "there is one, llguidance"),
     "modalities": (_is(["text"]), "only text is generated"),
     "audio": (_is(), "only text is generated"),
     "prediction": (_is(), "predicted outputs are not supported"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from secrets import randbits
 from typing import Any, Literal
 
@@ -35,6 +36,8 @@ class ApiSettings:
     max_n: int = 128
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
+    tokenizer_folder: Path | None = None
+    """Where the tokenizer.json is that grammars are compiled for; None: answers cannot be constrained."""
 
 
 def check_model(name: str | None, settings: ApiSettings) -> None:

@@ -299,11 +299,11 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
             "tool_choice",
             "'f', which is no tool",
         ),
-        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice", "a grammar guarantees"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools", "tokenizer cannot be constrained"),
         (
             {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]},
             "tools",
-            "a grammar guarantees",
+            "tokenizer cannot be constrained",
         ),
         ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", "tool_choice.type: "),
         ({"functions": [FUNCTION]}, "functions", "tools"),

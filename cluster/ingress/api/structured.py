@@ -1,0 +1,215 @@
+"""What an answer must be: a JSON schema, a regular expression, choices or a grammar of the client's, as llguidance's grammar."""
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
+from pydantic import Field, model_validator
+
+from cluster.ingress.api.openai_tools import Strict
+from cluster.ingress.parsers.call_grammars import WHITESPACE
+from core.errors import RequestError
+
+MAX_GRAMMAR_BYTES = 128 << 10
+_MAX_REMEMBERED = 1024
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+Text = Annotated[str, Field(min_length=1)]
+Schema = dict[str, Any]
+
+
+class NamedSchema(Strict):
+    """OpenAI's `response_format.json_schema`. Its answers keep to the schema whether `strict` is true or not."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextFormat(Strict):
+    type: Literal["text"]
+
+
+class ObjectFormat(Strict):
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Strict):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class TagStructure(Strict):
+    begin: Text
+    schema_: Annotated[Schema, Field(alias="schema")]
+    end: str
+
+
+class StructuralTag(Strict):
+    """Free text in which each of `triggers` must go on as one of the `structures` that begin with it."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: Annotated[list[TagStructure], Field(min_length=1, max_length=128)]
+    triggers: Annotated[list[Text], Field(min_length=1, max_length=128)]
+
+    @model_validator(mode="after")
+    def _each_has_a_trigger(self) -> "StructuralTag":
+        for structure in self.structures:
+            if not structure.begin.startswith(tuple(self.triggers)):
+                raise ValueError(f"the structure that begins with {structure.begin!r} begins with no trigger")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field: one of the first six."""
+
+    json_: Annotated[Schema | Text | None, Field(alias="json")] = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1, max_length=10_000)] | None = None
+    grammar: Text | None = None
+    """EBNF (GBNF) or Lark."""
+    json_object: bool | None = None
+    structural_tag: StructuralTag | Text | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: Text | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> "StructuredOutputs":
+        names = ("json_", "regex", "choice", "grammar", "json_object", "structural_tag")
+        given = [name.rstrip("_") for name in names if getattr(self, name)]
+        if len(given) != 1:
+            raise ValueError(
+                f"name one of json, regex, choice, grammar, json_object, structural_tag, not {given or 'none'}"
+            )
+        return self
+
+
+def grammar_of(
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None, structured: StructuredOutputs | None
+) -> str:
+    """Empty where the answer is free. Raises RequestError."""
+    format_given = response_format is not None and response_format.type != "text"
+    if structured is not None:
+        if format_given:
+            raise RequestError(
+                "response_format and structured_outputs exclude each other", field="structured_outputs"
+            )
+        return _structured(structured)
+    schema = answer_schema(response_format)
+    return "" if schema is None else schema_grammar(schema)
+
+
+def answer_schema(
+    response_format: TextFormat | ObjectFormat | SchemaFormat | None,
+) -> Mapping[str, Any] | None:
+    """None where the answer is free text."""
+    match response_format:
+        case ObjectFormat():
+            return {"type": "object"}
+        case SchemaFormat(json_schema=named):
+            return named.schema_ or {}
+        case _:
+            return None
+
+
+def schema_grammar(schema: Mapping[str, Any] | str, **options: Any) -> str:
+    """JSON that keeps to the schema, its keys in the schema's order. Raises RequestError where the text is no JSON."""
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            schema if isinstance(schema, str) else json.dumps(schema),
+            overrides={"whitespace_pattern": WHITESPACE, **options},  # type: ignore[typeddict-item]
+        )
+    except ValueError as error:
+        raise RequestError(f"the JSON schema cannot be read: {error}", field="structured_outputs") from None
+
+
+def _structured(asked: StructuredOutputs) -> str:
+    options: dict[str, Any] = {}
+    if asked.disable_any_whitespace:
+        options = {"whitespace_flexible": False, "whitespace_pattern": None}
+    elif asked.whitespace_pattern:
+        options = {"whitespace_pattern": asked.whitespace_pattern}
+    if asked.json_:
+        return schema_grammar(asked.json_, **options)
+    if asked.json_object:
+        return schema_grammar({"type": "object"}, **options)
+    if asked.structural_tag:
+        return _tags(asked.structural_tag)
+    try:
+        if asked.regex:
+            return grammar_from("regex", asked.regex)
+        if asked.choice:
+            return grammar_from("choice", json.dumps(asked.choice))
+        return grammar_from("grammar", asked.grammar or "")
+    except ValueError as error:
+        raise RequestError(f"structured_outputs.grammar: {error}", field="structured_outputs") from None
+
+
+def _tags(asked: StructuralTag | str) -> str:
+    if isinstance(asked, str):
+        try:
+            asked = StructuralTag.model_validate(json.loads(asked))
+        except ValueError as error:
+            raise RequestError(
+                "structured_outputs.structural_tag must have `structures` and `triggers`: "
+                f"{str(error).splitlines()[0]}",
+                field="structured_outputs",
+            ) from None
+    tags = [
+        StructTag(
+            trigger=next(trigger for trigger in asked.triggers if structure.begin.startswith(trigger)),
+            begin=structure.begin,
+            grammar=structure.schema_,
+            end=structure.end,
+        )
+        for structure in asked.structures
+    ]
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+class GrammarChecker:
+    """Compiles each new grammar once, off the event loop, within llguidance's limits of size and work."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self._folder, self._vocab_size = folder, vocab_size
+        self._vocabulary: LLTokenizer | None = None
+        self._complaints: OrderedDict[str, str] = OrderedDict()
+        self._one_at_a_time = asyncio.Lock()
+
+    async def check(self, grammar: str, field: str) -> None:
+        """Raises RequestError for a grammar that the ranks could not follow."""
+        if (size := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
+            raise RequestError(
+                f"{field}: the grammar has {size} bytes, and {MAX_GRAMMAR_BYTES} are the limit", field=field
+            )
+        if (complaint := self._complaints.get(grammar)) is None:
+            # Compiling takes a core, of which the tokens' way needs the others.
+            async with self._one_at_a_time:
+                complaint = await asyncio.to_thread(self._complaint, grammar)
+            self._complaints[grammar] = complaint
+            if len(self._complaints) > _MAX_REMEMBERED:
+                self._complaints.popitem(last=False)
+        if complaint:
+            raise RequestError(f"{field}: {complaint}", field=field)
+
+    def _complaint(self, grammar: str) -> str:
+        """Empty: it can be followed."""
+        if self._vocabulary is None:
+            path = self._folder / "tokenizer.json"
+            try:
+                self._vocabulary = LLTokenizer(str(path), n_vocab=self._vocab_size)
+            except (OSError, ValueError) as error:
+                reason = str(error).splitlines()[0]
+                return f"this model's tokenizer cannot be constrained: {path.name}: {reason}"
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        return matcher.get_error().partition("\n")[0]

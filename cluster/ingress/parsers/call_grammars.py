@@ -1,0 +1,144 @@
+"""Grammars that guarantee calls: the markup of a model's family around arguments that keep to their tool's schema."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.ingress.parsers import deepseek, hermes, mistral
+from cluster.ingress.parsers.model_formats import ToolFormat
+
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+"""Between JSON's tokens. Without a bound a model could write white space until its tokens are spent."""
+
+
+_FENCE, _FENCE_END = "\n```json\n", "\n```"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallableTool:
+    name: str
+    schema: Mapping[str, Any]
+    """Of its arguments."""
+    strict: bool = False
+    """Else keywords that the grammar does not know are passed over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallMarkup:
+    """Parts of Lark rules: `opening first call (following call)* closing`."""
+
+    opening: str = ""
+    """By this mark calls are told from text. Empty: an answer that begins with a brace is a call."""
+    first: str = ""
+    following: str = ""
+    closing: str = ""
+    heads: Mapping[str, str] = field(default_factory=dict[str, str])
+    """By tool: what stands before its arguments. Without it a call is an object with the tool's name in it."""
+    tail: str = ""
+    """Behind the object or the arguments."""
+    arguments_key: str = "arguments"
+
+
+def markup_of(
+    tools: ToolFormat, names: Sequence[str], special_tokens: Mapping[str, int], template: str
+) -> CallMarkup | None:
+    """None for a family whose calls no grammar here describes: Python's syntax, XML and harmony's channels."""
+
+    def mark(text: str) -> str:
+        return f"<[{special_tokens[text]}]>" if text in special_tokens else _text(text)
+
+    match tools:
+        case "hermes":
+            begin, line = mark(hermes.BEGIN), _text("\n")
+            return CallMarkup(
+                opening=begin,
+                first=line,
+                following=f"{line} {begin} {line}",
+                tail=f"{line} {mark(hermes.END)}",
+            )
+        case "llama3_json":
+            return CallMarkup(following=_text(";"), arguments_key="parameters")
+        case "mistral":
+            begin, behind = mark(mistral.BEGIN), mark(mistral.ARGUMENTS)
+            if mistral.ARGUMENTS not in special_tokens:
+                return CallMarkup(opening=begin, first=_text("["), following=_text(", "), closing=_text("]"))
+            return CallMarkup(
+                opening=begin, following=begin, heads={name: f"{_text(name)} {behind}" for name in names}
+            )
+        case "deepseek_v3":
+            begin, separator, end = map(mark, (deepseek.CALL_BEGIN, deepseek.SEPARATOR, deepseek.CALL_END))
+            heads = {name: f"{begin} {_text(name)} {separator}" for name in names}
+            markup = CallMarkup(
+                opening=mark(deepseek.CALLS_BEGIN), closing=mark(deepseek.CALLS_END), heads=heads, tail=end
+            )
+            if "```json" not in template:
+                return markup
+            fenced = {
+                name: f"{begin} {_text('function')} {separator} {_text(name + _FENCE)}" for name in names
+            }
+            return CallMarkup(
+                opening=markup.opening,
+                following=_text("\n"),
+                closing=markup.closing,
+                heads=fenced,
+                tail=f"{_text(_FENCE_END)} {end}",
+            )
+        case "none" | "pythonic" | "qwen3_coder" | "harmony":
+            return None
+
+
+def call_grammar(
+    markup: CallMarkup,
+    tools: Sequence[CallableTool],
+    *,
+    must_call: bool,
+    one_call: bool,
+    answer: Mapping[str, Any] | None = None,
+) -> str:
+    """Lark. `must_call`: nothing but calls; else free text, or JSON of the schema `answer`, may stand in their place."""
+    rules = [f"call_{i}: {_call(markup, tool)}" for i, tool in enumerate(tools)]
+    rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
+    more = "" if one_call else f"({markup.following} call)*"
+    rules.append(f"calls: {markup.first} call {more} {markup.closing}")
+    if must_call or answer is not None:
+        start = f"{markup.opening} calls"
+        if answer is not None and not must_call:
+            start += " | answer"
+            rules.append(f"answer: %json {_json(answer, {'whitespace_pattern': WHITESPACE})}")
+    elif not markup.opening:
+        start = "calls | TEXT"
+        rules.append(r"TEXT: /([^{](.|\n)*)?/")
+    elif markup.opening.startswith("<["):
+        start = f"TEXT ({markup.opening} calls)?"
+        rules.append(r"TEXT: /(.|\n)*/")
+    else:
+        start = "TEXT | opened calls"
+        rules += [f"opened[lazy]: TEXT {markup.opening}", r"TEXT: /(.|\n)*/"]
+    return "\n".join(("%llguidance {}", f"start: {start}", *rules)) + "\n"
+
+
+def _call(markup: CallMarkup, tool: CallableTool) -> str:
+    options = {"whitespace_pattern": WHITESPACE, **({} if tool.strict else {"lenient": True})}
+    arguments = dict(tool.schema) or {"type": "object"}
+    if tool.name in markup.heads:
+        return f"{markup.heads[tool.name]} %json {_json(arguments, options)} {markup.tail}"
+    # What `#/$defs/...` points to is looked for at the top.
+    definitions = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
+    members = {"name": {"const": tool.name}, markup.arguments_key: arguments}
+    whole = {
+        "type": "object",
+        "properties": members,
+        "required": list(members),
+        "additionalProperties": False,
+        **definitions,
+    }
+    return f"%json {_json(whole, options)} {markup.tail}"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text)
+
+
+def _json(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    return json.dumps({**schema, "x-guidance": options})
