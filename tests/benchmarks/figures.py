@@ -50,6 +50,11 @@ def _balanced(d: Any, _: Find) -> list[float]:
     return [found[f"busiest rank by the mean, {when}"] for when in ("before", "after")]
 
 
+def _structured(content: Any, _: Find) -> list[float]:
+    found = content["results"]
+    return [100 * found["step_growth"], found["known_adds_ms"], found["new_adds_p90_ms"]]
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -76,6 +81,7 @@ FIGURES: dict[str, list[Figures]] = {
     "deterministic.json": [lambda d, _: [d["results"]["float32"]["decode, 32"]["ratio"]]],
     "quantised_weights.json": [_fp8],
     "serving_overhead.json": [_added],
+    "structured.json": [_structured],
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],
     "prefix_cache.json": [_closed_gap],
     "prefix_tree.json": [lambda d, _: [d["ms"]["find"]]],
