@@ -56,6 +56,11 @@ def test_offline_prompts_are_all_answered(run: Run) -> None:
 
 
 @pytest.mark.slow
+def test_an_answer_has_the_shape_that_was_asked_for(run: Run, server: ServeProcess) -> None:
+    assert re.fullmatch(r"(Python|Rust|C\+\+): [1-5] of 5, .*\n", run("structured.py", server.base_url))
+
+
+@pytest.mark.slow
 def test_a_stream_is_what_transformers_says(run: Run, server: ServeProcess) -> None:
     assert run("stream.py", server.base_url) == truth(64) + "\n"
 
