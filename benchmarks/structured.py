@@ -127,7 +127,7 @@ class Bench:
 
 
 def rows_schema(fields: Sequence[str]) -> str:
-    """Of lists too long to be finished here."""
+    """Lists too long to be finished here."""
     members = {name: {"type": "string"} if i % 2 else {"type": "integer"} for i, name in enumerate(fields)}
     row = {"type": "object", "properties": members, "required": list(fields), "additionalProperties": False}
     return schema_grammar({"type": "array", "items": row, "minItems": 500})

@@ -27,7 +27,7 @@ def ask(url: str, question: str) -> dict[str, Any]:
             "model": model,
             "messages": [{"role": "user", "content": question}],
             "response_format": {"type": "json_schema", "json_schema": {"name": "review", "schema": SCHEMA}},
-            "max_tokens": 128,
+            "max_tokens": 1024,
             "temperature": 0,
         }
         answer = http.post("/v1/chat/completions", json=body)

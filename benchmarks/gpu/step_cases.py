@@ -21,7 +21,7 @@ from kernels.triton.grouped import add_lora
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
-from kernels.triton.sampling import logprobs, penalise_entries
+from kernels.triton.sampling import logprobs, mask, penalise_entries
 
 
 class StepCases:
@@ -43,6 +43,7 @@ class StepCases:
         yield self._adapters()
         yield self._logprobs()
         yield self._penalties()
+        yield self._masks()
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
@@ -196,4 +197,16 @@ class StepCases:
             name="penalties",
             run=lambda: penalise_entries(logits, rows, tokens, rows, each, each, each),
             num_bytes=moved,
+        )
+
+    def _masks(self) -> Case:
+        """Half of the tokens forbidden in every row: the worst case, since what is forbidden is written."""
+        logits = self._logits()
+        rows = torch.arange(len(logits), device=self._device)
+        words = -(-logits.shape[1] // 32)
+        bits = torch.full((len(logits), words), 0x55555555, dtype=torch.int32, device=self._device)
+        return Case(
+            name="grammar masks",
+            run=lambda: mask(logits, rows, bits),
+            num_bytes=bits.nbytes + logits.nbytes / 2,
         )

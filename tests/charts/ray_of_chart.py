@@ -16,10 +16,11 @@ from ray import serve
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.serve_file import check_serve_file
 from cluster.deploy.serve_rest import ServeRest
+from core.errors import ConfigError
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
-from tests.deploy.ray_nodes import actors_here, ray_of_nodes
+from tests.deploy.ray_nodes import actors_here, last_words, ray_of_nodes
 
-TIMEOUT_S = 240.0
+TIMEOUT_S = 400.0
 
 
 def main() -> None:
@@ -36,7 +37,11 @@ def main() -> None:
     schema, configs = check_serve_file(serve_config(objects))
     rest = ServeRest(f"http://{context.dashboard_url}")
     rest.deploy(schema)
-    rest.wait(list(configs), TIMEOUT_S, lambda _: None)
+    try:
+        rest.wait(list(configs), TIMEOUT_S, lambda _: None)
+    except ConfigError:
+        sys.stderr.write(last_words([Path(cluster.head_node.get_session_dir_path())]))
+        raise
     seen = {
         "placed": _placed(rest.applications(), groups),
         "ranks": _ranks(groups),

@@ -20,7 +20,7 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
         "serve": {"port": free_port()},
         "prefill_instances": 1,
         "decode_instances": 2,
-        "decode": {"tp": 2, "pp": 2},
+        "decode": {"tp": 2},
     }
     values = {"config": config, "apiKeys": {"enabled": False}, "decode": {"instancesPerPod": 2}}
     (tmp_path / "values.json").write_text(json.dumps(values))
@@ -30,7 +30,7 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=580, check=False
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-20_000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["placed"] == {
         "Scheduler": ["ingress"],
@@ -38,5 +38,5 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
         "PrefillPool": ["prefill"],
         "DecodePool": ["decode", "decode"],
     }
-    assert seen["ranks"] == [["decode", {"CPU": 0.25}]] * 8
+    assert seen["ranks"] == [["decode", {"CPU": 0.25}]] * 4
     assert seen["text"]

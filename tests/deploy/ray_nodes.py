@@ -1,5 +1,7 @@
 """A Ray of several nodes on this machine."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,3 +19,11 @@ def actors_here(**wanted: str) -> list[Any]:
     """Actors of the Ray that this process has joined; without an address, whichever began last on this machine would be asked."""
     address = ray.get_runtime_context().gcs_address
     return list_actors(address, filters=[(key, "=", value) for key, value in wanted.items()], detail=True)
+
+
+def last_words(sessions: Iterable[Path]) -> str:
+    """How the logs of Ray and of Serve's replicas end, for a test that has failed."""
+    patterns = ("monitor.log", "raylet*.out", "serve/*.log", "worker-*.err")
+    logs = [log for session in sessions for pattern in patterns for log in (session / "logs").glob(pattern)]
+    ends = {log: log.read_text(errors="replace").splitlines()[-8:] for log in logs}
+    return "\n".join(f"{log}:\n  " + "\n  ".join(lines) for log, lines in ends.items() if lines)

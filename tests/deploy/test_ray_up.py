@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from tests.deploy.hosts import Host, hosts, missing
+from tests.deploy.ray_nodes import last_words
 from tests.e2e.cluster_process import ROOT
 from tests.e2e.reference import corpus_prompts, greedy_text
 
@@ -39,15 +40,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Ho
     folder = tmp_path_factory.mktemp("hosts")
     with hosts(roles, folder) as found:
         yield found
-        sys.stdout.write(last_words(folder))
-
-
-def last_words(folder: Path) -> str:
-    """How each machine's logs of Ray and of Serve's replicas end; pytest shows them where a test has failed."""
-    logs = [*folder.glob("*/ray/session_*/logs/monitor.log"), *folder.glob("*/ray/session_*/logs/raylet.out")]
-    logs += folder.glob("*/ray/session_*/logs/serve/*.log")
-    ends = {log: log.read_text(errors="replace").splitlines()[-8:] for log in logs}
-    return "\n".join(f"{log.relative_to(folder)}:\n  " + "\n  ".join(lines) for log, lines in ends.items())
+        sys.stdout.write(last_words(folder.glob("*/ray/session_*")))
 
 
 class Cli:

@@ -8,7 +8,7 @@ from typing import Any
 from cluster.ingress.parsers import deepseek, hermes, mistral
 from cluster.ingress.parsers.model_formats import ToolFormat
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
+WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """Between JSON's tokens. Without a bound a model could write white space until its tokens are spent."""
 
 
@@ -19,7 +19,7 @@ _FENCE, _FENCE_END = "\n```json\n", "\n```"
 class CallableTool:
     name: str
     schema: Mapping[str, Any]
-    """Of its arguments."""
+    """The form of its arguments."""
     strict: bool = False
     """Else keywords that the grammar does not know are passed over."""
 

@@ -37,7 +37,7 @@ def accepts(grammar: str, answer: str) -> bool:
 
 
 async def grammar(path: str, body: dict[str, Any]) -> str:
-    """Of the request that reaches the generator; empty: it has none."""
+    """The grammar of the request that reaches the generator; empty: it has none."""
     generator = FakeGenerator("x")
     answer = await Api(generator, CONSTRAINED).post(path, body)
     assert answer.status_code == 200, answer.text
