@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
+import anthropic
 import openai
 import pytest
 from pydantic import BaseModel, Field, StringConstraints
@@ -186,6 +187,24 @@ async def test_a_call_that_must_be_is_one(client: openai.AsyncOpenAI) -> None:
     (call,) = answer.choices[0].message.tool_calls or ()
     assert (call.function.name, answer.choices[0].finish_reason) == ("cook", "tool_calls")
     Meal.model_validate_json(call.function.arguments)
+
+
+async def test_a_message_says_what_a_chat_does_and_a_forced_tool_is_used(
+    client: openai.AsyncOpenAI, server: ServeProcess
+) -> None:
+    request: Any = {"model": MODEL, "max_tokens": 24, "messages": [{"role": "user", "content": "Tell"}]}
+    tool = {"name": "cook", "input_schema": Meal.model_json_schema()}
+    chat = await client.chat.completions.create(**request, temperature=0)
+    async with anthropic.AsyncAnthropic(base_url=server.base_url, api_key="none") as messages:
+        async with messages.messages.stream(**request, extra_body={"temperature": 0}) as stream:
+            said = await stream.get_final_message()
+        forced: Any = {"tools": [tool], "tool_choice": {"type": "tool", "name": "cook"}}
+        called = await messages.messages.create(**request | {"max_tokens": 4000}, **forced)
+    assert isinstance(said.content[0], anthropic.types.TextBlock)
+    assert (said.content[0].text, said.stop_reason) == (chat.choices[0].message.content, "max_tokens")
+    (use,) = called.content
+    assert isinstance(use, anthropic.types.ToolUseBlock)
+    Meal.model_validate(use.input)
 
 
 @pytest.mark.parametrize("pool", ["DecodePool", "PrefillPool", "Scheduler"])

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any
@@ -82,10 +81,9 @@ async def events(
     choices: Sequence[ChoiceStream],
     num_prompts: int,
     shape: BodyShape,
-    include_usage: bool,
     request_id: str,
 ) -> AsyncGenerator[str, None]:
-    """`data:` lines up to [DONE]. An error after the first of them is an event of its own."""
+    """Server-sent events to the answer's last. An error after the first of them is an event of its own."""
     num_output = num_reasoning = 0
     opened: set[int] = set()
     try:
@@ -96,9 +94,9 @@ async def events(
                 if piece.index not in opened:
                     opened.add(piece.index)
                     for chunk in shape.opening(piece.index):
-                        yield f"data: {chunk}\n\n"
+                        yield shape.frame(chunk)
                 for chunk in shape.chunks(piece):
-                    yield f"data: {chunk}\n\n"
+                    yield shape.frame(chunk)
     except Exception as error:
         if not opened:
             raise
@@ -109,12 +107,10 @@ async def events(
             request_id,
             error,
         )
-        yield f"data: {json.dumps(body)}\n\n"
+        yield shape.frame(shape.error(status, body, request_id))
         return
-    if include_usage:
-        usage = count_usage(choices, num_prompts, num_output, num_reasoning)
-        yield f"data: {shape.usage_chunk(usage)}\n\n"
-    yield "data: [DONE]\n\n"
+    for chunk in shape.closing(count_usage(choices, num_prompts, num_output, num_reasoning)):
+        yield shape.frame(chunk)
 
 
 class EventResponse(StreamingResponse):

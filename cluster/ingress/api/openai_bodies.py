@@ -16,12 +16,23 @@ Json = dict[str, Any]
 class BodyShape(Protocol):
     """One response: what its chunks and its whole body look like."""
 
+    def frame(self, chunk: str) -> str:
+        """A chunk as a server-sent event."""
+        ...
+
     def opening(self, index: int) -> list[str]:
         """Chunks that go before a choice's first piece."""
         ...
 
     def chunks(self, piece: TextPiece) -> list[str]: ...
-    def usage_chunk(self, usage: Mapping[str, Any]) -> str: ...
+    def closing(self, usage: Mapping[str, Any]) -> list[str]:
+        """Chunks behind the last piece."""
+        ...
+
+    def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
+        """The chunk of an error that ends the answer. `body`: as OpenAI's clients get it."""
+        ...
+
     def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json: ...
 
 
@@ -43,9 +54,19 @@ class OpenAIShape:
         start = json.dumps({**self._head, "object": self.chunk_object})[:-1]
         self._frame = start + ', "choices": ['
         self._tail = '], "usage": null}' if usage else "]}"
+        self._with_usage = usage
 
-    def usage_chunk(self, usage: Mapping[str, Any]) -> str:
-        return json.dumps({**self._head, "object": self.chunk_object, "choices": [], "usage": usage})
+    def frame(self, chunk: str) -> str:
+        return f"data: {chunk}\n\n"
+
+    def closing(self, usage: Mapping[str, Any]) -> list[str]:
+        if not self._with_usage:
+            return ["[DONE]"]
+        chunk = {**self._head, "object": self.chunk_object, "choices": [], "usage": usage}
+        return [json.dumps(chunk), "[DONE]"]
+
+    def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
+        return json.dumps(body)
 
     def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json:
         choices = [self._choice(index, own) for index, own in enumerate(pieces)]

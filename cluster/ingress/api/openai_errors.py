@@ -1,6 +1,7 @@
 """Errors in the shape that OpenAI's clients understand."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -55,6 +56,10 @@ def reason_of(error: Exception) -> str:
             return "internal"
 
 
-def error_response(error: Exception, request_id: str) -> JSONResponse:
+ReshapeError = Callable[[int, dict[str, Any], str], dict[str, Any]]
+"""(status, OpenAI's body, request id) -> another API's body"""
+
+
+def error_response(error: Exception, request_id: str, reshape: ReshapeError | None = None) -> JSONResponse:
     status, body, headers = describe(error, request_id)
-    return JSONResponse(body, status, headers)
+    return JSONResponse(reshape(status, body, request_id) if reshape else body, status, headers)

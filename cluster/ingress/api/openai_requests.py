@@ -167,45 +167,45 @@ class DetokenizeRequest(Strict):
 Neutral = Callable[[Any], bool]
 
 
-def _is(*values: Any) -> Neutral:
+def is_one_of(*values: Any) -> Neutral:
     return lambda value: (
         value is None or any(value is v or (value == v and type(value) is type(v)) for v in values)
     )
 
 
-def _anything(_: Any) -> bool:
+def anything(_: Any) -> bool:
     return True
 
 
 _TAGS = "it only labels requests for OpenAI's own bookkeeping"
 NEUTRAL: dict[str, tuple[Neutral, str]] = {
     # name: (values that change nothing and are accepted, why other values are refused)
-    "user": (_anything, _TAGS),
-    "safety_identifier": (_anything, _TAGS),
-    "metadata": (_anything, _TAGS),
-    "prompt_cache_key": (_anything, "prefixes are found by content; cache_salt separates tenants"),
-    "prompt_cache_options": (_is(), "blocks stay cached for as long as there is room"),
-    "store": (_is(False), "Baton stores no completions"),
-    "parallel_tool_calls": (_is(True, False), "tools go with /v1/chat/completions"),
-    "tools": (_is([]), "tools go with /v1/chat/completions"),
-    "tool_choice": (_is("none", "auto"), "tools go with /v1/chat/completions"),
-    "functions": (_is([]), "it is called tools now"),
-    "function_call": (_is("none", "auto"), "it is called tool_choice now"),
-    "guided_json": (_is(), "it is called structured_outputs.json now"),
-    "guided_regex": (_is(), "it is called structured_outputs.regex now"),
-    "guided_choice": (_is(), "it is called structured_outputs.choice now"),
-    "guided_grammar": (_is(), "it is called structured_outputs.grammar now"),
-    "guided_whitespace_pattern": (_is(), "it is called structured_outputs.whitespace_pattern now"),
-    "guided_decoding_backend": (_is(), "there is one, llguidance"),
-    "modalities": (_is(["text"]), "only text is generated"),
-    "audio": (_is(), "only text is generated"),
-    "prediction": (_is(), "predicted outputs are not supported"),
-    "reasoning_effort": (_is("none"), "reasoning goes with /v1/chat/completions"),
-    "verbosity": (_is("medium"), "the served models have no verbosity setting"),
-    "web_search_options": (_is(), "there is no web search"),
-    "moderation": (_is(), "there is no moderation model"),
-    "suffix": (_is(""), "inserting text before a suffix is not supported"),
-    "priority": (_is(0), "classes are chosen by the header x-slo-class or service_tier"),
+    "user": (anything, _TAGS),
+    "safety_identifier": (anything, _TAGS),
+    "metadata": (anything, _TAGS),
+    "prompt_cache_key": (anything, "prefixes are found by content; cache_salt separates tenants"),
+    "prompt_cache_options": (is_one_of(), "blocks stay cached for as long as there is room"),
+    "store": (is_one_of(False), "Baton stores no completions"),
+    "parallel_tool_calls": (is_one_of(True, False), "tools go with /v1/chat/completions"),
+    "tools": (is_one_of([]), "tools go with /v1/chat/completions"),
+    "tool_choice": (is_one_of("none", "auto"), "tools go with /v1/chat/completions"),
+    "functions": (is_one_of([]), "it is called tools now"),
+    "function_call": (is_one_of("none", "auto"), "it is called tool_choice now"),
+    "guided_json": (is_one_of(), "it is called structured_outputs.json now"),
+    "guided_regex": (is_one_of(), "it is called structured_outputs.regex now"),
+    "guided_choice": (is_one_of(), "it is called structured_outputs.choice now"),
+    "guided_grammar": (is_one_of(), "it is called structured_outputs.grammar now"),
+    "guided_whitespace_pattern": (is_one_of(), "it is called structured_outputs.whitespace_pattern now"),
+    "guided_decoding_backend": (is_one_of(), "there is one, llguidance"),
+    "modalities": (is_one_of(["text"]), "only text is generated"),
+    "audio": (is_one_of(), "only text is generated"),
+    "prediction": (is_one_of(), "predicted outputs are not supported"),
+    "reasoning_effort": (is_one_of("none"), "reasoning goes with /v1/chat/completions"),
+    "verbosity": (is_one_of("medium"), "the served models have no verbosity setting"),
+    "web_search_options": (is_one_of(), "there is no web search"),
+    "moderation": (is_one_of(), "there is no moderation model"),
+    "suffix": (is_one_of(""), "inserting text before a suffix is not supported"),
+    "priority": (is_one_of(0), "classes are chosen by the header x-slo-class or service_tier"),
 }
 
 
@@ -235,17 +235,19 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def validate(kind: type[M], body: Mapping[str, Any]) -> M:
+def validate(
+    kind: type[M], body: Mapping[str, Any], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
+) -> M:
     """Raises RequestError, naming the field."""
     known: dict[str, Any] = {}
     for name, value in body.items():
         if name in kind.model_fields:
             known[name] = value
-        elif name not in NEUTRAL:
+        elif name not in neutral:
             raise RequestError(f"unknown parameter {name!r}", field=name, code="unknown_parameter")
-        elif not NEUTRAL[name][0](value):
+        elif not neutral[name][0](value):
             raise RequestError(
-                f"{name!r} is not supported: {NEUTRAL[name][1]}", field=name, code="unsupported_parameter"
+                f"{name!r} is not supported: {neutral[name][1]}", field=name, code="unsupported_parameter"
             )
     try:
         return kind.model_validate(known)

@@ -1,0 +1,145 @@
+"""From a checked body and its prompts to an answer: what every route that generates shares."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+
+from cluster.ingress.api import request_params
+from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
+from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
+from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.api.generator import ChatTokenizer, Generator
+from cluster.ingress.api.http_responses import events, streamed, whole
+from cluster.ingress.api.openai_bodies import BodyShape
+from cluster.ingress.api.openai_requests import ChatRequest, Common
+from cluster.ingress.api.request_body import read_json
+from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.api.structured import GrammarChecker
+from cluster.ingress.metrics import IngressMetrics
+from cluster.ingress.parsers.output_events import PlainParser
+from core.errors import RequestError
+from core.types import Grammar, Request
+
+log = logging.getLogger(__name__)
+
+_INLINE_BYTES = 8192
+"""Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
+
+T = TypeVar("T")
+Route = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]
+"""(method, path, handler)"""
+
+
+class Answering:
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: ChatTokenizer,
+        settings: ApiSettings,
+        access: Access,
+        metrics: IngressMetrics,
+    ) -> None:
+        self._generator, self._access = generator, access
+        self.tokenizer, self.settings = tokenizer, settings
+        self._runner = ChoiceRunner(generator, tokenizer, metrics)
+        folder = settings.tokenizer_folder
+        self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
+        self.chat_format = ChatFormat(tokenizer, settings)
+
+    async def body(self, http: HttpRequest) -> dict[str, Any]:
+        return await read_json(http, self.settings.max_body_bytes, self.settings.body_timeout_s)
+
+    async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
+        """Raises RequestError."""
+        chat = await aside(http, lambda: self.chat_format.prepare(body))
+        await self.check_grammar(body, chat.grammar)
+        return chat
+
+    async def answer(
+        self,
+        http: HttpRequest,
+        body: Common,
+        choices: list[ChoiceStream],
+        num_prompts: int,
+        shape: BodyShape,
+    ) -> Response:
+        tenant: Tenant = http.state.tenant
+        pieces = self._runner.run(choices, num_prompts, tenant)
+        if not body.stream:
+            return await whole(http, pieces, choices, num_prompts, shape)
+        source = events(pieces, choices, num_prompts, shape, http.state.request_id)
+        return await streamed(http, source)
+
+    def choices(
+        self,
+        http: HttpRequest,
+        body: Common,
+        prompts: list[tuple[int, ...]],
+        n: int,
+        chat: PreparedChat | None = None,
+        *,
+        grammar: Grammar | None,
+    ) -> list[ChoiceStream]:
+        tenant: Tenant = http.state.tenant
+        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier)
+        choices: list[ChoiceStream] = []
+        for prompt in prompts:
+            max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
+            sampling = replace(request_params.to_sampling(body, max_tokens, self.settings), grammar=grammar)
+            if chat is not None:
+                sampling = replace(sampling, thinking=chat.thinking)
+            for choice in range(n):
+                request = Request(
+                    id=self._generator.new_request_id(),
+                    prompt=prompt,
+                    sampling=replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice)),
+                    reply_to=self._generator.address,
+                    slo=slo,
+                    salt=tenant.salt(body.cache_salt),
+                    arrival_s=http.state.arrival_s,
+                    tenant=tenant.name,
+                    weight=tenant.rules.weight,
+                    retain=body.prompt_cache_retention != "none",
+                )
+                hidden = chat.hidden_tokens if chat else None
+                text = TextStream(
+                    self.tokenizer,
+                    prompt,
+                    body.stops,
+                    skip_special_tokens=body.skip_special_tokens and hidden is None,
+                    include_stop=body.include_stop_str_in_output,
+                    min_tokens=body.min_tokens,
+                    hidden_tokens=hidden or (),
+                )
+                parser = chat.new_parser() if chat else PlainParser()
+                reasons = chat is not None and chat.formats.reasoning != "none"
+                choices.append(ChoiceStream(len(choices), request, text, parser, reasons))
+        log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
+        return choices
+
+    async def check_grammar(self, body: Common, grammar: Grammar | None) -> None:
+        """Raises RequestError where the answer cannot be held to it."""
+        if grammar is None:
+            return
+        field = "structured_outputs" if body.structured_outputs is not None else "response_format"
+        if not body.is_structured:
+            field = "tools"
+        if not body.stop_token_ids and (body.ignore_eos or not self.settings.eos_token_ids):
+            reason = "ignore_eos is true" if body.ignore_eos else "this model has no end-of-sequence token"
+            raise RequestError(
+                f"{field}: an answer could not end where it is complete: {reason}", field=field
+            )
+        if self._grammars is None:
+            raise RequestError(f"{field}: this server's tokenizer cannot be constrained", field=field)
+        await self._grammars.check(grammar.text, field)
+
+
+async def aside(http: HttpRequest, work: Callable[[], T]) -> T:
+    """`work` on the body that was read, on a thread where it is long."""
+    return work() if http.state.num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)

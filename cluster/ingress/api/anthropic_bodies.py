@@ -1,0 +1,167 @@
+"""The bodies of /v1/messages, whole and as events, and its errors."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cluster.ingress.api.choices import TextPiece
+from cluster.ingress.parsers.output_events import (
+    CallArguments,
+    CallBegins,
+    CallEnds,
+    OutputEvent,
+    Reasoning,
+    Text,
+    joined,
+)
+from core.types import FinishReason
+
+Json = dict[str, Any]
+_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class MessagesShape:
+    """One answer. `stopped` says which stop sequence has ended it, if one has."""
+
+    def __init__(
+        self,
+        message_id: str,
+        model: str,
+        num_prompt: int,
+        *,
+        new_call_id: Callable[[], str],
+        stopped: Callable[[], str | None],
+        shows_thinking: bool,
+        fills_context: bool,
+    ) -> None:
+        """`fills_context`: the model's context ends before max_tokens."""
+        self._head: Json = {"id": message_id, "type": "message", "role": "assistant", "model": model}
+        self._num_prompt, self._new_call_id, self._stopped = num_prompt, new_call_id, stopped
+        self._shows_thinking, self._fills_context = shows_thinking, fills_context
+        self._num_blocks = 0
+        self._open: type[OutputEvent] | None = None
+        """What the last block holds, while it may grow."""
+        self._called = False
+        self._finish: FinishReason | None = None
+
+    def frame(self, chunk: str) -> str:
+        return f"{chunk}\n\n"
+
+    def opening(self, index: int) -> list[str]:
+        usage = {"input_tokens": self._num_prompt, "output_tokens": 0}
+        message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        return [_event("message_start", message=message)]
+
+    def chunks(self, piece: TextPiece) -> list[str]:
+        self._finish = piece.finish or self._finish
+        return [chunk for event in piece.events for chunk in self._of_event(event)]
+
+    def closing(self, usage: Mapping[str, Any]) -> list[str]:
+        delta = {"stop_reason": self._stop_reason(self._finish), "stop_sequence": self._stopped()}
+        counts = {"input_tokens": self._num_prompt, "output_tokens": usage["completion_tokens"]}
+        return [*self._close(), _event("message_delta", delta=delta, usage=counts), _event("message_stop")]
+
+    def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
+        return f"event: error\ndata: {json.dumps(messages_error(status, body, request_id))}"
+
+    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json:
+        (own,) = pieces
+        content = list[Json]()
+        arguments = ""
+        for event in joined(event for piece in own for event in piece.events):
+            match event:
+                case Text(text):
+                    content.append({"type": "text", "text": text})
+                case Reasoning(text):
+                    if self._shows_thinking:
+                        content.append({"type": "thinking", "thinking": text, "signature": ""})
+                case CallBegins(_, name):
+                    self._called, arguments = True, ""
+                    content.append({"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}})
+                case CallArguments(_, text):
+                    arguments += text
+                case CallEnds():
+                    content[-1]["input"] = _input(arguments)
+        return {
+            **self._head,
+            "content": content,
+            "stop_reason": self._stop_reason(own[-1].finish),
+            "stop_sequence": self._stopped(),
+            "usage": {"input_tokens": self._num_prompt, "output_tokens": usage["completion_tokens"]},
+        }
+
+    def _of_event(self, event: OutputEvent) -> list[str]:
+        match event:
+            case Text(text):
+                return self._grow(event, {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
+            case Reasoning(text):
+                if not self._shows_thinking:
+                    return []
+                block = {"type": "thinking", "thinking": "", "signature": ""}
+                return self._grow(event, block, {"type": "thinking_delta", "thinking": text})
+            case CallBegins(_, name):
+                self._called = True
+                block = {"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}}
+                return [*self._close(), self._begin(event, block)]
+            case CallArguments(_, text):
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallEnds():
+                return self._close()
+
+    def _grow(self, event: OutputEvent, block: Json, delta: Json) -> list[str]:
+        begun = [] if self._open is type(event) else [*self._close(), self._begin(event, block)]
+        return [*begun, self._delta(delta)]
+
+    def _begin(self, event: OutputEvent, block: Json) -> str:
+        self._open = type(event)
+        self._num_blocks += 1
+        return _event("content_block_start", index=self._num_blocks - 1, content_block=block)
+
+    def _delta(self, delta: Json) -> str:
+        return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
+
+    def _close(self) -> list[str]:
+        if self._open is None:
+            return []
+        signature = (
+            [self._delta({"type": "signature_delta", "signature": ""})] if self._open is Reasoning else []
+        )
+        self._open = None
+        return [*signature, _event("content_block_stop", index=self._num_blocks - 1)]
+
+    def _stop_reason(self, finish: FinishReason | None) -> str:
+        if finish is FinishReason.LENGTH:
+            return "model_context_window_exceeded" if self._fills_context else "max_tokens"
+        if self._stopped() is not None:
+            return "stop_sequence"
+        return "tool_use" if self._called else "end_turn"
+
+
+def messages_error(status: int, body: Mapping[str, Any], request_id: str) -> Json:
+    """`body`: the same error as OpenAI's clients get it."""
+    kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": body["error"]["message"]},
+        "request_id": request_id,
+    }
+
+
+def _event(kind: str, **fields: Any) -> str:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}"
+
+
+def _input(arguments: str) -> Json:
+    """A call's arguments; what the model wrote instead of an object stands under `text`, so that nothing is lost."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        return {"text": arguments}
+    return value if isinstance(value, dict) else {"text": arguments}

@@ -1,0 +1,233 @@
+"""Bodies of Anthropic's /v1/messages and the chat requests that they stand for. Each parameter is honoured or refused by name."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, anything, is_one_of, validate
+from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
+from core.errors import RequestError
+
+Json = dict[str, Any]
+
+
+class _Block(Strict):
+    cache_control: Json | None = None
+    """Prefixes are found by content, so it changes nothing."""
+
+
+class TextBlock(_Block):
+    type: Literal["text"]
+    text: str
+    citations: None = None
+
+
+class ThinkingBlock(Strict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class DirectCaller(Strict):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(_Block):
+    type: Literal["tool_use"]
+    id: str
+    name: FunctionName
+    input: Json
+    caller: DirectCaller | None = None
+
+
+class ToolResultBlock(_Block):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] = ""
+    is_error: bool | None = None
+
+
+Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+_TYPES = {"user": {"text", "tool_result"}, "assistant": {"text", "thinking", "tool_use"}, "system": {"text"}}
+
+
+class MessageParam(Strict):
+    role: Literal["user", "assistant", "system"]
+    content: str | Annotated[list[Block], Field(min_length=1, fail_fast=True)]
+
+    @model_validator(mode="after")
+    def _suits_its_role(self) -> "MessageParam":
+        for block in self.content if isinstance(self.content, list) else ():
+            if block.type not in _TYPES[self.role]:
+                raise ValueError(f"no {self.role} message has a block {block.type!r}")
+        return self
+
+
+class ToolParam(_Block):
+    name: FunctionName
+    description: str | None = None
+    input_schema: Json
+    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    """Arguments are always streamed as they come."""
+    allowed_callers: list[Literal["direct"]] | None = None
+    defer_loading: Literal[False] | None = None
+
+
+class ToolChoiceParam(Strict):
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Strict):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    """`omitted`: no thinking blocks in the answer. Summaries there are none of: the reasoning comes as it is."""
+
+
+class JsonFormat(Strict):
+    type: Literal["json_schema"]
+    schema_: Annotated[Json, Field(alias="schema")]
+
+
+class OutputConfig(Strict):
+    format: JsonFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class CountTokensRequest(Strict):
+    model: str
+    messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)]
+    system: str | list[TextBlock] | None = None
+    tools: Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def shows_thinking(self) -> bool:
+        thinking = self.thinking
+        return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"
+
+
+class MessagesRequest(CountTokensRequest):
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: (
+        Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=4)] | None
+    ) = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+def _keeps_everything(value: Any) -> bool:
+    """Whether edits of the history, where there are any, leave it as it was sent."""
+    edits: Any = value.get("edits", []) if isinstance(value, dict) else [] if value is None else [value]
+    return edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}])
+
+
+MESSAGES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
+    "metadata": NEUTRAL["metadata"],
+    "cache_control": (anything, ""),
+    "service_tier": (is_one_of("auto", "standard_only"), "classes are chosen by the header x-slo-class"),
+    "speed": (is_one_of("standard"), "there is one speed"),
+    "container": (is_one_of(), "there are no containers"),
+    "mcp_servers": (is_one_of([]), "the client runs the tools"),
+    "inference_geo": (is_one_of(), "the cluster is where it is"),
+    "context_management": (_keeps_everything, "the client edits its history"),
+    "diagnostics": (is_one_of(), "/cluster and the metrics tell what happened"),
+    "user_profile_id": (is_one_of(), "there are no profiles"),
+    "workspace_id": (is_one_of(), "tenants are told by their keys"),
+}
+
+
+def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> ChatRequest:
+    """`reasons`: the model's format has reasoning; `knows_effort`: its template can leave it out. Raises RequestError."""
+    if body.messages[-1].role == "assistant":
+        raise RequestError(
+            "the last message must be the user's: an answer cannot be continued", field="messages"
+        )
+    messages = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
+    for message in body.messages:
+        messages += _chat_messages(message)
+    chat: Json = {"model": body.model, "messages": messages, "tools": _tools(body.tools), **_choice(body)}
+    if body.thinking is not None and reasons:
+        chat["thinking_token_budget"] = body.thinking.budget_tokens
+        if body.thinking.type == "disabled" and knows_effort:
+            chat["reasoning_effort"] = "none"
+    if body.output_config is not None and body.output_config.format is not None:
+        schema = {"name": "answer", "schema": body.output_config.format.schema_, "strict": True}
+        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if isinstance(body, MessagesRequest):
+        chat |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
+        chat |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+    return validate(ChatRequest, {name: value for name, value in chat.items() if value is not None})
+
+
+def _chat_messages(message: MessageParam) -> list[Json]:
+    """Tools' results are messages of their own, in front of the user's text."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    blocks = message.content
+    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
+    if message.role != "assistant":
+        results = [
+            {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+            for block in blocks
+            if isinstance(block, ToolResultBlock)
+        ]
+        said = any(isinstance(block, TextBlock) for block in blocks)
+        return [*results, *([{"role": message.role, "content": text}] if said else [])]
+    calls = [
+        {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input)}}
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
+    ]
+    reasoning = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+    out: Json = {"role": "assistant", "content": text or None}
+    return [
+        out
+        | ({"tool_calls": calls} if calls else {})
+        | ({"reasoning_content": reasoning} if reasoning else {})
+    ]
+
+
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "".join(block.text for block in content)
+
+
+def _tools(tools: Sequence[ToolParam] | None) -> list[Json] | None:
+    if not tools:
+        return None
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+                "strict": tool.strict,
+            },
+        }
+        for tool in tools
+    ]
+
+
+def _choice(body: CountTokensRequest) -> Mapping[str, Any]:
+    choice = body.tool_choice
+    if choice is None or not body.tools:
+        return {}
+    parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    match choice.type:
+        case "tool":
+            return {"tool_choice": {"type": "function", "function": {"name": choice.name or ""}}, **parallel}
+        case "any":
+            return {"tool_choice": "required", **parallel}
+        case _:
+            return {"tool_choice": choice.type, **parallel}

@@ -1,0 +1,60 @@
+"""Anthropic's routes: a message becomes a chat, and what is said becomes blocks."""
+
+import uuid
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from cluster.ingress.api import request_params
+from cluster.ingress.api.answering import Answering, Route, aside
+from cluster.ingress.api.anthropic_bodies import MessagesShape
+from cluster.ingress.api.anthropic_requests import (
+    MESSAGES_NEUTRAL,
+    CountTokensRequest,
+    MessagesRequest,
+    as_chat,
+)
+from cluster.ingress.api.openai_requests import ChatRequest, validate
+
+
+class AnthropicRoutes:
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    def routes(self) -> list[Route]:
+        return [
+            ("POST", "/v1/messages", self.messages),
+            ("POST", "/v1/messages/count_tokens", self.count_tokens),
+        ]
+
+    async def messages(self, http: HttpRequest) -> Response:
+        body = validate(MessagesRequest, await self._answering.body(http), MESSAGES_NEUTRAL)
+        request_params.check_model(body.model, self._answering.settings)
+        chat_body = self._as_chat(body)
+        chat = await self._answering.prepare(http, chat_body)
+        room = max(1, self._answering.settings.max_context_tokens - len(chat.prompt))
+        fitting = chat_body.model_copy(update={"max_completion_tokens": min(body.max_tokens, room)})
+        choices = self._answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+        shape = MessagesShape(
+            f"msg_{uuid.uuid4().hex}",
+            body.model,
+            len(chat.prompt),
+            new_call_id=self._answering.chat_format.new_call_id,
+            stopped=lambda: choices[0].text.stopped,
+            shows_thinking=body.shows_thinking,
+            fills_context=body.max_tokens > room,
+        )
+        return await self._answering.answer(http, fitting, choices, 1, shape)
+
+    async def count_tokens(self, http: HttpRequest) -> Response:
+        body = validate(CountTokensRequest, await self._answering.body(http), MESSAGES_NEUTRAL)
+        request_params.check_model(body.model, self._answering.settings)
+        chat_body = self._as_chat(body)
+        chat = await aside(http, lambda: self._answering.chat_format.prepare(chat_body))
+        return JSONResponse({"input_tokens": len(chat.prompt)})
+
+    def _as_chat(self, body: CountTokensRequest) -> ChatRequest:
+        reasons = self._answering.chat_format.formats.reasoning != "none"
+        return as_chat(
+            body, reasons=reasons, knows_effort="enable_thinking" in self._answering.tokenizer.template
+        )

@@ -1,0 +1,130 @@
+"""OpenAI's routes, and vLLM's for tokens."""
+
+import time
+import uuid
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from cluster.ingress.api import request_params
+from cluster.ingress.api.answering import Answering, Route, aside
+from cluster.ingress.api.chat_bodies import ChatShape
+from cluster.ingress.api.openai_bodies import CompletionShape
+from cluster.ingress.api.openai_requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    validate,
+)
+from cluster.ingress.api.structured import grammar_of
+from core.errors import RequestError
+from core.types import Grammar
+
+
+class OpenAIRoutes:
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._started = int(time.time())
+
+    def routes(self) -> list[Route]:
+        return [
+            ("POST", "/v1/chat/completions", self.chat),
+            ("POST", "/v1/completions", self.completions),
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{name:path}", self.model),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+        ]
+
+    async def chat(self, http: HttpRequest) -> Response:
+        body = validate(ChatRequest, await self._answering.body(http))
+        request_params.check_model(body.model, self._answering.settings)
+        n = request_params.check_count(body, 1, self._answering.settings)
+        chat = await self._answering.prepare(http, body)
+        choices = self._answering.choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
+        shape = ChatShape(
+            f"chatcmpl-{uuid.uuid4().hex}",
+            int(time.time()),
+            body.model,
+            self._answering.tokenizer,
+            bool(body.logprobs),
+            body.wants_usage,
+            new_call_id=self._answering.chat_format.new_call_id,
+        )
+        return await self._answering.answer(http, body, choices, 1, shape)
+
+    async def completions(self, http: HttpRequest) -> Response:
+        body = validate(CompletionRequest, await self._answering.body(http))
+        request_params.check_model(body.model, self._answering.settings)
+        prompts = await aside(
+            http,
+            lambda: request_params.completion_prompts(
+                body, self._answering.tokenizer, self._answering.settings
+            ),
+        )
+        n = request_params.check_count(body, len(prompts), self._answering.settings)
+        text = grammar_of(body.response_format, body.structured_outputs)
+        grammar = Grammar(text=text) if text else None
+        await self._answering.check_grammar(body, grammar)
+        choices = self._answering.choices(http, body, prompts, n, grammar=grammar)
+        echoes: dict[int, str] = {}
+        if body.echo:
+            echoes = {
+                c.index: self._answering.tokenizer.decode(
+                    c.request.prompt, skip_special_tokens=body.skip_special_tokens
+                )
+                for c in choices
+            }
+        shape = CompletionShape(
+            f"cmpl-{uuid.uuid4().hex}",
+            int(time.time()),
+            body.model,
+            self._answering.tokenizer,
+            body.logprobs is not None,
+            body.wants_usage,
+            echoes=echoes,
+        )
+        return await self._answering.answer(http, body, choices, len(prompts), shape)
+
+    async def models(self, http: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+
+    async def model(self, http: HttpRequest) -> Response:
+        request_params.check_model(http.path_params["name"], self._answering.settings)
+        return JSONResponse(self._model_entry())
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        body = validate(TokenizeRequest, await self._answering.body(http))
+        request_params.check_model(body.model, self._answering.settings)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError("give either prompt or messages", field="prompt")
+        ids = await aside(
+            http,
+            lambda: request_params.tokenized(
+                body, self._answering.tokenizer, self._answering.chat_format.style
+            ),
+        )
+        return JSONResponse(
+            {"tokens": ids, "count": len(ids), "max_model_len": self._answering.settings.max_context_tokens}
+        )
+
+    async def detokenize(self, http: HttpRequest) -> Response:
+        body = validate(DetokenizeRequest, await self._answering.body(http))
+        request_params.check_model(body.model, self._answering.settings)
+        if body.tokens and max(body.tokens) >= self._answering.settings.vocab_size:
+            raise RequestError(f"token id {max(body.tokens)} is outside the vocabulary", field="tokens")
+        text = await aside(
+            http, lambda: self._answering.tokenizer.decode(body.tokens, skip_special_tokens=False)
+        )
+        return JSONResponse({"prompt": text})
+
+    def _model_entry(self) -> dict[str, Any]:
+        return {
+            "id": self._answering.settings.model_name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "baton",
+            "max_model_len": self._answering.settings.max_context_tokens,
+        }
