@@ -1,14 +1,16 @@
 """Products with matrices in the layouts in which a CPU multiplies them fastest; a matrix is laid out once, as a model is loaded.
 
 - float32 and bfloat16: oneDNN's blocks. A processor without products of bfloat16 gets FBGEMM's float16 instead.
-- float16: FBGEMM's panels, made float32 in registers and added up in float32.
+- float16: FBGEMM's panels, made float32 in registers and added up in float32. On AMD's processors that takes twice as long as a
+  product of float32 from some fifty rows on: there the matrix is kept beside its panels, and made float32 piece by piece.
 - int8: FBGEMM's panels with one scale for the matrix; inputs are rounded to 8 bits as they come.
 
-The matrix itself is not kept. PyTorch calls FBGEMM's functions deprecated: kernels of our own are to take their place."""
+Otherwise the matrix itself is not kept. PyTorch calls FBGEMM's functions deprecated: our own kernels are to replace them."""
 
 import warnings
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Final, Literal
 
 import torch
@@ -24,6 +26,10 @@ WeightFormat = Literal["full", "float16", "int8"]
 _LARGEST_FLOAT16: Final = 65504.0
 _LEAST_PACKED: Final = 1 << 18
 """Numbers of a matrix. Products with smaller ones take less time than oneDNN's function takes to be called."""
+_MANY_ROWS: Final = 48
+"""Rows of inputs. On an AMD EPYC with AVX-512, panels and pieces of float32 take equally long with so many."""
+_PIECE: Final = 1024
+"""Rows of a matrix that are made float32 at once: a few MB, which stay in a core's cache."""
 
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
@@ -60,6 +66,15 @@ def has_bfloat16() -> bool:
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
 
 
+@cache
+def _panels_are_slow() -> bool:
+    """With many rows, beside a product of float32. Known by the maker, not timed, so that equal machines give equal sums."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
 def _fits_float16(matrix: Tensor) -> bool:
     return bool(matrix.abs().amax() <= _LARGEST_FLOAT16)
 
@@ -82,11 +97,23 @@ def _float16(matrix: Tensor) -> Prepacked:
         no_bias = torch.zeros(matrix.shape[0])
         torch.fbgemm_linear_fp16_weight(torch.zeros(1, matrix.shape[1]), packed, no_bias)
 
+    kept = matrix.half() if _panels_are_slow() else None
+
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
         own = no_bias if bias is None else bias.float()
-        return torch.fbgemm_linear_fp16_weight(x.float().contiguous(), packed, own).to(x.dtype)
+        rows = x.float().contiguous()
+        if kept is not None and len(rows) >= _MANY_ROWS:
+            return _in_pieces(rows, kept).add_(own).to(x.dtype)
+        return torch.fbgemm_linear_fp16_weight(rows, packed, own).to(x.dtype)
 
     return Prepacked((matrix.shape[0], matrix.shape[1]), product)
+
+
+def _in_pieces(x: Tensor, matrix: Tensor) -> Tensor:
+    out = x.new_empty(len(x), len(matrix))
+    for at in range(0, len(matrix), _PIECE):
+        out[:, at : at + _PIECE] = x @ matrix[at : at + _PIECE].float().T
+    return out
 
 
 def _int8(matrix: Tensor) -> Prepacked:

@@ -80,6 +80,9 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "deterministic.json": [lambda d, _: [d["results"]["float32"]["decode, 32"]["ratio"]]],
     "quantised_weights.json": [_fp8],
+    "cpu_weights.json": [
+        lambda d, _: [d["speed_over_plain"]["decode 1"][way] for way in ("float16", "int8")]
+    ],
     "serving_overhead.json": [_added],
     "structured.json": [_structured],
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],

@@ -42,6 +42,18 @@ def test_a_product_is_that_of_the_matrix(
     assert error(got, x, kept, bias) < most
 
 
+@pytest.mark.parametrize("count", [47, 48, 200])
+@pytest.mark.parametrize("slow", [False, True])
+def test_many_rows_have_the_same_product_where_panels_are_slow(
+    monkeypatch: pytest.MonkeyPatch, count: int, slow: bool
+):
+    """2,100 outputs are two whole pieces and a part of one."""
+    monkeypatch.setattr(prepacked, "_panels_are_slow", lambda: slow)
+    weight, x, bias = matrix(2100, 64), rows(count, 64), rows(1, 2100)[0]
+    got = linear(x, pack("float16", weight, torch.float32), bias)
+    assert error(got, x, weight.half().float(), bias) < 1e-6
+
+
 def test_bfloat16_checkpoints_lose_nothing_in_float16():
     weight, x = matrix(96, 64, torch.bfloat16), rows(5, 64)
     assert torch.equal(weight.half().float(), weight.float())
