@@ -215,6 +215,8 @@ class ServeConfig(_Frozen):
     """How long running requests may go on after that."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     """A longer body is refused with 413."""
+    response_store_bytes: int = Field(default=64 << 20, ge=0)
+    """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
     live_file: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import anthropic
+import jsonschema
 import openai
 import pytest
 from pydantic import BaseModel, Field, StringConstraints
@@ -193,18 +194,41 @@ async def test_a_message_says_what_a_chat_does_and_a_forced_tool_is_used(
     client: openai.AsyncOpenAI, server: ServeProcess
 ) -> None:
     request: Any = {"model": MODEL, "max_tokens": 24, "messages": [{"role": "user", "content": "Tell"}]}
-    tool = {"name": "cook", "input_schema": Meal.model_json_schema()}
+    schema = {
+        "type": "object",
+        "properties": {
+            "dish": {"enum": ["soup", "bread"]},
+            "guests": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["dish", "guests"],
+        "additionalProperties": False,
+    }
+    tool = {"name": "cook", "input_schema": schema}
     chat = await client.chat.completions.create(**request, temperature=0)
     async with anthropic.AsyncAnthropic(base_url=server.base_url, api_key="none") as messages:
         async with messages.messages.stream(**request, extra_body={"temperature": 0}) as stream:
             said = await stream.get_final_message()
         forced: Any = {"tools": [tool], "tool_choice": {"type": "tool", "name": "cook"}}
-        called = await messages.messages.create(**request | {"max_tokens": 4000}, **forced)
+        called = await messages.messages.create(**request | {"max_tokens": 1000}, **forced)
     assert isinstance(said.content[0], anthropic.types.TextBlock)
     assert (said.content[0].text, said.stop_reason) == (chat.choices[0].message.content, "max_tokens")
     (use,) = called.content
     assert isinstance(use, anthropic.types.ToolUseBlock)
-    Meal.model_validate(use.input)
+    jsonschema.validate(use.input, schema)
+
+
+async def test_a_response_goes_on_from_a_stored_one(client: openai.AsyncOpenAI) -> None:
+    request: Any = {"model": MODEL, "temperature": 0, "max_output_tokens": 16}
+    first = await client.responses.create(**request, input="Tell")
+    second = await client.responses.create(**request, input="More", previous_response_id=first.id)
+    turns = [("user", "Tell"), ("assistant", first.output_text), ("user", "More")]
+    chat = await client.chat.completions.create(
+        model=MODEL,
+        temperature=0,
+        max_tokens=16,
+        messages=[{"role": role, "content": text} for role, text in turns],  # type: ignore[misc]
+    )
+    assert (second.output_text, second.status) == (chat.choices[0].message.content, "incomplete")
 
 
 @pytest.mark.parametrize("pool", ["DecodePool", "PrefillPool", "Scheduler"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,8 +15,9 @@ from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
-from cluster.ingress.api.http_responses import events, streamed, whole
+from cluster.ingress.api.http_responses import events, gathered, streamed, whole
 from cluster.ingress.api.openai_bodies import BodyShape
+from cluster.ingress.api.openai_errors import describe
 from cluster.ingress.api.openai_requests import ChatRequest, Common
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
@@ -75,6 +76,30 @@ class Answering:
             return await whole(http, pieces, choices, num_prompts, shape)
         source = events(pieces, choices, num_prompts, shape, http.state.request_id)
         return await streamed(http, source)
+
+    async def answer_aside(
+        self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
+    ) -> None:
+        """The same for nobody who waits: `shape` is told the end, also of what fails."""
+        try:
+            await gathered(
+                self._runner.run(choices, num_prompts, http.state.tenant), choices, num_prompts, shape
+            )
+        except Exception as error:
+            request_id = http.state.request_id
+            status, body, _ = describe(error, request_id)
+            log.warning("request %s ended in the background: %r", request_id, error)
+            shape.error(status, body, request_id)
+
+    def fitting(self, body: ChatRequest, prompt: Sequence[int]) -> ChatRequest:
+        """`body`, where the context has room for as many tokens as it asks for; else it asks for as many as there is room for."""
+        room = self.settings.max_context_tokens - len(prompt)
+        wanted = body.max_completion_tokens
+        return (
+            body
+            if wanted is None or wanted <= room
+            else body.model_copy(update={"max_completion_tokens": max(1, room)})
+        )
 
     def choices(
         self,

@@ -32,8 +32,7 @@ class AnthropicRoutes:
         request_params.check_model(body.model, self._answering.settings)
         chat_body = self._as_chat(body)
         chat = await self._answering.prepare(http, chat_body)
-        room = max(1, self._answering.settings.max_context_tokens - len(chat.prompt))
-        fitting = chat_body.model_copy(update={"max_completion_tokens": min(body.max_tokens, room)})
+        fitting = self._answering.fitting(chat_body, chat.prompt)
         choices = self._answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
         shape = MessagesShape(
             f"msg_{uuid.uuid4().hex}",
@@ -42,7 +41,7 @@ class AnthropicRoutes:
             new_call_id=self._answering.chat_format.new_call_id,
             stopped=lambda: choices[0].text.stopped,
             shows_thinking=body.shows_thinking,
-            fills_context=body.max_tokens > room,
+            fills_context=fitting is not chat_body,
         )
         return await self._answering.answer(http, fitting, choices, 1, shape)
 

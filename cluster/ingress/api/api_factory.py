@@ -25,6 +25,7 @@ def build_app(
         default_sampling=card.default_sampling,
         max_body_bytes=config.serve.max_body_bytes,
         body_timeout_s=config.serve.body_timeout_s,
+        response_store_bytes=config.serve.response_store_bytes,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tokenizer_folder=Path(card.folder),

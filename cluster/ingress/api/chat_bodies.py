@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cluster.ingress.api.choices import TextPiece
-from cluster.ingress.api.openai_bodies import Json, OpenAIShape
+from cluster.ingress.api.openai_bodies import Json, OpenAIShape, TokenEntries
 from cluster.ingress.parsers.output_events import (
     CallArguments,
     CallBegins,
@@ -15,7 +15,7 @@ from cluster.ingress.parsers.output_events import (
     Text,
     joined,
 )
-from core.types import FinishReason, TokenOut
+from core.types import FinishReason
 
 
 class ChatShape(OpenAIShape):
@@ -24,7 +24,7 @@ class ChatShape(OpenAIShape):
 
     def __init__(self, *args: Any, new_call_id: Callable[[], str]) -> None:
         super().__init__(*args)
-        self._new_call_id = new_call_id
+        self._new_call_id, self._entries = new_call_id, TokenEntries(self._tokenizer)
         self._called: set[int] = set()
         """Choices that have begun a call."""
 
@@ -41,7 +41,7 @@ class ChatShape(OpenAIShape):
             deltas.append("{}" if piece.finish is not None else '{"content": ""}')
         logprobs, finish = "null", "null"
         if self._with_logprobs and piece.token is not None:
-            logprobs = json.dumps({"content": [self._logprob(piece.token)], "refusal": None})
+            logprobs = json.dumps({"content": [self._entries.logprob(piece.token)], "refusal": None})
         chunks: list[str] = []
         for number, delta in enumerate(deltas, 1):
             if number == len(deltas) and piece.finish is not None:
@@ -78,7 +78,7 @@ class ChatShape(OpenAIShape):
         logprobs = None
         if self._with_logprobs:
             logprobs = {
-                "content": [self._logprob(p.token) for p in pieces if p.token is not None],
+                "content": [self._entries.logprob(p.token) for p in pieces if p.token is not None],
                 "refusal": None,
             }
         message = self._message(index, joined(event for piece in pieces for event in piece.events))
@@ -106,12 +106,3 @@ class ChatShape(OpenAIShape):
         if calls:
             message["tool_calls"] = calls
         return message
-
-    def _logprob(self, token: TokenOut) -> Json:
-        top = [self._entry(i, value) for i, value in token.top]
-        return {**self._entry(token.token, token.logprob or 0.0), "top_logprobs": top}
-
-    def _entry(self, token: int, logprob: float) -> Json:
-        text = self._token_text(token)
-        # Part of a character has no text of its own, so its bytes are not known here.
-        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

@@ -25,6 +25,7 @@ from cluster.ingress.api.http_responses import ClientGone
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.openai_routes import OpenAIRoutes
 from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.api.responses_routes import ResponsesRoutes
 from cluster.ingress.dashboard.page import load_page
 from cluster.ingress.observers import Observers
 from core.clock import now_s
@@ -47,7 +48,12 @@ def create_app(
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, settings.model_name, access, observers)
     answering = Answering(generator, tokenizer, settings, access, observers.ingress)
-    routes = [*OpenAIRoutes(answering).routes(), *AnthropicRoutes(answering).routes(), *api.routes()]
+    routes = [
+        *OpenAIRoutes(answering).routes(),
+        *ResponsesRoutes(answering).routes(),
+        *AnthropicRoutes(answering).routes(),
+        *api.routes(),
+    ]
     for method, path, handler in routes:
         app.add_api_route(path, api.guarded(path, handler), methods=[method], response_model=None)
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Send
 
 from cluster.ingress.api.choices import ChoiceStream, TextPiece, num_prompt_tokens
-from cluster.ingress.api.openai_bodies import BodyShape
+from cluster.ingress.api.openai_bodies import BodyShape, Json
 from cluster.ingress.api.openai_errors import describe
 
 log = logging.getLogger(__name__)
@@ -45,18 +45,22 @@ async def whole(
     shape: BodyShape,
 ) -> JSONResponse:
     """Raises ClientGone when nobody waits for the answer any more."""
+    return JSONResponse(await _unless_gone(http, gathered(stream, choices, num_prompts, shape)))
 
-    async def collect() -> list[list[TextPiece]]:
-        pieces: list[list[TextPiece]] = [[] for _ in choices]
-        async with contextlib.aclosing(stream):
-            async for piece in stream:
-                pieces[piece.index].append(piece)
-        return pieces
 
-    pieces = await _unless_gone(http, collect())
+async def gathered(
+    stream: AsyncGenerator[TextPiece, None],
+    choices: Sequence[ChoiceStream],
+    num_prompts: int,
+    shape: BodyShape,
+) -> Json:
+    pieces: list[list[TextPiece]] = [[] for _ in choices]
+    async with contextlib.aclosing(stream):
+        async for piece in stream:
+            pieces[piece.index].append(piece)
     num_output = sum(len(own) for own in pieces)
     num_reasoning = sum(piece.is_reasoning for own in pieces for piece in own)
-    return JSONResponse(shape.body(pieces, count_usage(choices, num_prompts, num_output, num_reasoning)))
+    return shape.body(pieces, count_usage(choices, num_prompts, num_output, num_reasoning))
 
 
 async def _unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:

@@ -36,6 +36,22 @@ class BodyShape(Protocol):
     def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json: ...
 
 
+class TokenEntries:
+    """Log-probabilities in the form of chats and responses."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def logprob(self, token: TokenOut) -> Json:
+        top = [self._entry(i, value) for i, value in token.top]
+        return {**self._entry(token.token, token.logprob or 0.0), "top_logprobs": top}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        # Part of a character has no text of its own, so its bytes are not known here.
+        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+
+
 class OpenAIShape:
     chunk_object: str
     object: str

@@ -34,6 +34,7 @@ class ApiSettings:
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 30.0
     max_n: int = 128
+    response_store_bytes: int = 64 << 20
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
     tokenizer_folder: Path | None = None

@@ -1,0 +1,81 @@
+"""Responses that clients may ask for again or go on from, in this process's memory, within a bound."""
+
+import asyncio
+import json
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from core.errors import RequestError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    tenant: str
+    items: tuple[Json, ...]
+    """The conversation that it answers, without its own output."""
+    num_own: int
+    """How many of the items, at the end, came with its request."""
+    body: Json
+
+
+class ResponseStore:
+    """The oldest make room for new ones."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        """0: nothing is kept."""
+        self._capacity = capacity_bytes
+        self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._bytes = 0
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def keeps(self) -> bool:
+        return self._capacity > 0
+
+    def put(self, response: StoredResponse) -> None:
+        """Takes the place of what is stored under the same id. One that alone exceeds the bound is not kept."""
+        self._forget(response.body["id"])
+        size = len(json.dumps([response.items, response.body]))
+        if size > self._capacity:
+            return
+        self._stored[response.body["id"]] = response, size
+        self._bytes += size
+        while self._bytes > self._capacity:
+            self._forget(next(iter(self._stored)))
+
+    def get(self, response_id: str, tenant: str, field: str | None = None) -> StoredResponse:
+        """Raises RequestError; `field` names where the client said the id."""
+        found = self._stored.get(response_id)
+        if found is None or found[0].tenant != tenant:
+            raise RequestError(
+                f"no response {response_id!r} is stored here: it was not kept, was deleted, has made room for newer ones, or "
+                "was another ingress's; send the whole conversation as input",
+                field=field,
+                status=404,
+                code="response_not_found",
+            )
+        return found[0]
+
+    async def delete(self, response_id: str, tenant: str) -> None:
+        """Ends it, too, where it still runs. Raises RequestError."""
+        self.get(response_id, tenant)
+        await self.cancel(response_id)
+        self._forget(response_id)
+
+    def run(self, response_id: str, task: "asyncio.Task[None]") -> None:
+        """Holds a background response's task until it has ended."""
+        self._running[response_id] = task
+        task.add_done_callback(lambda _: self._running.pop(response_id, None))
+
+    async def cancel(self, response_id: str) -> None:
+        """Returns when a background response's task has ended."""
+        if task := self._running.get(response_id):
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _forget(self, response_id: str) -> None:
+        if found := self._stored.pop(response_id, None):
+            self._bytes -= found[1]

@@ -1,0 +1,173 @@
+"""OpenAI's Responses: a conversation of items, which the client sends whole or goes on from by a stored response's id."""
+
+import asyncio
+import time
+import uuid
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from cluster.ingress.api import request_params
+from cluster.ingress.api.access import Tenant
+from cluster.ingress.api.answering import Answering, Route
+from cluster.ingress.api.openai_bodies import TokenEntries
+from cluster.ingress.api.openai_requests import validate
+from cluster.ingress.api.response_store import ResponseStore, StoredResponse
+from cluster.ingress.api.responses_bodies import Json, ResponsesShape
+from cluster.ingress.api.responses_requests import (
+    RESPONSES_NEUTRAL,
+    ResponsesRequest,
+    chat_of,
+    input_items,
+    items_of,
+)
+from core.errors import RequestError
+
+_ONE = "/v1/responses/{id}"
+
+
+class ResponsesRoutes:
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+        self._store = ResponseStore(answering.settings.response_store_bytes)
+
+    def routes(self) -> list[Route]:
+        return [
+            ("POST", "/v1/responses", self.create),
+            ("GET", _ONE, self.retrieve),
+            ("DELETE", _ONE, self.delete),
+            ("POST", _ONE + "/cancel", self.cancel),
+            ("GET", _ONE + "/input_items", self.input_items),
+        ]
+
+    async def create(self, http: HttpRequest) -> Response:
+        answering = self._answering
+        body = validate(ResponsesRequest, await answering.body(http), RESPONSES_NEUTRAL)
+        request_params.check_model(body.model, answering.settings)
+        self._check(body)
+        tenant: Tenant = http.state.tenant
+        own = [item.model_dump(exclude_none=True) for item in input_items(body)]
+        before: tuple[Json, ...] = ()
+        if body.previous_response_id is not None:
+            previous = self._store.get(body.previous_response_id, tenant.name, "previous_response_id")
+            if previous.body["status"] not in ("completed", "incomplete"):
+                raise RequestError(
+                    f"the response {body.previous_response_id!r} is {previous.body['status']}: nothing goes on from it",
+                    field="previous_response_id",
+                )
+            before = (*previous.items, *previous.body["output"])
+        chat_body = chat_of(body, items_of([*before, *own]))
+        chat = await answering.prepare(http, chat_body)
+        fitting = answering.fitting(chat_body, chat.prompt)
+        choices = answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+        response_id = f"resp_{uuid.uuid4().hex}"
+        stored = StoredResponse(tenant=tenant.name, items=(*before, *own), num_own=len(own), body={})
+
+        def keep(response: Json) -> None:
+            if body.is_kept:
+                self._store.put(replace(stored, body=response))
+
+        shape = ResponsesShape(
+            _skeleton(response_id, body),
+            new_call_id=answering.chat_format.new_call_id,
+            entries=TokenEntries(answering.tokenizer) if body.wants_logprobs else None,
+            on_end=keep,
+        )
+        if not body.background:
+            return await answering.answer(http, fitting, choices, 1, shape)
+        keep(shape.response)
+
+        async def run() -> None:
+            try:
+                await answering.answer_aside(http, choices, 1, shape)
+            except asyncio.CancelledError:
+                shape.cancelled()
+                raise
+
+        self._store.run(response_id, asyncio.create_task(run()))
+        return JSONResponse(shape.response)
+
+    async def retrieve(self, http: HttpRequest) -> Response:
+        if http.query_params.get("stream", "false") != "false":
+            raise RequestError("a stored response cannot be streamed", field="stream")
+        return JSONResponse(self._stored(http).body)
+
+    async def delete(self, http: HttpRequest) -> Response:
+        response_id, tenant = http.path_params["id"], http.state.tenant.name
+        await self._store.delete(response_id, tenant)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, http: HttpRequest) -> Response:
+        """What has ended already is answered as it is."""
+        stored = self._stored(http)
+        if not stored.body["background"]:
+            raise RequestError("only a background response can be cancelled; close the connection of another")
+        await self._store.cancel(stored.body["id"])
+        return JSONResponse(self._stored(http).body)
+
+    async def input_items(self, http: HttpRequest) -> Response:
+        """The newest first, as OpenAI lists them; all of them."""
+        stored = self._stored(http)
+        data = [_with_id(item, number) for number, item in enumerate(stored.items)][::-1]
+        if http.query_params.get("order") == "asc":
+            data.reverse()
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        return JSONResponse({"object": "list", "data": data, **ends, "has_more": False})
+
+    def _stored(self, http: HttpRequest) -> StoredResponse:
+        return self._store.get(http.path_params["id"], http.state.tenant.name)
+
+    def _check(self, body: ResponsesRequest) -> None:
+        """Raises RequestError."""
+        if body.background and body.stream:
+            raise RequestError("a background response is not streamed: ask for it by its id", field="stream")
+        if body.background and not (body.is_kept and self._store.keeps):
+            raise RequestError("a background response must be stored", field="background")
+
+
+def _with_id(item: Json, number: int) -> Json:
+    """Items that clients wrote have none."""
+    content = item.get("content")
+    if isinstance(content, str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        item = {**item, "content": [{"type": kind, "text": content}]}
+    return {"id": f"item_{number}", **item}
+
+
+def _skeleton(response_id: str, body: ResponsesRequest) -> Json:
+    """The response before its first token."""
+    said: dict[str, Any] = body.model_dump(mode="json", by_alias=True)
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "reasoning": said["reasoning"] or {"effort": None, "summary": None},
+        "store": body.is_kept,
+        "text": said["text"] or {"format": {"type": "text"}},
+        "tool_choice": said["tool_choice"] or "auto",
+        "tools": said["tools"] or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "truncation": "disabled",
+        **{
+            name: said[name]
+            for name in (
+                "instructions",
+                "max_output_tokens",
+                "model",
+                "previous_response_id",
+                "service_tier",
+                "temperature",
+                "top_p",
+            )
+        },
+    }
