@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from core.types import SamplingParams, TokenId
+from core.types import PromptScore, SamplingParams, TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,7 @@ class Sampled:
     token: TokenId
     logprob: float | None = None
     top: tuple[tuple[TokenId, float], ...] = ()
+    prompt_scores: tuple[PromptScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

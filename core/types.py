@@ -67,8 +67,14 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int = 0
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    allowed_token_ids: tuple[TokenId, ...] = ()
+    """Nothing else is drawn; empty: anything."""
+    bad_words: tuple[tuple[TokenId, ...], ...] = ()
+    """Sequences of tokens whose last token is never drawn behind the others."""
     num_logprobs: int = -1
     """-1: none; 0: of the sampled token; k: of the sampled token and the k likeliest."""
+    num_prompt_logprobs: int = -1
+    """The same for each token of the prompt but its first. No cached prefix is used then: its logits are not kept."""
     max_tokens: int = 16
     """Output tokens over all attempts."""
     min_tokens: int = 0
@@ -80,6 +86,17 @@ class SamplingParams:
     thinking: ThinkingBudget | None = None
     grammar: Grammar | None = None
     """Goes with at least one id in `stop_token_ids`, by which a complete output ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """How likely a token of the prompt was behind those before it."""
+
+    logprob: float
+    rank: int
+    """1: the likeliest."""
+    top: tuple[tuple[TokenId, float], ...] = ()
+    """Likeliest tokens and their log-probabilities, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +125,11 @@ class Request:
     def key(self) -> str:
         """Names this attempt on every worker; two attempts of one request never share state."""
         return f"{self.id}#{self.attempt}"
+
+    @property
+    def reuses_prefix(self) -> bool:
+        """False while the prompt's tokens are to be scored: that takes the logits of each, and caches have only their KV."""
+        return self.sampling.num_prompt_logprobs < 0 or bool(self.emitted)
 
     @property
     def tokens(self) -> tuple[TokenId, ...]:
@@ -139,6 +161,8 @@ class TokenOut:
     top: tuple[tuple[TokenId, float], ...] = ()
     """Likeliest tokens and their log-probabilities, likeliest first."""
     finish: FinishReason | None = None
+    prompt_scores: tuple[PromptScore, ...] = ()
+    """With the first token, where they were asked for: one for each token of the prompt but its first."""
 
     @property
     def key(self) -> str:

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from core.plan import NewSeq, SeqWork
-from core.types import SamplingParams
+from core.types import PromptScore, SamplingParams
 from kernels.ops import AttentionMeta
 
 
 class RankSeq:
     """Tokens of one sequence, known and drawn, in a preallocated array."""
 
-    __slots__ = ("counts", "num_prompt", "num_tokens", "sampling", "table", "table_ids", "tokens")
+    __slots__ = ("num_prompt", "num_tokens", "sampling", "scores", "table", "table_ids", "tokens")
 
     def __init__(self, new: NewSeq) -> None:
         known = len(new.tokens)
@@ -25,6 +25,9 @@ class RankSeq:
         self.num_tokens = known
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
+        is_scored = new.sampling.num_prompt_logprobs >= 0 and known == new.num_prompt
+        self.scores: list[PromptScore] | None = [] if is_scored else None
+        """Those of the prompt's tokens so far; None where nobody asks for them, or has them already."""
         self.table: np.ndarray = np.empty(0, np.int64)
         self.table_ids: tuple[int, ...] = ()
 

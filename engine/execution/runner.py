@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -12,6 +13,7 @@ from engine.execution.batch import RankSeq, build_batch
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
+from engine.execution.prompt_scores import score_prompts
 from engine.execution.sampler import sample
 from models.model import Model
 
@@ -44,6 +46,7 @@ class Runner:
         graphs = self._graphs
         if graphs is not None and layer_done is None and graphs.fit(plan.work):
             hidden, replayed = graphs.hidden(plan.work, seqs), True
+            score_prompts(self._model, hidden, plan.work, seqs)
             if not all(item.samples for item in plan.work):
                 hidden = hidden[[row for row, item in enumerate(plan.work) if item.samples]]
         else:
@@ -62,6 +65,7 @@ class Runner:
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
         on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
+        score_prompts(self._model, hidden, plan.work, seqs)
         return hidden[batch.sample_rows]
 
     def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
@@ -79,7 +83,11 @@ def draw_tokens(
     logits = model.logits(hidden)
     masks = grammars.masks(keys) if grammars is not None else None
     out = sample(logits, keys, seqs, model.ops, masks)
-    for key, seq, drawn in zip(keys, seqs, out, strict=True):
+    for row, (key, seq) in enumerate(zip(keys, seqs, strict=True)):
+        if seq.scores is not None:
+            out[row] = replace(out[row], prompt_scores=tuple(seq.scores))
+            seq.scores = None
+        drawn = out[row]
         seq.append(drawn.token)
         if grammars is not None:
             grammars.drawn(key, drawn.token)

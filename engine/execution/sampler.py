@@ -1,9 +1,9 @@
 """Draws the next tokens of a batch.
 
-Order, per row: logit bias, minimum-length mask, grammar, forced end of reasoning, repetition, presence and frequency penalties,
-then (unless greedy) temperature, top-k, top-p, min-p, and one uniform number through the inverse of the cumulative distribution
-in token-id order. That number is a hash of (seed, output position) alone: batch, chunking, worker and retry never matter.
-Log-probabilities are those of the raw logits."""
+Order, per row: logit bias, allowed tokens, bad words, minimum-length mask, grammar, forced end of reasoning, repetition,
+presence and frequency penalties, then (unless greedy) temperature, top-k, top-p, min-p, and one uniform number through the
+inverse of the cumulative distribution in token-id order. That number is a hash of (seed, output position) alone: batch,
+chunking, worker and retry never matter. Log-probabilities are those of the raw logits."""
 
 import hashlib
 import struct
@@ -81,17 +81,38 @@ def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int], ops
 
 
 def _is_shaped(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens)
+    return bool(
+        sampling.logit_bias or sampling.min_tokens or sampling.allowed_token_ids or sampling.bad_words
+    )
 
 
 def _shape(row: torch.Tensor, seq: RankSeq, may_end: bool) -> None:
-    """Bias and minimum length, in place. An output that its grammar has completed `may_end` before its minimum."""
+    """Bias, allowed and banned tokens and minimum length, in place. An output that its grammar has completed `may_end` before its
+    minimum."""
     sampling = seq.sampling
     for token, bias in sampling.logit_bias:
         row[token] += bias
+    if sampling.allowed_token_ids:
+        allowed = list(sampling.allowed_token_ids)
+        kept = row[allowed]
+        row.fill_(-torch.inf)
+        row[allowed] = kept
+    if banned := _banned(sampling.bad_words, seq):
+        row[banned] = -torch.inf
     num_output = seq.num_tokens - seq.num_prompt
     if num_output < sampling.min_tokens and sampling.masked_until_min and not may_end:
         row[list(sampling.masked_until_min)] = -torch.inf
+
+
+def _banned(words: Sequence[tuple[TokenId, ...]], seq: RankSeq) -> list[TokenId]:
+    """The tokens that would complete one of `words`."""
+    known = seq.tokens[: seq.num_tokens]
+    return [
+        word[-1]
+        for word in words
+        if len(word) == 1
+        or (len(word) <= len(known) + 1 and tuple(known[1 - len(word) :].tolist()) == word[:-1])
+    ]
 
 
 def _end_reasoning(row: torch.Tensor, seq: RankSeq, budget: ThinkingBudget) -> None:

@@ -70,6 +70,8 @@ class BlockLedger:
 
     def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> PrefixMatch:
         """RadixCache.match of `request`, of which `tokens` are known; not looked for again while the same would be found."""
+        if not request.reuses_prefix and len(tokens) == len(request.prompt):
+            return PrefixMatch(blocks=())
         found = self._found.get(partial)
         if (
             found is None

@@ -118,6 +118,7 @@ class Sequence:
             logprob=drawn.logprob,
             top=drawn.top,
             finish=finish,
+            prompt_scores=drawn.prompt_scores,
         )
 
     def grow(self, blocks: list[int]) -> None:

@@ -86,7 +86,7 @@ class Restoring:
     def _begin(self, request: Request) -> tuple[Restore | None, list[bytes]]:
         num_cached = self._scheduler.num_cached_blocks(request)
         limit = (len(request.tokens) - 1) // self._block_size  # one token is left to compute
-        if num_cached >= limit:
+        if num_cached >= limit or not request.reuses_prefix:
             return None, []
         all_digests = prefix_digests(self._root(request.salt), request.tokens, self._block_size)
         rest = itertools.islice(all_digests, num_cached, limit)

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from cluster.instance.instance import Instance
 from cluster.local import LocalCluster
@@ -176,3 +177,27 @@ async def test_a_spent_budget_ends_reasoning_on_either_side_of_a_hand_over(tmp_p
             found = await answer(cluster, prompts[0], replace(SAMPLING, thinking=budget))
             assert found[: num_tokens + 2] == [*want[0][:num_tokens], VOCAB - 1, 7]
             assert len(found) == LENGTH
+
+
+@pytest.mark.parametrize("keys", [MESHES[0], MESHES[1]])
+async def test_a_prompt_is_scored_on_any_mesh(keys: dict[str, int], tmp_path: Path) -> None:
+    prompts, _ = checkpoint(tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        every = [torch.log_softmax(reference(torch.tensor([prompt])).logits[0], -1) for prompt in prompts]
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        for _ in ("nothing cached", "all of it"):
+            for prompt, want in zip(prompts, every, strict=True):
+                frontend = cluster.frontend
+                request = Request(
+                    id=frontend.new_request_id(),
+                    prompt=prompt,
+                    sampling=replace(SAMPLING, num_prompt_logprobs=1),
+                    reply_to=frontend.address,
+                )
+                first, *others = [token async for token in frontend.generate(request)]
+                assert not any(token.prompt_scores for token in others)
+                following = zip(first.prompt_scores, want[:-1], prompt[1:], strict=True)
+                for score, row, token in following:
+                    assert score.logprob == pytest.approx(float(row[token]), abs=2e-4)
+                    assert score.top[0][0] == int(row.argmax())

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
@@ -140,8 +140,28 @@ class Access:
             )
         return tenant
 
-    def slo(self, tenant: Tenant, header: str | None, service_tier: str | None) -> Slo:
-        """The class that was asked for, or the tenant's default. Raises RequestError."""
+    def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
+        """The class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
+
+        Nobody gets above the highest class that the tenant may use, nor below the lowest that there is. Raises RequestError."""
+        slo = self._class(tenant, header, service_tier)
+        if not priority:
+            return slo
+        classes = self._rules.slo_classes
+        allowed = {
+            name: classes[name].priority for name in tenant.rules.slo_classes or classes if name in classes
+        }
+        highest, wanted = max((slo.priority, *allowed.values())), slo.priority - priority
+        if wanted > highest:
+            raise RequestError(
+                f"priority {priority} is above what this tenant may have: {slo.priority - highest} is the least for the "
+                f"class {slo.name!r}",
+                field="priority",
+            )
+        lowest = min((slo.priority, *(one.priority for one in classes.values())))
+        return replace(slo, priority=max(wanted, lowest))
+
+    def _class(self, tenant: Tenant, header: str | None, service_tier: str | None) -> Slo:
         classes = self._rules.slo_classes
         allowed = tenant.rules.slo_classes or tuple(classes)
         tier = None if service_tier in (None, "auto", "default") else service_tier

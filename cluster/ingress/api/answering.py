@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
+from pydantic import BaseModel
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Access, Tenant
@@ -33,8 +34,14 @@ _INLINE_BYTES = 8192
 """Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
 
 T = TypeVar("T")
-Route = tuple[str, str, Callable[[HttpRequest], Awaitable[Response]]]
-"""(method, path, handler)"""
+
+
+class HttpRoute(NamedTuple):
+    method: str
+    path: str
+    handler: Callable[[HttpRequest], Awaitable[Response]]
+    body: type[BaseModel] | None = None
+    """What it reads; /openapi.json describes it."""
 
 
 class Answering:
@@ -112,14 +119,17 @@ class Answering:
         grammar: Grammar | None,
     ) -> list[ChoiceStream]:
         tenant: Tenant = http.state.tenant
-        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier)
+        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
         choices: list[ChoiceStream] = []
         for prompt in prompts:
             max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
-            sampling = replace(request_params.to_sampling(body, max_tokens, self.settings), grammar=grammar)
+            sampling = request_params.to_sampling(body, max_tokens, self.settings, self.tokenizer)
+            sampling = replace(sampling, grammar=grammar)
             if chat is not None:
                 sampling = replace(sampling, thinking=chat.thinking)
             for choice in range(n):
+                if choice:  # the prompt's tokens are scored once
+                    sampling = replace(sampling, num_prompt_logprobs=-1)
                 request = Request(
                     id=self._generator.new_request_id(),
                     prompt=prompt,
@@ -144,7 +154,11 @@ class Answering:
                 )
                 parser = chat.new_parser() if chat else PlainParser()
                 reasons = chat is not None and chat.formats.reasoning != "none"
-                choices.append(ChoiceStream(len(choices), request, text, parser, reasons))
+                choices.append(
+                    ChoiceStream(
+                        len(choices), request, text, parser, reasons, prompt_only=body.max_tokens == 0
+                    )
+                )
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
 
@@ -155,6 +169,11 @@ class Answering:
         field = "structured_outputs" if body.structured_outputs is not None else "response_format"
         if not body.is_structured:
             field = "tools"
+        for limit in ("allowed_token_ids", "bad_words"):
+            if getattr(body, limit):
+                raise RequestError(
+                    f"{limit} does not go with {field}: together they may leave no token", field=limit
+                )
         if not body.stop_token_ids and (body.ignore_eos or not self.settings.eos_token_ids):
             reason = "ignore_eos is true" if body.ignore_eos else "this model has no end-of-sequence token"
             raise RequestError(

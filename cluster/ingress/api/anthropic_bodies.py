@@ -54,7 +54,7 @@ class MessagesShape:
     def frame(self, chunk: str) -> str:
         return f"{chunk}\n\n"
 
-    def opening(self, index: int) -> list[str]:
+    def opening(self, piece: TextPiece) -> list[str]:
         usage = {"input_tokens": self._num_prompt, "output_tokens": 0}
         message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [_event("message_start", message=message)]

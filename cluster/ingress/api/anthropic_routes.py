@@ -6,7 +6,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, Route, aside
+from cluster.ingress.api.answering import Answering, HttpRoute, aside
 from cluster.ingress.api.anthropic_bodies import MessagesShape
 from cluster.ingress.api.anthropic_requests import (
     MESSAGES_NEUTRAL,
@@ -21,10 +21,10 @@ class AnthropicRoutes:
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [
-            ("POST", "/v1/messages", self.messages),
-            ("POST", "/v1/messages/count_tokens", self.count_tokens),
+            HttpRoute("POST", "/v1/messages", self.messages, MessagesRequest),
+            HttpRoute("POST", "/v1/messages/count_tokens", self.count_tokens, CountTokensRequest),
         ]
 
     async def messages(self, http: HttpRequest) -> Response:

@@ -1,7 +1,7 @@
 """The bodies of /v1/chat/completions, whole and in chunks."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.ingress.api.choices import TextPiece
@@ -28,27 +28,30 @@ class ChatShape(OpenAIShape):
         self._called: set[int] = set()
         """Choices that have begun a call."""
 
-    def opening(self, index: int) -> list[str]:
+    def opening(self, piece: TextPiece) -> list[str]:
         delta = '{"role": "assistant", "content": ""}'
-        choice = f'{{"index": {index}, "delta": {delta}, "logprobs": null, "finish_reason": null}}'
-        return [self._frame + choice + self._tail]
+        choice = f'{{"index": {piece.index}, "delta": {delta}, "logprobs": null, "finish_reason": null}}'
+        ids = f', "prompt_token_ids": {self._prompt_ids(0)}' if self._extras.token_ids else ""
+        return [self._chunk(choice, ids)]
 
     def chunks(self, piece: TextPiece) -> list[str]:
-        if not piece.events and piece.finish is None and not self._with_logprobs:
+        self._num_output += 1
+        extras = self._extras
+        if not piece.events and piece.finish is None and not extras.logprobs and not extras.token_ids:
             return []
         deltas = [delta for event in piece.events if (delta := self._delta(piece.index, event))]
         if not deltas or (piece.finish is not None and not isinstance(piece.events[-1], Text)):
             deltas.append("{}" if piece.finish is not None else '{"content": ""}')
-        logprobs, finish = "null", "null"
-        if self._with_logprobs and piece.token is not None:
+        logprobs, finish, ids = "null", "null", self._token_ids(piece)
+        if extras.logprobs and piece.token is not None:
             logprobs = json.dumps({"content": [self._entries.logprob(piece.token)], "refusal": None})
         chunks: list[str] = []
         for number, delta in enumerate(deltas, 1):
             if number == len(deltas) and piece.finish is not None:
                 finish = f'"{self._finish_reason(piece)}"'
-            choice = f'{{"index": {piece.index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {finish}}}'
-            chunks.append(self._frame + choice + self._tail)
-            logprobs = "null"
+            choice = f'{{"index": {piece.index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {finish}{ids}}}'
+            chunks.append(self._chunk(choice))
+            logprobs, ids = "null", ""
         return chunks
 
     def _delta(self, choice: int, event: OutputEvent) -> str:
@@ -74,16 +77,27 @@ class ChatShape(OpenAIShape):
             return "tool_calls"
         return piece.finish and piece.finish.value
 
+    def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json:
+        whole, first = super().body(pieces, usage), pieces[0][0].token
+        if self._extras.token_ids:
+            whole["prompt_token_ids"] = self._prompt_ids(0)
+        if self._extras.prompt_logprobs is not None and first is not None:
+            whole["prompt_logprobs"] = self._prompt_logprobs(0, first.prompt_scores)
+        return whole
+
     def _choice(self, index: int, pieces: Sequence[TextPiece]) -> Json:
         logprobs = None
-        if self._with_logprobs:
+        if self._extras.logprobs:
             logprobs = {
                 "content": [self._entries.logprob(p.token) for p in pieces if p.token is not None],
                 "refusal": None,
             }
         message = self._message(index, joined(event for piece in pieces for event in piece.events))
         finish = self._finish_reason(pieces[-1])
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+        choice: Json = {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+        if self._extras.token_ids:
+            choice["token_ids"] = [piece.token.token for piece in pieces if piece.token is not None]
+        return choice
 
     def _message(self, choice: int, events: Sequence[OutputEvent]) -> Json:
         text = "".join(event.text for event in events if isinstance(event, Text))

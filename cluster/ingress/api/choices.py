@@ -25,6 +25,8 @@ class ChoiceStream:
     parser: OutputParser = field(default_factory=PlainParser)
     reasons: bool = False
     """The model's format knows reasoning, so that its tokens are counted."""
+    prompt_only: bool = False
+    """Nobody wants the token that is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class ChoiceRunner:
 
 def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece:
     """A stop token ends the text and is no part of it; a stop string, or the last call allowed, ends it wherever it was found."""
+    if choice.prompt_only:
+        return TextPiece(choice.index, "", token, FinishReason.LENGTH)
     parser, was_reasoning = choice.parser, choice.parser.is_reasoning
     finish = token.finish
     if finish is FinishReason.STOP:

@@ -17,13 +17,14 @@ from starlette.requests import ClientDisconnect
 from cluster.ingress import request_context
 from cluster.ingress.api import audit
 from cluster.ingress.api.access import Access, Tenant
-from cluster.ingress.api.answering import Answering, Route
+from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import ClientGone
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.openai_routes import OpenAIRoutes
+from cluster.ingress.api.openapi import described, server_version
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.responses_routes import ResponsesRoutes
 from cluster.ingress.dashboard.page import load_page
@@ -54,8 +55,10 @@ def create_app(
         *AnthropicRoutes(answering).routes(),
         *api.routes(),
     ]
-    for method, path, handler in routes:
-        app.add_api_route(path, api.guarded(path, handler), methods=[method], response_model=None)
+    for route in routes:
+        guarded = api.guarded(route.path, route.handler)
+        app.add_api_route(route.path, guarded, methods=[route.method], response_model=None)
+    api.description = described(routes, server_version())
 
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -75,15 +78,19 @@ class _Api:
         self._generator, self._model_name = generator, model_name
         self._access, self._observers, self._metrics = access, observers, observers.ingress
         self._page, self._page_headers = load_page()
+        self.description: dict[str, Any] = {}
+        """What /openapi.json answers."""
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [
-            ("GET", "/health", self.health),
-            ("GET", "/ready", self.ready),
-            ("GET", "/metrics", self.serve_metrics),
-            ("GET", "/cluster", self.cluster),
-            ("GET", "/dashboard", self.dashboard),
-            ("GET", "/", self.to_dashboard),
+            HttpRoute("GET", "/health", self.health),
+            HttpRoute("GET", "/ready", self.ready),
+            HttpRoute("GET", "/metrics", self.serve_metrics),
+            HttpRoute("GET", "/cluster", self.cluster),
+            HttpRoute("GET", "/dashboard", self.dashboard),
+            HttpRoute("GET", "/", self.to_dashboard),
+            HttpRoute("GET", "/version", self.version),
+            HttpRoute("GET", "/openapi.json", self.describe),
         ]
 
     def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
@@ -155,6 +162,12 @@ class _Api:
             "links": [asdict(one) for one in recent.links(now)],
         }
         return JSONResponse(status | watched)
+
+    async def version(self, http: HttpRequest) -> Response:
+        return JSONResponse({"version": server_version()})
+
+    async def describe(self, http: HttpRequest) -> Response:
+        return JSONResponse(self.description)
 
     async def dashboard(self, http: HttpRequest) -> Response:
         return HTMLResponse(self._page, headers=self._page_headers)

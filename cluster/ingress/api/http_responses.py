@@ -27,6 +27,8 @@ def count_usage(
     choices: Sequence[ChoiceStream], num_prompts: int, num_output: int, num_reasoning: int
 ) -> Usage:
     num_prompt = num_prompt_tokens(choices, num_prompts)
+    if choices[0].prompt_only:
+        num_output = 0
     usage: Usage = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_output,
@@ -97,7 +99,7 @@ async def events(
                 num_reasoning += piece.is_reasoning
                 if piece.index not in opened:
                     opened.add(piece.index)
-                    for chunk in shape.opening(piece.index):
+                    for chunk in shape.opening(piece):
                         yield shape.frame(chunk)
                 for chunk in shape.chunks(piece):
                     yield shape.frame(chunk)

@@ -29,13 +29,15 @@ def _not_too_many(biases: Any) -> Any:
     return biases
 
 
+BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's: each chunk says what has been used up to it."""
 
 
 class Common(Strict):
@@ -51,6 +53,11 @@ class Common(Strict):
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     logit_bias: Biases | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True, max_length=65536)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=128, fail_fast=True)] | None = None
+    """Texts that the answer does not contain."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     n: Annotated[int, Field(ge=1)] | None = None
@@ -59,6 +66,11 @@ class Common(Strict):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """vLLM's: how likely each token of the prompt was, and so many of the likeliest."""
+    return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """Smaller goes first, within what the tenant's classes allow."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Annotated[str, Field(max_length=64)] | None = None
@@ -79,6 +91,10 @@ class Common(Strict):
     @property
     def wants_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def wants_usage_everywhere(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -148,6 +164,8 @@ class CompletionRequest(Common):
     )
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0: nothing but the prompt, for its log-probabilities."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
@@ -205,7 +223,6 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "web_search_options": (is_one_of(), "there is no web search"),
     "moderation": (is_one_of(), "there is no moderation model"),
     "suffix": (is_one_of(""), "inserting text before a suffix is not supported"),
-    "priority": (is_one_of(0), "classes are chosen by the header x-slo-class or service_tier"),
 }
 
 
@@ -264,9 +281,9 @@ def _is_branch(part: int | str) -> bool:
 
 
 def _explain(error: ValidationError) -> RequestError:
-    """The deepest complaint: of a union's branches the one that came furthest."""
+    """The deepest complaint: of a union's branches the one that came furthest, and a bad value before a wrong type."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    worst = max(errors, key=lambda e: len(e["loc"]))
+    worst = max(errors, key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
     path = [part for part in worst["loc"] if not _is_branch(part)]
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     name = str(worst["loc"][0])

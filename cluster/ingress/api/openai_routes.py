@@ -8,11 +8,12 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, Route, aside
+from cluster.ingress.api.answering import Answering, HttpRoute, aside
 from cluster.ingress.api.chat_bodies import ChatShape
-from cluster.ingress.api.openai_bodies import CompletionShape
+from cluster.ingress.api.openai_bodies import CompletionShape, Extras
 from cluster.ingress.api.openai_requests import (
     ChatRequest,
+    Common,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
@@ -28,14 +29,14 @@ class OpenAIRoutes:
         self._answering = answering
         self._started = int(time.time())
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [
-            ("POST", "/v1/chat/completions", self.chat),
-            ("POST", "/v1/completions", self.completions),
-            ("GET", "/v1/models", self.models),
-            ("GET", "/v1/models/{name:path}", self.model),
-            ("POST", "/tokenize", self.tokenize),
-            ("POST", "/detokenize", self.detokenize),
+            HttpRoute("POST", "/v1/chat/completions", self.chat, ChatRequest),
+            HttpRoute("POST", "/v1/completions", self.completions, CompletionRequest),
+            HttpRoute("GET", "/v1/models", self.models),
+            HttpRoute("GET", "/v1/models/{name:path}", self.model),
+            HttpRoute("POST", "/tokenize", self.tokenize, TokenizeRequest),
+            HttpRoute("POST", "/detokenize", self.detokenize, DetokenizeRequest),
         ]
 
     async def chat(self, http: HttpRequest) -> Response:
@@ -46,11 +47,11 @@ class OpenAIRoutes:
         choices = self._answering.choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
-            int(time.time()),
             body.model,
             self._answering.tokenizer,
-            bool(body.logprobs),
-            body.wants_usage,
+            _extras(body, logprobs=bool(body.logprobs)),
+            choices,
+            1,
             new_call_id=self._answering.chat_format.new_call_id,
         )
         return await self._answering.answer(http, body, choices, 1, shape)
@@ -79,12 +80,13 @@ class OpenAIRoutes:
             }
         shape = CompletionShape(
             f"cmpl-{uuid.uuid4().hex}",
-            int(time.time()),
             body.model,
             self._answering.tokenizer,
-            body.logprobs is not None,
-            body.wants_usage,
+            _extras(body, logprobs=body.logprobs is not None),
+            choices,
+            len(prompts),
             echoes=echoes,
+            num_best=body.n or 1,
         )
         return await self._answering.answer(http, body, choices, len(prompts), shape)
 
@@ -128,3 +130,13 @@ class OpenAIRoutes:
             "owned_by": "baton",
             "max_model_len": self._answering.settings.max_context_tokens,
         }
+
+
+def _extras(body: Common, *, logprobs: bool) -> Extras:
+    return Extras(
+        logprobs=logprobs,
+        usage=body.wants_usage,
+        usage_everywhere=body.wants_usage_everywhere,
+        token_ids=bool(body.return_token_ids),
+        prompt_logprobs=body.prompt_logprobs,
+    )

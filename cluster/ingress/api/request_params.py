@@ -119,10 +119,12 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
         )
     if wanted is None:
         wanted = room if chat else min(room, _COMPLETION_DEFAULT_TOKENS)
-    return wanted
+    return max(1, wanted)  # a token is drawn even where none is wanted: its step scores the prompt
 
 
-def to_sampling(body: Common, max_tokens: int, settings: ApiSettings) -> SamplingParams:
+def to_sampling(
+    body: Common, max_tokens: int, settings: ApiSettings, tokenizer: ChatTokenizer
+) -> SamplingParams:
     """Raises RequestError, naming the field."""
     defaults = settings.default_sampling
 
@@ -135,6 +137,21 @@ def to_sampling(body: Common, max_tokens: int, settings: ApiSettings) -> Samplin
         raise RequestError(
             f"min_tokens ({body.min_tokens}) exceeds max_tokens ({max_tokens})", field="min_tokens"
         )
+    allowed = tuple(
+        _in_vocabulary(token, "allowed_token_ids", settings) for token in body.allowed_token_ids or ()
+    )
+    bad_words = _bad_words(body.bad_words or (), tokenizer)
+    masked_until_min = stop_ids + settings.eos_token_ids
+    never = {word[0] for word in bad_words if len(word) == 1}
+    if allowed and not set(allowed) - never:
+        raise RequestError(
+            "allowed_token_ids: bad_words leave nothing of them that could be drawn",
+            field="allowed_token_ids",
+        )
+    if allowed and body.min_tokens and not set(allowed) - never - set(masked_until_min):
+        raise RequestError(
+            "allowed_token_ids: nothing but stop tokens, which min_tokens puts off", field="allowed_token_ids"
+        )
     return SamplingParams(
         temperature=pick("temperature", 1.0),
         top_p=pick("top_p", 1.0),
@@ -145,27 +162,39 @@ def to_sampling(body: Common, max_tokens: int, settings: ApiSettings) -> Samplin
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=(randbits(63) if body.seed is None else body.seed) & _SEED_MASK,
         logit_bias=_logit_bias(body.logit_bias or {}, settings),
+        allowed_token_ids=allowed,
+        bad_words=bad_words,
         num_logprobs=_num_logprobs(body),
+        num_prompt_logprobs=_num_prompt_logprobs(body),
         max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         stop_token_ids=stop_ids if body.ignore_eos else stop_ids + settings.eos_token_ids,
-        masked_until_min=stop_ids + settings.eos_token_ids,
+        masked_until_min=masked_until_min,
     )
 
 
 def check_count(body: Common, num_prompts: int, settings: ApiSettings) -> int:
-    """`n`, bounded. Raises RequestError."""
+    """How many choices of each prompt are to be generated. Raises RequestError."""
     n = body.n or 1
-    if isinstance(body, CompletionRequest) and body.best_of not in (None, n):
-        raise RequestError("best_of other than n is not supported", field="best_of")
+    if isinstance(body, CompletionRequest) and body.best_of is not None:
+        if body.best_of < n:
+            raise RequestError(f"best_of ({body.best_of}) is less than n ({n})", field="best_of")
+        if body.best_of > n and body.stream:
+            raise RequestError(
+                "best_of: the best of several answers are known at their ends; ask without stream",
+                field="best_of",
+            )
+        n = body.best_of
     if n * num_prompts > settings.max_n:
+        by_name = isinstance(body, CompletionRequest) and body.best_of is not None
         raise RequestError(
-            f"{n} choices for {num_prompts} prompts exceed the limit of {settings.max_n}", field="n"
+            f"{n} choices for {num_prompts} prompts exceed the limit of {settings.max_n}",
+            field="best_of" if by_name else "n",
         )
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options goes with stream=true", field="stream_options")
-    if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
-        raise RequestError("echo together with logprobs is not supported", field="echo")
+    if body.prompt_logprobs is not None and body.stream:
+        raise RequestError("prompt_logprobs: ask without stream", field="prompt_logprobs")
     if isinstance(body, ChatRequest) and body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs goes with logprobs=true", field="top_logprobs")
     return n
@@ -176,11 +205,28 @@ def seed_of_choice(seed: int, choice: int) -> int:
     return (seed + choice) & _SEED_MASK
 
 
+def _bad_words(words: Sequence[str], tokenizer: ChatTokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each as its tokens, at the beginning of a text and behind a space."""
+    spellings = (spelling for word in words for spelling in (word, " " + word.lstrip()))
+    encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
+    return tuple(dict.fromkeys(ids for ids in encoded if ids))
+
+
+def _num_prompt_logprobs(body: Common) -> int:
+    echoed = -1
+    if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
+        echoed = body.logprobs
+    return max(echoed, -1 if body.prompt_logprobs is None else body.prompt_logprobs)
+
+
 def _num_logprobs(body: Common) -> int:
     if isinstance(body, ChatRequest):
         return (body.top_logprobs or 0) if body.logprobs else -1
     assert isinstance(body, CompletionRequest)
-    return -1 if body.logprobs is None else body.logprobs
+    if body.logprobs is None:
+        # The best of several are those with the likeliest tokens.
+        return 0 if (body.best_of or 1) > (body.n or 1) else -1
+    return body.logprobs
 
 
 def _logit_bias(bias: Mapping[str, float], settings: ApiSettings) -> tuple[tuple[int, float], ...]:

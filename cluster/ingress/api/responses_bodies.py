@@ -44,7 +44,7 @@ class ResponsesShape:
     def frame(self, chunk: str) -> str:
         return f"{chunk}\n\n"
 
-    def opening(self, index: int) -> list[str]:
+    def opening(self, piece: TextPiece) -> list[str]:
         return [
             self._event(f"response.{kind}", response=self.response) for kind in ("created", "in_progress")
         ]

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Tenant
-from cluster.ingress.api.answering import Answering, Route
+from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.openai_bodies import TokenEntries
 from cluster.ingress.api.openai_requests import validate
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
@@ -33,13 +33,13 @@ class ResponsesRoutes:
         self._answering = answering
         self._store = ResponseStore(answering.settings.response_store_bytes)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[HttpRoute]:
         return [
-            ("POST", "/v1/responses", self.create),
-            ("GET", _ONE, self.retrieve),
-            ("DELETE", _ONE, self.delete),
-            ("POST", _ONE + "/cancel", self.cancel),
-            ("GET", _ONE + "/input_items", self.input_items),
+            HttpRoute("POST", "/v1/responses", self.create, ResponsesRequest),
+            HttpRoute("GET", _ONE, self.retrieve),
+            HttpRoute("DELETE", _ONE, self.delete),
+            HttpRoute("POST", _ONE + "/cancel", self.cancel),
+            HttpRoute("GET", _ONE + "/input_items", self.input_items),
         ]
 
     async def create(self, http: HttpRequest) -> Response:

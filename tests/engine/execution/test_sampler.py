@@ -1,6 +1,7 @@
 """The batched sampler against transformers' processors, one row at a time, and against its own promises."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -131,6 +133,31 @@ def test_bias_minimum_length_and_logprobs() -> None:
     assert first.logprob == pytest.approx(float(raw[first.token]))
     assert [i for i, _ in first.top] == raw.topk(3).indices.tolist()
     assert draw(logits, [old]) == [4]
+
+
+def test_bad_words_are_those_of_transformers() -> None:
+    words = ((7,), (3, 9), (2, 3, 4), (1, 2, 3, 5), (8, 8))
+    tokens = (1, 2, 3)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(9))
+    want = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=VOCAB - 1)(
+        torch.tensor([tokens]), logits.clone()
+    )
+    got = logits.clone()
+    sample(got, ["k"], [seq(SamplingParams(temperature=0.0, bad_words=words), tokens, 2)], OPS)
+    assert torch.equal(got, want)
+    assert want.isinf().sum() == 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_nothing_but_allowed_tokens_is_drawn(temperature: float) -> None:
+    logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(9))
+    p = SamplingParams(
+        temperature=temperature, allowed_token_ids=(4, 11), logit_bias=((5, 100.0),), bad_words=((11,),)
+    )
+    every = [seq(replace(p, seed=n, bad_words=p.bad_words if n % 2 else ())) for n in range(64)]
+    drawn = draw(logits, every)
+    assert set(drawn[0::2]) == {4, 11}
+    assert set(drawn[1::2]) == {4}
 
 
 def test_rows_get_as_many_logprobs_as_each_asks_for() -> None:

@@ -2,6 +2,7 @@
 that each step is filled into. Whatever a step took from anywhere else would be of another step."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from engine.execution.kv_pool import bytes_of, pool_parts
 from kernels.ops import Ops
 from kernels.triton.ops import triton_ops
 from models.model import Model
+from tests.engine.execution.test_prompt_scores import NUM_TOP, agree, answers, expected
 from tests.engine.execution.test_runner import Instance, Sink
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import FAMILIES, VOCAB, make
@@ -77,6 +79,16 @@ def test_tokens_are_those_of_transformers_while_batches_and_tables_grow_and_shri
     written = ~host.isnan()
     layers = torch.stack([layer for layer in instance.pool.layers if isinstance(layer, torch.Tensor)])
     assert torch.equal(host[written], layers[:, :NUM_BLOCKS][written])
+
+
+def test_a_prompt_that_is_computed_by_captured_steps_is_scored(tmp_path: Path) -> None:
+    reference, _, model = tiny(tmp_path, "llama")
+    (request,) = requests_of([(6, 2)])
+    request = replace(request, sampling=replace(request.sampling, num_prompt_logprobs=NUM_TOP))
+    instance = Instance(model, NUM_BLOCKS, mirrored=True, sizes=(2,), max_batch_tokens=1)
+    first, _ = answers(instance, [request])
+    assert instance.num_replayed == 7
+    agree(first.prompt_scores, expected(reference, request.prompt), request.prompt)  # type: ignore[arg-type]
 
 
 class Steps:

@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 
 from core.errors import RequestError
 from core.reports import Status
-from core.types import FinishReason, Request, TokenOut
+from core.types import FinishReason, PromptScore, Request, TokenOut
 
 END = 256
 NAME = "fake"
@@ -85,6 +85,14 @@ def byte_fallback_tokenizer() -> FastTokenizer:
     return FastTokenizer(inner)
 
 
+def _scores(request: Request) -> tuple[PromptScore, ...]:
+    """The n-th token of the prompt has the log-probability -n and the rank 2; a likelier one is 65."""
+    if (wanted := request.sampling.num_prompt_logprobs) < 0:
+        return ()
+    top = ((65, -0.25), (66, -9.0))[:wanted]
+    return tuple(PromptScore(-float(n), 2, top) for n in range(1, len(request.prompt)))
+
+
 class FakeGenerator:
     """Emits `text` byte by byte, then the end token; remembers what it was asked and what became of it."""
 
@@ -136,6 +144,7 @@ class FakeGenerator:
                     logprob=logprob,
                     top=top,
                     finish=finish,
+                    prompt_scores=() if index else _scores(request),
                 )
                 if done:
                     return

@@ -1,0 +1,50 @@
+"""/openapi.json: the routes, and the bodies that they read."""
+
+import re
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from cluster.ingress.api.answering import HttpRoute
+
+_REF = "#/components/schemas/{model}"
+
+
+def server_version() -> str:
+    """`unknown` where Baton runs from a folder and was never installed."""
+    try:
+        return version("baton-serve")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def described(routes: Sequence[HttpRoute], release: str) -> dict[str, Any]:
+    """An OpenAPI 3.1 document."""
+    paths: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, Any] = {}
+    for route in routes:
+        path = re.sub(r"\{(\w+):path\}", r"{\1}", route.path)
+        operation: dict[str, Any] = {
+            "summary": (route.handler.__doc__ or route.handler.__name__.replace("_", " ")).splitlines()[0],
+            "operationId": f"{route.method.lower()}_{re.sub(r'[^a-z0-9]+', '_', path.lower()).strip('_')}",
+            "responses": {
+                "default": {"description": "JSON, or server-sent events where a stream is asked for"}
+            },
+        }
+        if names := re.findall(r"\{(\w+)\}", path):
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
+        if route.body is not None:
+            schema = route.body.model_json_schema(ref_template=_REF)
+            schemas |= schema.pop("$defs", {})
+            schemas[route.body.__name__] = schema
+            content = {"application/json": {"schema": {"$ref": _REF.format(model=route.body.__name__)}}}
+            operation["requestBody"] = {"required": True, "content": content}
+        paths.setdefault(path, {})[route.method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": release},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }

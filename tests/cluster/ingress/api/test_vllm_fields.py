@@ -1,0 +1,185 @@
+"""What vLLM's clients ask for beyond OpenAI's schema, and what lm-evaluation-harness does."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from cluster.ingress.api.access import Access, Rules, TenantRules
+from core.types import Request, Slo, TokenOut
+from tests.cluster.ingress.api.fakes import END, FakeGenerator
+from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api
+
+TEXT = "héllo"
+IDS = [*TEXT.encode(), END]
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    api = Api(FakeGenerator(TEXT))
+    yield api
+    await api.http.aclose()
+
+
+async def choices(api: Api, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await api.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["choices"]
+
+
+async def chunks(api: Api, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    answer = await api.post(path, {**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+def drawn(every: Sequence[dict[str, Any]]) -> list[int]:
+    return [i for chunk in every for choice in chunk["choices"] for i in choice.get("token_ids", ())]
+
+
+async def test_token_ids_of_prompt_and_answer(api: Api) -> None:
+    wish = {"return_token_ids": True}
+    (choice,) = await choices(api, COMPLETIONS, {**OK, **wish})
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([ord("x")], IDS)
+    every = await chunks(api, COMPLETIONS, {**OK, **wish})
+    assert every[0]["choices"][0]["prompt_token_ids"] == [ord("x")]
+    assert drawn(every) == IDS
+    whole = (await api.post(CHATS, {**CHAT, **wish})).json()
+    assert bytes(whole["prompt_token_ids"]).decode() == "user: x\nassistant: "
+    assert whole["choices"][0]["token_ids"] == IDS
+    every = await chunks(api, CHATS, {**CHAT, **wish})
+    assert every[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert drawn(every) == IDS
+
+
+@pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, OK), (CHATS, CHAT)])
+async def test_usage_in_each_chunk(api: Api, path: str, body: dict[str, Any]) -> None:
+    options = {"stream_options": {"continuous_usage_stats": True, "include_usage": True}}
+    *every, last = await chunks(api, path, {**body, **options, "n": 2})
+    totals = [chunk["usage"]["completion_tokens"] for chunk in every]
+    assert totals == sorted(totals)
+    assert totals[-1] == last["usage"]["completion_tokens"] == 2 * len(IDS)
+    assert last["choices"] == []
+    for chunk in every:
+        usage = chunk["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+
+
+async def test_what_may_be_drawn_reaches_the_engine(api: Api) -> None:
+    await choices(api, COMPLETIONS, {**OK, "allowed_token_ids": [97, 98], "bad_words": ["no", " no", "a"]})
+    sampling = api.generator.requests[-1].sampling
+    assert sampling.allowed_token_ids == (97, 98)
+    assert [bytes(word).decode() for word in sampling.bad_words] == ["no", " no", "a", " a"]
+
+
+async def test_echo_with_logprobs_says_how_likely_the_prompt_was(api: Api) -> None:
+    body = {**OK, "prompt": "abé", "echo": True, "logprobs": 1, "max_tokens": 1}
+    (choice,) = await choices(api, COMPLETIONS, body)
+    found = choice["logprobs"]
+    assert choice["text"] == "abéh"
+    assert found["token_logprobs"] == [None, -1.0, -2.0, -3.0, -0.5]
+    assert found["tokens"][:2] == ["a", "b"]
+    assert found["top_logprobs"][:2] == [None, {"A": -0.25, "b": -1.0}]
+    assert found["text_offset"] == [0, 1, 2, 2, 3], "a token that ends no character adds no text"
+    assert api.generator.requests[-1].sampling.num_prompt_logprobs == 1
+    streamed = await chunks(api, COMPLETIONS, body)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in streamed]
+    for name, values in found.items():
+        assert [value for part in parts for value in part[name]] == values
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_token_but_the_prompt(api: Api, stream: bool) -> None:
+    body = {**OK, "prompt": ["ab", "cde"], "echo": True, "logprobs": 0, "max_tokens": 0}
+    if stream:
+        *every, last = await chunks(api, COMPLETIONS, {**body, "stream_options": {"include_usage": True}})
+        usage, texts = last["usage"], ["", ""]
+        for chunk in every:
+            texts[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        assert {chunk["choices"][0]["finish_reason"] for chunk in every} == {None, "length"}
+    else:
+        whole = (await api.post(COMPLETIONS, body)).json()
+        usage, texts = whole["usage"], [choice["text"] for choice in whole["choices"]]
+        assert [choice["logprobs"]["token_logprobs"] for choice in whole["choices"]] == [
+            [None, -1.0],
+            [None, -1.0, -2.0],
+        ]
+        assert {choice["finish_reason"] for choice in whole["choices"]} == {"length"}
+    assert texts == ["ab", "cde"]
+    assert usage == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+    assert {request.sampling.max_tokens for request in api.generator.requests} == {1}
+
+
+async def test_prompt_logprobs_in_vllms_form(api: Api) -> None:
+    (choice,) = await choices(api, COMPLETIONS, {**OK, "prompt": "ab", "prompt_logprobs": 1})
+    want = [
+        None,
+        {
+            "98": {"logprob": -1.0, "rank": 2, "decoded_token": "b"},
+            "65": {"logprob": -0.25, "rank": 1, "decoded_token": "A"},
+        },
+    ]
+    assert choice["prompt_logprobs"] == want
+    assert choice["logprobs"] is None
+    whole = (await api.post(CHATS, {**CHAT, "prompt_logprobs": 0, "n": 2})).json()
+    assert len(whole["prompt_logprobs"]) == whole["usage"]["prompt_tokens"]
+    assert [len(each) for each in whole["prompt_logprobs"][1:]] == [1] * (whole["usage"]["prompt_tokens"] - 1)
+    asked = [request.sampling.num_prompt_logprobs for request in api.generator.requests[-2:]]
+    assert asked == [0, -1], "of a prompt with several answers once"
+
+
+class Uneven(FakeGenerator):
+    """The choice with the seed s has the log-probability -|s - 6|."""
+
+    async def generate(self, request: Request):
+        async for token in super().generate(request):
+            yield self._scored(token, request.sampling.seed)
+
+    def _scored(self, token: TokenOut, seed: int) -> TokenOut:
+        return replace(token, token=97 + seed if token.token != END else END, logprob=-abs(seed - 6.0))
+
+
+async def test_the_best_of_several_have_the_likeliest_tokens() -> None:
+    api = Api(Uneven("x"))
+    found = await choices(api, COMPLETIONS, {**OK, "prompt": ["a", "b"], "best_of": 5, "n": 2, "seed": 3})
+    assert [(choice["index"], choice["text"]) for choice in found] == [(0, "g"), (1, "f"), (2, "g"), (3, "f")]
+    assert {choice["logprobs"] for choice in found} == {None}
+    usage = (await api.post(COMPLETIONS, {**OK, "best_of": 5, "seed": 3})).json()["usage"]
+    assert usage["completion_tokens"] == 10, "of which nine are not shown"
+    await api.http.aclose()
+
+
+def test_priority_stays_within_what_the_tenant_may_have() -> None:
+    classes = {
+        name: Slo(name=name, priority=level) for name, level in (("fast", 2), ("standard", 0), ("batch", -3))
+    }
+    access = Access(Rules(classes, {"": TenantRules(slo_classes=("standard", "fast"))}))
+    tenant = access.tenant_of("")
+    assert access.slo(tenant, None, None, 0) is classes["standard"]
+    assert access.slo(tenant, None, None, -2) == replace(classes["standard"], priority=2)
+    assert access.slo(tenant, None, None, 1).priority == -1
+    assert access.slo(tenant, None, None, 1000).priority == -3
+    with pytest.raises(Exception, match="priority -3 is above what this tenant may have: -2 is the least"):
+        access.slo(tenant, None, None, -3)
+
+
+async def test_the_server_describes_itself(api: Api) -> None:
+    version = (await api.http.get("/version")).json()["version"]
+    description = (await api.http.get("/openapi.json")).json()
+    assert description["info"]["version"] == version
+    OpenAPIV31SpecValidator(description).validate()
+    body = description["paths"][CHATS]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert "messages" in description["components"]["schemas"][body.rpartition("/")[2]]["required"]
+    known = {path for path, methods in description["paths"].items() if "post" in methods}
+    assert known >= {CHATS, COMPLETIONS, "/v1/responses", "/v1/messages", "/tokenize"}
+
+
+async def test_too_many_stops_are_said_to_be_too_many(api: Api) -> None:
+    answer = await api.post(COMPLETIONS, {**OK, "stop": ["a"] * 5})
+    assert "at most 4 items" in answer.json()["error"]["message"]
