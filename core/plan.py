@@ -71,6 +71,7 @@ class Sampled:
     logprob: float | None = None
     top: tuple[tuple[TokenId, float], ...] = ()
     prompt_scores: tuple[PromptScore, ...] = ()
+    embedding: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

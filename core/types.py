@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 TokenId = int
 
@@ -83,6 +84,8 @@ class SamplingParams:
     """Any of these ends the sequence; the model's end-of-sequence ids are among them unless the client ignores them."""
     masked_until_min: tuple[TokenId, ...] = ()
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
+    pooling: Literal["", "last", "mean"] = ""
+    """One vector of the prompt is wanted, from the hidden states that its last or all tokens end with; the drawn token is not."""
     thinking: ThinkingBudget | None = None
     grammar: Grammar | None = None
     """Goes with at least one id in `stop_token_ids`, by which a complete output ends."""
@@ -128,8 +131,9 @@ class Request:
 
     @property
     def reuses_prefix(self) -> bool:
-        """False while the prompt's tokens are to be scored: that takes the logits of each, and caches have only their KV."""
-        return self.sampling.num_prompt_logprobs < 0 or bool(self.emitted)
+        """False while something of each token of the prompt is wanted that only computing it gives: caches have KV alone."""
+        needs_all = self.sampling.num_prompt_logprobs >= 0 or self.sampling.pooling == "mean"
+        return not needs_all or bool(self.emitted)
 
     @property
     def tokens(self) -> tuple[TokenId, ...]:
@@ -163,6 +167,8 @@ class TokenOut:
     finish: FinishReason | None = None
     prompt_scores: tuple[PromptScore, ...] = ()
     """With the first token, where they were asked for: one for each token of the prompt but its first."""
+    embedding: bytes = b""
+    """With the first token, where it was asked for: hidden_size numbers, float32, little-endian, not normalised."""
 
     @property
     def key(self) -> str:

@@ -9,6 +9,7 @@ from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
 from models.config_fields import Config
+from models.pooling import is_embedder
 from models.quantisation import read_quantisation
 from models.spec import ModelSpec, MoeSpec, read_json
 
@@ -33,6 +34,13 @@ def read_spec(folder: Path) -> ModelSpec:
     """The model in `folder`, without touching its weights. Raises ConfigError and UnsupportedModel."""
     config = read_json(folder / "config.json")
     names = config.get("architectures") or ["(none)"]
+    embeds = is_embedder(folder)
+    if embeds and names[0].endswith("Model"):
+        # A decoder that was saved without its head.
+        names = [names[0].removesuffix("Model") + "ForCausalLM"]
+        config = {**config, "architectures": names}
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        raise UnsupportedModel(f"{folder} attends to later tokens, too, which is not supported")
     family = _FAMILIES.get(names[0])
     if family is None:
         raise UnsupportedModel(
@@ -40,7 +48,9 @@ def read_spec(folder: Path) -> ModelSpec:
         )
     try:
         quantisation = read_quantisation(config)
-        spec = replace(family({**_DEFAULTS[names[0]], **config}), quantisation=quantisation)
+        spec = replace(
+            family({**_DEFAULTS[names[0]], **config}), quantisation=quantisation, may_lack_head=embeds
+        )
         _check(spec)
         return _with_generation_config(spec, config, folder)
     except KeyError as error:

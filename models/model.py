@@ -71,9 +71,10 @@ class Model:
         self._head = None
         if self.is_last:
             is_here = self._embedding is not None and spec.tied
-            matrix = self._embedding if is_here else checkpoint.take(head, shape)
-            assert matrix is not None
-            self._head = self.ops.pack(matrix, checkpoint.dtype)
+            if not (spec.may_lack_head and head not in checkpoint):
+                matrix = self._embedding if is_here else checkpoint.take(head, shape)
+                assert matrix is not None
+                self._head = self.ops.pack(matrix, checkpoint.dtype)
         checkpoint.ignore(*names, "model.norm.weight")
 
     def forward(
@@ -104,8 +105,11 @@ class Model:
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32."""
-        assert self._head is not None, "only the last stage has the head"
+        """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32; (N, 1) of a checkpoint without a head, from which
+        nothing but token 0 can be drawn."""
+        assert self.is_last, "only the last stage has the head"
+        if self._head is None:
+            return hidden.new_zeros(len(hidden), 1, dtype=torch.float32)
         logits = self._collectives.gather_logits(self.ops.linear(hidden, self._head, None)).float()
         cap = self.spec.logit_soft_cap
         return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits

@@ -115,6 +115,8 @@ class ModelSpec:
     """Factor on attention scores; 0: 1 / sqrt(head_dim)."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
+    may_lack_head: bool = False
+    """The checkpoint was made to embed texts, for which nothing needs a head."""
     eos_token_ids: tuple[int, ...] = ()
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
@@ -147,16 +149,16 @@ class ModelSpec:
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Raises ConfigError when the file is missing or is not a JSON object."""
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Raises ConfigError when the file is missing or holds no `kind`."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path.parent} is no model folder: it has no {path.name}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} does not hold a JSON object")
+    if not isinstance(content, kind):
+        raise ConfigError(f"{path} does not hold a JSON {'object' if kind is dict else 'array'}")
     return content
 
 

@@ -25,6 +25,7 @@ Cut = Sequence[Sequence[slice]]
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
 _log = logging.getLogger(__name__)
+_STEM = "model."
 _SCALES = ("_scale_inv", "_scale")
 _SCALED = ("F8_E4M3", "I8")
 _STORED = {
@@ -45,6 +46,19 @@ def whole(name: str, shape: tuple[int, ...]) -> Cut:
     return [[slice(0, size)] for size in shape]
 
 
+class _Headless:
+    """A file of a decoder that was saved without its head, and so without the prefix of all names."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def get_slice(self, name: str) -> Any:
+        return self._file.get_slice(name.removeprefix(_STEM))
+
+    def get_tensor(self, name: str) -> Any:
+        return self._file.get_tensor(name.removeprefix(_STEM))
+
+
 class Checkpoint:
     """The safetensors files of a folder, single or sharded. `close` checks that everything was used."""
 
@@ -62,6 +76,11 @@ class Checkpoint:
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
+        if "embed_tokens.weight" in self._where:
+            self._where = {
+                name if name == "lm_head.weight" else _STEM + name: _Headless(file)
+                for name, file in self._where.items()
+            }
         self._unused = set(self._where)
         self.bytes_read = 0
         """Bytes of tensors, as they lie in the files."""

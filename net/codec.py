@@ -9,7 +9,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from operator import attrgetter
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -104,6 +104,8 @@ def _from_plain(hint: Any) -> Convert:
         return _tuple_reader(get_args(hint))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint
+    if get_origin(hint) is Literal:
+        return _word_reader(get_args(hint))
     return _scalar_reader(hint)
 
 
@@ -136,6 +138,15 @@ def _scalar_reader(kind: type[Any]) -> Convert:
     def read(value: Any) -> Any:
         if type(value) not in accepted:
             raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return read
+
+
+def _word_reader(words: tuple[Any, ...]) -> Convert:
+    def read(value: Any) -> Any:
+        if not isinstance(value, str) or value not in words:
+            raise ValueError(f"expected one of {', '.join(words)}, got {value!r}")
         return value
 
     return read

@@ -8,6 +8,7 @@ from core.errors import ConfigError
 from engine.execution.model_dims import dims_of, mesh_of
 from models.families import read_spec
 from models.hub import resolve
+from models.pooling import Pooling, read_pooling
 from parallel.plans import check
 
 
@@ -20,6 +21,10 @@ class ModelCard:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float]
+    pooling: Pooling | None
+    """How it embeds texts; None: it does not."""
+    generates: bool
+    hidden_size: int
 
 
 def read_model_card(config: ClusterConfig) -> ModelCard:
@@ -35,6 +40,7 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         )
     for role, parallel in (("prefill", config.prefill), ("decode", config.decode)):
         check(dims_of(spec), mesh_of(parallel), role, parallel.ep_redundant_experts)
+    pooling = _pooling(config, folder)
     return ModelCard(
         name=config.model.name or _default_name(path),
         folder=str(folder),
@@ -43,7 +49,20 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         vocab_size=spec.vocab_size,
         eos_token_ids=tuple(spec.eos_token_ids),
         default_sampling=dict(spec.default_sampling),
+        pooling=pooling,
+        generates=pooling is None or config.model.pooling != "auto",
+        hidden_size=spec.hidden_size,
     )
+
+
+def _pooling(config: ClusterConfig, folder: Path) -> Pooling | None:
+    match config.model.pooling:
+        case "auto":
+            return read_pooling(folder)
+        case "none":
+            return None
+        case kind:
+            return Pooling(kind=kind)
 
 
 def _default_name(path: str) -> str:

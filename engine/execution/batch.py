@@ -16,7 +16,7 @@ from kernels.ops import AttentionMeta
 class RankSeq:
     """Tokens of one sequence, known and drawn, in a preallocated array."""
 
-    __slots__ = ("num_prompt", "num_tokens", "sampling", "scores", "table", "table_ids", "tokens")
+    __slots__ = ("num_prompt", "num_tokens", "pooled", "sampling", "scores", "table", "table_ids", "tokens")
 
     def __init__(self, new: NewSeq) -> None:
         known = len(new.tokens)
@@ -25,6 +25,8 @@ class RankSeq:
         self.num_tokens = known
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
+        self.pooled: torch.Tensor | None = None
+        """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far, where an embedding is wanted."""
         is_scored = new.sampling.num_prompt_logprobs >= 0 and known == new.num_prompt
         self.scores: list[PromptScore] | None = [] if is_scored else None
         """Those of the prompt's tokens so far; None where nobody asks for them, or has them already."""

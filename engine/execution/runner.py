@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -13,7 +12,7 @@ from engine.execution.batch import RankSeq, build_batch
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
-from engine.execution.prompt_scores import score_prompts
+from engine.execution.prompt_outputs import read_prompts, with_prompt
 from engine.execution.sampler import sample
 from models.model import Model
 
@@ -46,7 +45,7 @@ class Runner:
         graphs = self._graphs
         if graphs is not None and layer_done is None and graphs.fit(plan.work):
             hidden, replayed = graphs.hidden(plan.work, seqs), True
-            score_prompts(self._model, hidden, plan.work, seqs)
+            read_prompts(self._model, hidden, plan.work, seqs)
             if not all(item.samples for item in plan.work):
                 hidden = hidden[[row for row, item in enumerate(plan.work) if item.samples]]
         else:
@@ -65,7 +64,7 @@ class Runner:
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
         on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
-        score_prompts(self._model, hidden, plan.work, seqs)
+        read_prompts(self._model, hidden, plan.work, seqs)
         return hidden[batch.sample_rows]
 
     def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
@@ -84,10 +83,7 @@ def draw_tokens(
     masks = grammars.masks(keys) if grammars is not None else None
     out = sample(logits, keys, seqs, model.ops, masks)
     for row, (key, seq) in enumerate(zip(keys, seqs, strict=True)):
-        if seq.scores is not None:
-            out[row] = replace(out[row], prompt_scores=tuple(seq.scores))
-            seq.scores = None
-        drawn = out[row]
+        drawn = out[row] = with_prompt(out[row], seq)
         seq.append(drawn.token)
         if grammars is not None:
             grammars.drawn(key, drawn.token)

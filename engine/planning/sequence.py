@@ -119,6 +119,7 @@ class Sequence:
             top=drawn.top,
             finish=finish,
             prompt_scores=drawn.prompt_scores,
+            embedding=drawn.embedding,
         )
 
     def grow(self, blocks: list[int]) -> None:

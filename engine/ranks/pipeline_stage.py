@@ -13,7 +13,7 @@ from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
-from engine.execution.prompt_scores import score_prompts
+from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, draw_tokens, layer_hook
 from engine.ranks.microbatches import micro_batches
 from models.model import Model
@@ -83,7 +83,7 @@ class StageRunner:
             if model.is_first and drawing:
                 self._owed.append((step, drawing))
             return []
-        score_prompts(model, hidden, work, seqs)
+        read_prompts(model, hidden, work, seqs)
         if not drawing:
             return []
         keys = [item.key for item in work if item.samples]

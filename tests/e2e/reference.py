@@ -21,6 +21,13 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(resolve("embedded"))
 
 
+def last_states(prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the last token's hidden state, the log-probabilities behind each token)"""
+    with torch.inference_mode():
+        out = _model()(torch.tensor([prompt]), output_hidden_states=True)
+    return out.hidden_states[-1][0, -1], torch.log_softmax(out.logits[0].float(), -1)
+
+
 @cache
 def greedy(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
     """Up to `max_tokens` ids; ends before the end-of-sequence token."""

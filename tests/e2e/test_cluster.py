@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field, StringConstraints
 
 from tests.e2e.cluster_process import ServeProcess, serving
-from tests.e2e.reference import corpus_prompts, greedy_text, tokenizer
+from tests.e2e.reference import corpus_prompts, greedy_text, last_states, tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     # Without this threshold the scheduler would compute short prompts on decode and the hand-over would see little traffic.
     with serving(
         *("--prefill", "2", "--decode", "2", "--set", "schedule.local_threshold_tokens=4"),
-        *("--tool-call-parser", "hermes", "--reasoning-parser", "think"),
+        *("--tool-call-parser", "hermes", "--reasoning-parser", "think", "--set", "model.pooling=last"),
         log=log,
     ) as server:
         server.wait_status("four instances", lambda status: len(status["instances"]) == 4)
@@ -255,3 +255,19 @@ async def test_a_killed_process_costs_no_client_a_token(
     assert texts == expected
     assert constrained == meals
     await asyncio.to_thread(server.wait_idle, 4)
+
+
+async def test_embeddings_and_the_prompts_log_probabilities(client: openai.AsyncOpenAI) -> None:
+    prompts = corpus_prompts(6)
+    want = [last_states(prompt) for prompt in prompts]
+    got = await client.embeddings.create(model=MODEL, input=[list(prompt) for prompt in prompts])
+    for each, (state, _) in zip(got.data, want, strict=True):
+        assert each.embedding == pytest.approx((state / state.norm()).tolist(), abs=2e-3)
+    scored = await client.completions.create(
+        model=MODEL, prompt=[list(prompt) for prompt in prompts], max_tokens=0, echo=True, logprobs=0
+    )
+    for choice, prompt, (_, logprobs) in zip(scored.choices, prompts, want, strict=True):
+        assert choice.logprobs is not None
+        assert choice.logprobs.token_logprobs is not None
+        expected = [float(row[token]) for row, token in zip(logprobs, prompt[1:], strict=False)]
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=0.02)

@@ -11,5 +11,7 @@ from tests.e2e.cluster_process import ServeProcess, serving
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log: Path = tmp_path_factory.mktemp("server") / "log"
-    with serving("--local", "--prefill", "0", "--tool-call-parser", "hermes", log=log) as server:
+    with serving(
+        "--local", "--prefill", "0", "--tool-call-parser", "hermes", "--set", "model.pooling=mean", log=log
+    ) as server:
         yield server

@@ -61,6 +61,13 @@ def test_an_answer_has_the_shape_that_was_asked_for(run: Run, server: ServeProce
 
 
 @pytest.mark.slow
+def test_the_nearest_text_is_the_first(run: Run, server: ServeProcess) -> None:
+    lines = run("embeddings.py", server.base_url).splitlines()
+    assert [line.split()[1] for line in lines[:1]] == ["def"]
+    assert len(lines) == 3
+
+
+@pytest.mark.slow
 def test_a_stream_is_what_transformers_says(run: Run, server: ServeProcess) -> None:
     assert run("stream.py", server.base_url) == truth(64) + "\n"
 

@@ -180,11 +180,12 @@ async def test_a_spent_budget_ends_reasoning_on_either_side_of_a_hand_over(tmp_p
 
 
 @pytest.mark.parametrize("keys", [MESHES[0], MESHES[1]])
-async def test_a_prompt_is_scored_on_any_mesh(keys: dict[str, int], tmp_path: Path) -> None:
+async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int], tmp_path: Path) -> None:
     prompts, _ = checkpoint(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.inference_mode():
         every = [torch.log_softmax(reference(torch.tensor([prompt])).logits[0], -1) for prompt in prompts]
+        states = [reference.model(torch.tensor([prompt]))[0][0] for prompt in prompts]
     async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
         for _ in ("nothing cached", "all of it"):
             for prompt, want in zip(prompts, every, strict=True):
@@ -201,3 +202,16 @@ async def test_a_prompt_is_scored_on_any_mesh(keys: dict[str, int], tmp_path: Pa
                 for score, row, token in following:
                     assert score.logprob == pytest.approx(float(row[token]), abs=2e-4)
                     assert score.top[0][0] == int(row.argmax())
+        for kind in ("last", "mean"):
+            for prompt, state in zip(prompts, states, strict=True):
+                frontend = cluster.frontend
+                request = Request(
+                    id=frontend.new_request_id(),
+                    prompt=prompt,
+                    sampling=SamplingParams(temperature=0.0, max_tokens=1, pooling=kind),
+                    reply_to=frontend.address,
+                )
+                (token,) = [token async for token in frontend.generate(request)]
+                want = state[-1] if kind == "last" else state.mean(0)
+                got = torch.frombuffer(bytearray(token.embedding), dtype=torch.float32)
+                torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)

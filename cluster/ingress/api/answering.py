@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import BaseModel
@@ -16,20 +18,22 @@ from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
-from cluster.ingress.api.http_responses import events, gathered, streamed, whole
+from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
 from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
-from cluster.ingress.api.openai_requests import ChatRequest, Common
+from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, EmbeddingFields
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.structured import GrammarChecker
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
 from core.errors import RequestError
-from core.types import Grammar, Request
+from core.types import Grammar, Request, SamplingParams
 
 log = logging.getLogger(__name__)
 
+_VECTORS_AT_ONCE = 32
+"""Texts of one request that are embedded at a time: others' requests come in between."""
 _INLINE_BYTES = 8192
 """Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
 
@@ -118,6 +122,12 @@ class Answering:
         *,
         grammar: Grammar | None,
     ) -> list[ChoiceStream]:
+        if not self.settings.generates:
+            raise RequestError(
+                f"the model {self.settings.model_name!r} embeds texts (/v1/embeddings) and does not generate; started with "
+                "model.pooling=none or last it would",
+                field="model",
+            )
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
         choices: list[ChoiceStream] = []
@@ -161,6 +171,63 @@ class Answering:
                 )
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
+
+    async def vectors(
+        self, http: HttpRequest, body: EmbeddingFields, prompts: Sequence[tuple[int, ...]], field: str
+    ) -> list[np.ndarray]:
+        """What the model ends each prompt with: (hidden_size,) float32, not normalised. `field`: of the body, where they stand.
+
+        Raises RequestError, and ClientGone when nobody waits for them any more."""
+        settings, tenant = self.settings, http.state.tenant
+        if settings.pooling is None:
+            raise RequestError(
+                f"the model {settings.model_name!r} does not embed texts: its folder has no modules.json; started with "
+                "model.pooling=last (or mean) it would",
+                field="model",
+            )
+        if len(prompts) > MAX_TEXTS:
+            raise RequestError(f"{field}: {len(prompts)} texts exceed the limit of {MAX_TEXTS}", field=field)
+        limit = min(
+            settings.pooling.max_tokens or settings.max_context_tokens, settings.max_context_tokens - 1
+        )
+        longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+        if len(prompts[longest]) > limit:
+            raise RequestError(
+                f"{field}[{longest}] has {len(prompts[longest])} tokens; this model takes {limit}",
+                field=field,
+                code="context_length_exceeded",
+            )
+        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
+        sampling = SamplingParams(temperature=0.0, max_tokens=1, pooling=settings.pooling.kind)
+        choices = [
+            ChoiceStream(
+                index,
+                Request(
+                    id=self._generator.new_request_id(),
+                    prompt=prompt,
+                    sampling=sampling,
+                    reply_to=self._generator.address,
+                    slo=slo,
+                    salt=tenant.salt(body.cache_salt),
+                    arrival_s=http.state.arrival_s,
+                    tenant=tenant.name,
+                    weight=tenant.rules.weight,
+                    retain=False,
+                ),
+                TextStream(self.tokenizer, ()),
+                prompt_only=True,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        return await unless_gone(http, self._vectors(choices, tenant))
+
+    async def _vectors(self, choices: Sequence[ChoiceStream], tenant: Tenant) -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        async with aclosing(self._runner.run(choices, len(choices), tenant, _VECTORS_AT_ONCE)) as pieces:
+            async for piece in pieces:
+                assert piece.token is not None
+                found[piece.index] = np.frombuffer(piece.token.embedding, "<f4")
+        return [found[index] for index in range(len(choices))]
 
     async def check_grammar(self, body: Common, grammar: Grammar | None) -> None:
         """Raises RequestError where the answer cannot be held to it."""

@@ -29,5 +29,8 @@ def build_app(
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tokenizer_folder=Path(card.folder),
+        pooling=card.pooling,
+        generates=card.generates,
+        embedding_size=card.hidden_size,
     )
     return create_app(generator, load_tokenizer(card.folder), settings, access, observers)

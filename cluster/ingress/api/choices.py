@@ -1,6 +1,7 @@
 """Runs the choices of one HTTP request and turns their tokens into pieces of text, in the order in which they come."""
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -56,31 +57,34 @@ class ChoiceRunner:
         self.tokenizer = tokenizer
 
     async def run(
-        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant
+        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, at_once: int = sys.maxsize
     ) -> AsyncGenerator[TextPiece, None]:
-        """Pieces of all choices, interleaved, on `tenant`'s account. Closing it, or an error in one choice, cancels every choice.
+        """Pieces of all choices, `at_once` of them interleaved, on `tenant`'s account.
+
+        Closing it, or an error in one choice, cancels every choice.
 
         Raises Overloaded or RequestError before the first piece when that is more than the tenant may have now."""
         num_prompt = num_prompt_tokens(choices, num_prompts)
-        with tenant.running(len(choices), num_prompt):
+        with tenant.running(min(len(choices), at_once), num_prompt):
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
             self._metrics.num_choices.observe(len(choices) // num_prompts)
             output = self._metrics.tenant_tokens.labels(tenant.name, "output")
-            async with aclosing(self._all(choices)) as pieces:
+            async with aclosing(self._all(choices, at_once)) as pieces:
                 async for piece in pieces:
-                    if piece.token is not None:
+                    if piece.token is not None and not choices[piece.index].prompt_only:
                         tenant.spend(1)
                         output.inc()
                     yield piece
 
-    async def _all(self, choices: Sequence[ChoiceStream]) -> AsyncGenerator[TextPiece, None]:
+    async def _all(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
         if len(choices) == 1:
             async with aclosing(self._one(choices[0])) as pieces:
                 async for piece in pieces:
                     yield piece
             return
         queue: asyncio.Queue[TextPiece | Exception | None] = asyncio.Queue()
-        tasks = [asyncio.create_task(self._feed(choice, queue)) for choice in choices]
+        gate = asyncio.Semaphore(at_once)
+        tasks = [asyncio.create_task(self._feed(choice, queue, gate)) for choice in choices]
         try:
             left = len(tasks)
             while left:
@@ -96,9 +100,14 @@ class ChoiceRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _feed(self, choice: ChoiceStream, queue: "asyncio.Queue[TextPiece | Exception | None]") -> None:
+    async def _feed(
+        self,
+        choice: ChoiceStream,
+        queue: "asyncio.Queue[TextPiece | Exception | None]",
+        gate: asyncio.Semaphore,
+    ) -> None:
         try:
-            async with aclosing(self._one(choice)) as pieces:
+            async with gate, aclosing(self._one(choice)) as pieces:
                 async for piece in pieces:
                     queue.put_nowait(piece)
             queue.put_nowait(None)

@@ -20,6 +20,7 @@ from cluster.ingress.api.access import Access, Tenant
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
+from cluster.ingress.api.embedding_routes import EmbeddingRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import ClientGone
 from cluster.ingress.api.openai_errors import error_response, reason_of
@@ -51,6 +52,7 @@ def create_app(
     answering = Answering(generator, tokenizer, settings, access, observers.ingress)
     routes = [
         *OpenAIRoutes(answering).routes(),
+        *EmbeddingRoutes(answering).routes(),
         *ResponsesRoutes(answering).routes(),
         *AnthropicRoutes(answering).routes(),
         *api.routes(),

@@ -47,7 +47,7 @@ async def whole(
     shape: BodyShape,
 ) -> JSONResponse:
     """Raises ClientGone when nobody waits for the answer any more."""
-    return JSONResponse(await _unless_gone(http, gathered(stream, choices, num_prompts, shape)))
+    return JSONResponse(await unless_gone(http, gathered(stream, choices, num_prompts, shape)))
 
 
 async def gathered(
@@ -65,7 +65,7 @@ async def gathered(
     return shape.body(pieces, count_usage(choices, num_prompts, num_output, num_reasoning))
 
 
-async def _unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
+async def unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
             pass
@@ -143,7 +143,7 @@ class EventResponse(StreamingResponse):
 async def streamed(http: HttpRequest, source: AsyncGenerator[str, None]) -> EventResponse:
     """Waits for the first event, so that what fails before it still gets a status of its own."""
     try:
-        first = await _unless_gone(http, anext(source))
+        first = await unless_gone(http, anext(source))
     except BaseException:
         await source.aclose()
         raise

@@ -20,6 +20,8 @@ TokenNumber = Annotated[int, Field(ge=0)]
 # A list ends at its first bad item: a million complaints would hold up everybody's tokens while they are written.
 Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True)]
 MAX_BIASES = 1024
+MAX_TEXTS = 2048
+"""Texts of one request for vectors, as with OpenAI."""
 
 
 def _not_too_many(biases: Any) -> Any:
@@ -155,18 +157,53 @@ class ChatRequest(Common):
     """Tokens after which the end of reasoning is forced, as in vLLM."""
 
 
+Prompts = (
+    str
+    | Ids
+    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+)
+
+
+class RerankDocument(Strict):
+    text: str
+
+
 class CompletionRequest(Common):
-    prompt: (
-        str
-        | Ids
-        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
-    )
+    prompt: Prompts
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0: nothing but the prompt, for its log-probabilities."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class EmbeddingFields(Strict):
+    """What every route takes that makes vectors of texts."""
+
+    model: str
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+
+
+class EmbeddingRequest(EmbeddingFields):
+    input: Prompts
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    add_special_tokens: bool = True
+
+
+class RerankRequest(EmbeddingFields):
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_TEXTS)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool = True
+
+
+class ScoreRequest(EmbeddingFields):
+    text_1: str | Annotated[list[str], Field(min_length=1)]
+    text_2: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 
 
 class TokenizeRequest(Strict):

@@ -61,8 +61,8 @@ class OpenAIRoutes:
         request_params.check_model(body.model, self._answering.settings)
         prompts = await aside(
             http,
-            lambda: request_params.completion_prompts(
-                body, self._answering.tokenizer, self._answering.settings
+            lambda: request_params.prompts_of(
+                body.prompt, "prompt", self._answering.tokenizer, self._answering.settings
             ),
         )
         n = request_params.check_count(body, len(prompts), self._answering.settings)

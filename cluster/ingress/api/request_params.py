@@ -8,10 +8,17 @@ from typing import Any, Literal
 
 from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
-from cluster.ingress.api.openai_requests import ChatRequest, Common, CompletionRequest, TokenizeRequest
+from cluster.ingress.api.openai_requests import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    Prompts,
+    TokenizeRequest,
+)
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from core.errors import RequestError
 from core.types import SamplingParams
+from models.pooling import Pooling
 
 _COMPLETION_DEFAULT_TOKENS = 16
 _MAX_ID_DIGITS = 12
@@ -39,6 +46,10 @@ class ApiSettings:
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
     tokenizer_folder: Path | None = None
     """Where the tokenizer.json is that grammars are compiled for; None: answers cannot be constrained."""
+    pooling: Pooling | None = None
+    """How the model embeds texts; None: it does not."""
+    generates: bool = True
+    embedding_size: int = 0
 
 
 def check_model(name: str | None, settings: ApiSettings) -> None:
@@ -81,20 +92,25 @@ def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer, style: MessageSty
     return tokenizer.chat_template(messages, add_generation_prompt=body.add_generation_prompt)
 
 
-def completion_prompts(
-    body: CompletionRequest, tokenizer: ChatTokenizer, settings: ApiSettings
+def prompts_of(
+    raw: Prompts,
+    field_name: str,
+    tokenizer: ChatTokenizer,
+    settings: ApiSettings,
+    *,
+    add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
-    """One token sequence for each prompt of the body."""
-    raw = body.prompt
+    """One token sequence for each of the texts or lists of token ids in the body's field. Raises RequestError."""
     items: Sequence[object] = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     prompts: list[tuple[int, ...]] = []
     for item in items:
-        ids = tuple(tokenizer.encode(item)) if isinstance(item, str) else tuple(item)  # type: ignore[arg-type]
+        is_text = isinstance(item, str)
+        ids = tuple(tokenizer.encode(item, add_special_tokens=add_special_tokens) if is_text else item)  # type: ignore[arg-type]
         if not ids:
-            raise RequestError("the prompt is empty", field="prompt")
+            raise RequestError(f"the {field_name} is empty", field=field_name)
         if max(ids) >= settings.vocab_size:
             raise RequestError(
-                f"token id {max(ids)} is outside the vocabulary of {settings.vocab_size}", field="prompt"
+                f"token id {max(ids)} is outside the vocabulary of {settings.vocab_size}", field=field_name
             )
         prompts.append(ids)
     return prompts

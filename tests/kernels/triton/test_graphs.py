@@ -16,7 +16,7 @@ from engine.execution.kv_pool import bytes_of, pool_parts
 from kernels.ops import Ops
 from kernels.triton.ops import triton_ops
 from models.model import Model
-from tests.engine.execution.test_prompt_scores import NUM_TOP, agree, answers, expected
+from tests.engine.execution.test_prompt_outputs import NUM_TOP, agree, answers, expected
 from tests.engine.execution.test_runner import Instance, Sink
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import FAMILIES, VOCAB, make

@@ -1,7 +1,8 @@
-"""The log-probabilities of a prompt's tokens are those of transformers, whatever the pool, the chunks and the cache."""
+"""What is read of a prompt's own tokens is what transformers says, whatever the pool, the chunks and the cache."""
 
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -85,3 +86,27 @@ def test_other_requests_are_left_alone(tmp_path: Path) -> None:
     assert instance.scheduler.prefix_tokens == (asked + len(text), hits), "its prefix is computed again"
     answers(instance, requests[:1])
     assert instance.scheduler.prefix_tokens[1] > hits
+
+
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_pooled_states_are_those_of_transformers(kind: Literal["last", "mean"], tmp_path: Path) -> None:
+    rng = random.Random(kind)
+    reference = make(tmp_path, FAMILIES["llama"](rng, 0), seed=1)
+    model = load_model(tmp_path, "float32", CPU)
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, pooling=kind)
+    requests = [
+        Request(id=str(i), prompt=text, sampling=sampling, reply_to="f")
+        for i, text in enumerate(prompts(rng))
+    ]
+    for num_blocks in (200, 17):
+        for budget in (1, 5, 64):
+            instance = Instance(model, num_blocks, max_batch_tokens=budget)
+            for _ in ("nothing cached", "all of it"):
+                for token in answers(instance, requests):
+                    with torch.inference_mode():
+                        states = reference.model(torch.tensor([requests[int(token.request_id)].prompt]))[0][0]
+                    want = states[-1] if kind == "last" else states.mean(0)
+                    got = torch.frombuffer(bytearray(token.embedding), dtype=torch.float32)
+                    torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+            _, hits = instance.scheduler.prefix_tokens
+            assert (hits > 0) == (kind == "last")

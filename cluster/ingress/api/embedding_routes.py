@@ -1,0 +1,136 @@
+"""Vectors of texts, and how near texts are to each other: OpenAI's /v1/embeddings, Cohere's and Jina's rerank, vLLM's score."""
+
+import base64
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from cluster.ingress.api import request_params
+from cluster.ingress.api.answering import Answering, HttpRoute, aside
+from cluster.ingress.api.openai_requests import (
+    EmbeddingFields,
+    EmbeddingRequest,
+    Prompts,
+    RerankRequest,
+    ScoreRequest,
+    validate,
+)
+from core.errors import RequestError
+
+B = TypeVar("B", bound=EmbeddingFields)
+Ids = list[tuple[int, ...]]
+
+
+class EmbeddingRoutes:
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    def routes(self) -> list[HttpRoute]:
+        return [
+            HttpRoute("POST", "/v1/embeddings", self.embeddings, EmbeddingRequest),
+            HttpRoute("POST", "/v1/score", self.score, ScoreRequest),
+            *(
+                HttpRoute("POST", path, self.rerank, RerankRequest)
+                for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+            ),
+        ]
+
+    async def embeddings(self, http: HttpRequest) -> Response:
+        body = await self._read(http, EmbeddingRequest)
+        size = self._answering.settings.embedding_size
+        if body.dimensions is not None and body.dimensions > size:
+            raise RequestError(f"dimensions: this model's vectors have {size}", field="dimensions")
+        prompts = await self._prompts(http, body.input, "input", add_special_tokens=body.add_special_tokens)
+        vectors = self._finished(await self._answering.vectors(http, body, prompts, "input"), body.dimensions)
+        data = [
+            {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+            for index, vector in enumerate(vectors)
+        ]
+        return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": _usage(prompts)})
+
+    async def score(self, http: HttpRequest) -> Response:
+        """The cosine of each pair: of `text_1` with each of `text_2`, or of both lists' items in turn."""
+        body = await self._read(http, ScoreRequest)
+        first, second = _as_list(body.text_1), _as_list(body.text_2)
+        if len(first) not in (1, len(second)):
+            raise RequestError(
+                f"text_1 has {len(first)} texts and text_2 {len(second)}: give one, or as many",
+                field="text_1",
+            )
+        prompts = await self._prompts(http, [*first, *second], "text_2")
+        vectors = await self._answering.vectors(http, body, prompts, "text_2")
+        one, other = vectors[: len(first)], vectors[len(first) :]
+        pairs = zip(one if len(one) == len(other) else one * len(other), other, strict=True)
+        data = [
+            {"object": "score", "index": index, "score": _cosine(*pair)} for index, pair in enumerate(pairs)
+        ]
+        head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
+        return JSONResponse({**head, "model": body.model, "data": data, "usage": _usage(prompts)})
+
+    async def rerank(self, http: HttpRequest) -> Response:
+        """`documents` by the cosine of each with `query`, nearest first."""
+        body = await self._read(http, RerankRequest)
+        texts = [document if isinstance(document, str) else document.text for document in body.documents]
+        prompts = await self._prompts(http, [body.query, *texts], "documents")
+        query, *vectors = await self._answering.vectors(http, body, prompts, "documents")
+        scores = [_cosine(query, vector) for vector in vectors]
+        order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": scores[index]}
+            | ({"document": {"text": texts[index]}} if body.return_documents else {})
+            for index in order
+        ]
+        answer_id = f"rerank-{uuid.uuid4().hex}"
+        return JSONResponse(
+            {"id": answer_id, "model": body.model, "usage": _usage(prompts), "results": results}
+        )
+
+    async def _read(self, http: HttpRequest, kind: type[B]) -> B:
+        body = validate(kind, await self._answering.body(http))
+        request_params.check_model(body.model, self._answering.settings)
+        return body
+
+    async def _prompts(
+        self, http: HttpRequest, texts: Prompts, field: str, *, add_special_tokens: bool = True
+    ) -> Ids:
+        answering = self._answering
+        return await aside(
+            http,
+            lambda: request_params.prompts_of(
+                texts, field, answering.tokenizer, answering.settings, add_special_tokens=add_special_tokens
+            ),
+        )
+
+    def _finished(self, vectors: Sequence[np.ndarray], dimensions: int | None) -> list[np.ndarray]:
+        """Cut to the first `dimensions`, and as long as the checkpoint says."""
+        pooling = self._answering.settings.pooling
+        cut = [vector[:dimensions] for vector in vectors]
+        return [_unit(vector) for vector in cut] if pooling is not None and pooling.normalise else cut
+
+
+def _usage(prompts: Ids) -> dict[str, int]:
+    num_tokens = sum(map(len, prompts))
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
+
+
+def _as_list(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / max(float(np.linalg.norm(vector)), 1e-12)
+
+
+def _cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(_unit(one) @ _unit(other))
+
+
+def _encoded(vector: np.ndarray, encoding: str) -> list[float] | str:
+    return (
+        vector.tolist() if encoding == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    )

@@ -1,0 +1,74 @@
+"""What is wanted of a prompt's own tokens: how likely they are, or one vector of all. Read in the steps that compute them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from core.plan import Sampled, SeqWork
+from core.types import PromptScore
+from engine.execution.batch import RankSeq
+from models.model import Model
+
+_ROWS = 128
+"""Logits held at once: of a vocabulary of 150,000 this many rows are 77 MB."""
+
+
+def read_prompts(
+    model: Model, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
+) -> None:
+    """Keeps with each of `seqs` what it asks for. `hidden` (T, hidden_size): of all tokens of `work`, packed.
+
+    Every rank of a tensor-parallel group calls this with the same work: logits are gathered from all."""
+    at = 0
+    for item, seq in zip(work, seqs, strict=True):
+        if seq.scores is not None:
+            _score(model, hidden[at : at + item.count], seq, item.start)
+        if seq.sampling.pooling:
+            _pool(hidden[at : at + item.count], seq, item.start)
+        at += item.count
+
+
+def with_prompt(drawn: Sampled, seq: RankSeq) -> Sampled:
+    """The first token of `seq`, and what was kept of its prompt, which is given up."""
+    scores, pooled = seq.scores, seq.pooled
+    if scores is None and pooled is None:
+        return drawn
+    seq.scores = seq.pooled = None
+    if pooled is not None and seq.sampling.pooling == "mean":
+        pooled = pooled / seq.num_prompt
+    embedding = b"" if pooled is None else pooled.cpu().numpy().astype("<f4").tobytes()
+    return replace(drawn, prompt_scores=tuple(scores or ()), embedding=embedding)
+
+
+def _pool(hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
+    count = min(len(hidden), seq.num_prompt - start)
+    if count <= 0:
+        return
+    if seq.sampling.pooling == "last":
+        seq.pooled = hidden[count - 1].to(torch.float32, copy=True)
+        return
+    total = hidden[:count].float().sum(0)
+    seq.pooled = total if seq.pooled is None else seq.pooled + total
+
+
+def _score(model: Model, hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
+    assert seq.scores is not None
+    count = min(len(hidden), seq.num_prompt - 1 - start)
+    for first in range(0, count, _ROWS):
+        part = hidden[first : min(first + _ROWS, count)]
+        seq.scores += _scores(model, part, seq, start + first)
+
+
+def _scores(model: Model, hidden: torch.Tensor, seq: RankSeq, start: int) -> list[PromptScore]:
+    """For the tokens behind each of `hidden`, the first of which is at `start`."""
+    logits = model.logits(hidden)
+    following = seq.tokens[start + 1 : start + 1 + len(hidden)]
+    tokens = torch.from_numpy(following).to(logits.device)
+    wanted = min(seq.sampling.num_prompt_logprobs, logits.shape[1])
+    above = (logits > logits.gather(1, tokens[:, None])).sum(-1)
+    found = model.ops.logprobs(logits, tokens, wanted)
+    return [
+        PromptScore(chosen, 1 + rank, tuple(zip(ids, values, strict=True)))
+        for rank, chosen, values, ids in zip(above.tolist(), *(part.tolist() for part in found), strict=True)
+    ]

@@ -1,0 +1,75 @@
+"""How a checkpoint makes one vector of a text, from the files that sentence-transformers leaves beside it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from core.errors import UnsupportedModel
+from models.spec import read_json
+
+PoolingKind = Literal["last", "mean"]
+_MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""How releases before 6 say it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pooling:
+    kind: PoolingKind
+    normalise: bool = True
+    max_tokens: int = 0
+    """Of one text; 0: what the model was made for."""
+
+
+def is_embedder(folder: Path) -> bool:
+    return (folder / "modules.json").exists()
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """None where nothing says that the model was made for it. Raises ConfigError and UnsupportedModel."""
+    if not is_embedder(folder):
+        return None
+    pooling, normalise = "", False
+    for path, kind in _modules(folder):
+        match kind:
+            case "Transformer":
+                pass
+            case "Pooling":
+                pooling = _mode(folder / path / "config.json")
+            case "Normalize":
+                normalise = True
+            case _:
+                raise UnsupportedModel(
+                    f"{folder / 'modules.json'} has the module {kind!r}; Transformer, Pooling and Normalize are supported"
+                )
+    if pooling not in _MODES:
+        raise UnsupportedModel(
+            f"{folder} pools by {pooling or 'nothing'!r}; {' and '.join(map(repr, _MODES))} are supported for decoder models"
+        )
+    limits = folder / "sentence_bert_config.json"
+    max_tokens = read_json(limits).get("max_seq_length") if limits.exists() else None
+    return Pooling(kind=_MODES[pooling], normalise=normalise, max_tokens=max_tokens or 0)
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """(folder, kind) of each, in order."""
+    path = folder / "modules.json"
+    entries = read_json(path, list)
+    try:
+        return [(str(entry["path"]), str(entry["type"]).rpartition(".")[2]) for entry in entries]
+    except (KeyError, TypeError) as error:
+        raise UnsupportedModel(f"{path} holds an entry without path or type: {error}") from None
+
+
+def _mode(path: Path) -> str:
+    config: dict[str, Any] = read_json(path)
+    if mode := config.get("pooling_mode"):
+        return mode if isinstance(mode, str) else "+".join(map(str, mode))
+    return "+".join(name for flag, name in _FLAGS.items() if config.get(flag))
