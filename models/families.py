@@ -39,8 +39,10 @@ def read_spec(folder: Path) -> ModelSpec:
         # A decoder that was saved without its head.
         names = [names[0].removesuffix("Model") + "ForCausalLM"]
         config = {**config, "architectures": names}
-    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
-        raise UnsupportedModel(f"{folder} attends to later tokens, too, which is not supported")
+    if config.get("is_causal") is False:
+        raise UnsupportedModel(
+            "is_causal is false in config.json: attention to later tokens is not supported"
+        )
     family = _FAMILIES.get(names[0])
     if family is None:
         raise UnsupportedModel(

@@ -25,7 +25,7 @@ class Pooling:
     kind: PoolingKind
     normalise: bool = True
     max_tokens: int = 0
-    """Of one text; 0: what the model was made for."""
+    """The longest text that it takes; 0: what the model was made for."""
 
 
 def is_embedder(folder: Path) -> bool:
