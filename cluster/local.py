@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import uvloop
 
-from cluster.ingress.api.api_factory import build_app
+from cluster.ingress.api.api_factory import build_app, run_batches
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import ingress_tls
@@ -130,11 +130,13 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         serving, watching = server.start(), asyncio.create_task(live.run(observers.ingress.rules_changed))
+        batches = asyncio.create_task(run_batches(app))
         on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         await _cancel(watching)
+        await _cancel(batches)
         await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
     observers.close()
 

@@ -220,6 +220,15 @@ class ServeConfig(_Frozen):
     """A longer body is refused with 413."""
     response_store_bytes: int = Field(default=64 << 20, ge=0)
     """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none."""
+    batch_dir: str = ""
+    """Folder for uploaded files and batches, which every ingress must see and which outlives the cluster; empty: /v1/files and
+    /v1/batches are off."""
+    batch_dir_bytes: int = Field(default=10 << 30, ge=1 << 20)
+    """What may lie there before uploads are refused."""
+    batch_at_once: int = Field(default=32, ge=1, le=1024)
+    """Requests of one batch that run at a time."""
+    batch_slo_class: str = "batch"
+    """Service class of a batch's requests, where their tenant may use it and they name none themselves."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
     live_file: str = ""

@@ -13,7 +13,7 @@ from ray import serve
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
-from cluster.ingress.api.api_factory import build_app
+from cluster.ingress.api.api_factory import build_app, run_batches
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import ingress_tls
@@ -62,12 +62,14 @@ class Ingress:
         )
         leave_out_all_there_is()
         self._serving = self._server.start()
+        self._batches = asyncio.create_task(run_batches(app))
         self._drained: asyncio.Task[None] | None = None
         del pools  # bound here only so that Serve deploys them with this application
 
     async def drain(self) -> None:
         """Returns when nothing runs any more, or at the deadline. Calling it again waits for the same end."""
         if self._drained is None:
+            self._batches.cancel()
             self._drained = asyncio.create_task(
                 drain(self._frontend, self._server, self._config.drain_notice_s, self._config.drain_timeout_s)
             )

@@ -11,7 +11,6 @@ from tests.e2e.cluster_process import ServeProcess, serving
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log: Path = tmp_path_factory.mktemp("server") / "log"
-    with serving(
-        "--local", "--prefill", "0", "--tool-call-parser", "hermes", "--set", "model.pooling=mean", log=log
-    ) as server:
+    settings = ("--set", "model.pooling=mean", "--set", f"serve.batch_dir={log.parent / 'batches'}")
+    with serving("--local", "--prefill", "0", "--tool-call-parser", "hermes", *settings, log=log) as server:
         yield server

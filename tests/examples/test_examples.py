@@ -68,6 +68,12 @@ def test_the_nearest_text_is_the_first(run: Run, server: ServeProcess) -> None:
 
 
 @pytest.mark.slow
+def test_each_line_of_a_batch_is_answered(run: Run, server: ServeProcess) -> None:
+    lines = run("batch.py", server.base_url).splitlines()
+    assert {line.partition(":")[0] for line in lines} == {f"sum {number}" for number in range(20)}
+
+
+@pytest.mark.slow
 def test_a_stream_is_what_transformers_says(run: Run, server: ServeProcess) -> None:
     assert run("stream.py", server.base_url) == truth(64) + "\n"
 

@@ -140,6 +140,9 @@ class Access:
             )
         return tenant
 
+    def tenant_named(self, name: str) -> Tenant | None:
+        return self._tenants.get(name)
+
     def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
         """The class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
 

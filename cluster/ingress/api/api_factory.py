@@ -8,9 +8,13 @@ from cluster.ingress.api.access import Access
 from cluster.ingress.api.generator import Generator
 from cluster.ingress.api.http_app import create_app
 from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.batches.batch_runner import BatchRunner
+from cluster.ingress.batches.batch_store import BatchStore
+from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.model_card import ModelCard
 from cluster.ingress.observers import Observers
 from core.config import ClusterConfig
+from core.errors import ConfigError
 from models.tokenizer import load_tokenizer
 
 
@@ -33,4 +37,28 @@ def build_app(
         generates=card.generates,
         embedding_size=card.hidden_size,
     )
-    return create_app(generator, load_tokenizer(card.folder), settings, access, observers)
+    tokenizer = load_tokenizer(card.folder)
+    serve = config.serve
+    if not serve.batch_dir:
+        return create_app(generator, tokenizer, settings, access, observers)
+    stores = _stores(Path(serve.batch_dir).expanduser(), serve.batch_dir_bytes)
+    app = create_app(generator, tokenizer, settings, access, observers, stores)
+    app.state.batches = BatchRunner(
+        app, *stores, access, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
+    )
+    return app
+
+
+async def run_batches(app: FastAPI) -> None:
+    """Those of an app of `build_app`, until it is cancelled; returns at once where batches are off."""
+    runner: BatchRunner | None = getattr(app.state, "batches", None)
+    if runner is not None:
+        await runner.run()
+
+
+def _stores(folder: Path, capacity_bytes: int) -> tuple[FileStore, BatchStore]:
+    """Raises ConfigError."""
+    try:
+        return FileStore(folder, capacity_bytes), BatchStore(folder)
+    except OSError as error:
+        raise ConfigError(f"serve.batch_dir: cannot use {folder}: {error}") from None

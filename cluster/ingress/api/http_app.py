@@ -20,6 +20,7 @@ from cluster.ingress.api.access import Access, Tenant
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
+from cluster.ingress.api.batch_routes import BatchRoutes, NoBatchRoutes
 from cluster.ingress.api.embedding_routes import EmbeddingRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import ClientGone
@@ -28,6 +29,9 @@ from cluster.ingress.api.openai_routes import OpenAIRoutes
 from cluster.ingress.api.openapi import described, server_version
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.responses_routes import ResponsesRoutes
+from cluster.ingress.batches.batch_runner import TENANT
+from cluster.ingress.batches.batch_store import BatchStore
+from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.dashboard.page import load_page
 from cluster.ingress.observers import Observers
 from core.clock import now_s
@@ -45,8 +49,10 @@ def create_app(
     settings: ApiSettings,
     access: Access,
     observers: Observers,
+    stores: tuple[FileStore, BatchStore] | None = None,
 ) -> FastAPI:
-    """The API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any."""
+    """The API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any.
+    `stores`: None where nothing is kept for batches."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, settings.model_name, access, observers)
     answering = Answering(generator, tokenizer, settings, access, observers.ingress)
@@ -55,6 +61,7 @@ def create_app(
         *EmbeddingRoutes(answering).routes(),
         *ResponsesRoutes(answering).routes(),
         *AnthropicRoutes(answering).routes(),
+        *(NoBatchRoutes() if stores is None else BatchRoutes(answering, *stores)).routes(),
         *api.routes(),
     ]
     for route in routes:
@@ -125,9 +132,11 @@ class _Api:
         return guard
 
     def _admit(self, http: HttpRequest) -> None:
-        key = http.headers.get("x-api-key")  # Anthropic's clients
-        authorization = http.headers.get("authorization") or (f"Bearer {key}" if key else "")
-        tenant = self._access.tenant_of(authorization)
+        tenant: Tenant | None = http.scope.get(TENANT)
+        if tenant is None:
+            key = http.headers.get("x-api-key")  # Anthropic's clients
+            authorization = http.headers.get("authorization") or (f"Bearer {key}" if key else "")
+            tenant = self._access.tenant_of(authorization)
         http.state.tenant = tenant
         if http.method == "POST":
             tenant.count_request()

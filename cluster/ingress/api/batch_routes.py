@@ -1,0 +1,211 @@
+"""OpenAI's /v1/files and /v1/batches."""
+
+import asyncio
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import Field
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+
+from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.openai_requests import validate
+from cluster.ingress.api.openai_tools import Strict
+from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
+from cluster.ingress.batches.file_store import FileStore, StoredFile
+from core.errors import RequestError
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_MAX_FILE_BYTES = 200 << 20
+_FORM_BYTES = 64 << 10
+"""What the form around a file may add."""
+_SECONDS_PER_BYTE = 1e-6
+_WINDOW_S = 24 * 3600
+_MAX_PAGE = 10_000
+_FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class BatchRequest(Strict):
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+
+
+class BatchRoutes:
+    def __init__(self, answering: Answering, files: FileStore, batches: BatchStore) -> None:
+        self._answering, self._files, self._batches = answering, files, batches
+
+    def routes(self) -> list[HttpRoute]:
+        return [
+            HttpRoute("POST", "/v1/files", self.upload),
+            HttpRoute("GET", "/v1/files", self.files),
+            HttpRoute("GET", _FILE, self.file),
+            HttpRoute("GET", _FILE + "/content", self.content),
+            HttpRoute("DELETE", _FILE, self.delete_file),
+            HttpRoute("POST", "/v1/batches", self.create, BatchRequest),
+            HttpRoute("GET", "/v1/batches", self.batches),
+            HttpRoute("GET", _BATCH, self.batch),
+            HttpRoute("POST", _BATCH + "/cancel", self.cancel),
+        ]
+
+    async def upload(self, http: HttpRequest) -> Response:
+        """A multipart form with `file` and `purpose`, which is `batch`."""
+        announced = http.headers.get("content-length", "")
+        if not announced.isdigit():
+            raise RequestError("an upload must say its content-length", status=411)
+        if int(announced[:20]) > _MAX_FILE_BYTES + _FORM_BYTES:
+            raise RequestError(f"a file has {_MAX_FILE_BYTES} bytes at the most", field="file", status=413)
+        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise RequestError("content-type must be multipart/form-data", status=415)
+        timeout_s = self._answering.settings.body_timeout_s + int(announced) * _SECONDS_PER_BYTE
+        try:
+            async with asyncio.timeout(timeout_s), http.form(max_files=1, max_fields=8) as form:
+                return JSONResponse((await self._keep(http, form)).public())
+        except TimeoutError:
+            raise RequestError(f"the body did not come within {timeout_s:.0f} s", status=408) from None
+        except HTTPException as error:
+            raise RequestError(f"the form cannot be read: {error.detail}") from None
+
+    async def _keep(self, http: HttpRequest, form: Any) -> StoredFile:
+        file, purpose = form.get("file"), form.get("purpose")
+        if not isinstance(file, UploadFile):
+            raise RequestError("the form has no file", field="file")
+        if purpose != "batch":
+            raise RequestError(f"purpose must be 'batch', not {purpose!r}", field="purpose")
+        described = StoredFile(
+            id=self._files.new_id(),
+            tenant=http.state.tenant.name,
+            filename=(file.filename or "file")[:256],
+            purpose="batch",
+            bytes=file.size or 0,
+            created_at=int(time.time()),
+        )
+        return await asyncio.to_thread(self._files.add, file.file, described)
+
+    async def files(self, http: HttpRequest) -> Response:
+        purpose = http.query_params.get("purpose")
+        found = await asyncio.to_thread(self._files.of, http.state.tenant.name)
+        return _page(http, [file.public() for file in found if purpose in (None, file.purpose)])
+
+    async def file(self, http: HttpRequest) -> Response:
+        return JSONResponse((await self._stored(http)).public())
+
+    async def content(self, http: HttpRequest) -> Response:
+        file = await self._stored(http)
+        return FileResponse(self._files.path(file.id), media_type="application/octet-stream")
+
+    async def delete_file(self, http: HttpRequest) -> Response:
+        file = await self._stored(http)
+        own = await asyncio.to_thread(self._batches.of, file.tenant)
+        for batch in own:
+            if batch["input_file_id"] == file.id and batch["status"] not in FINAL:
+                raise RequestError(f"the batch {batch['id']} reads {file.id}: cancel it first", status=409)
+        await asyncio.to_thread(self._files.delete, file.id, file.tenant)
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    async def create(self, http: HttpRequest) -> Response:
+        body = validate(BatchRequest, await self._answering.body(http))
+        tenant = http.state.tenant.name
+        file = await asyncio.to_thread(self._files.get, body.input_file_id, tenant, "input_file_id")
+        if file.purpose != "batch":
+            raise RequestError(
+                f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", field="input_file_id"
+            )
+        now = int(time.time())
+        record: Record = {
+            "id": self._batches.new_id(),
+            "object": "batch",
+            "endpoint": body.endpoint,
+            "model": self._answering.settings.model_name,
+            "errors": None,
+            "input_file_id": body.input_file_id,
+            "completion_window": body.completion_window,
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "in_progress_at": None,
+            "expires_at": now + _WINDOW_S,
+            **{
+                f"{name}_at": None
+                for name in ("finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+            },
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": body.metadata,
+            "tenant": tenant,
+        }
+        await asyncio.to_thread(self._batches.save, record)
+        return _batch(record)
+
+    async def batch(self, http: HttpRequest) -> Response:
+        return _batch(await self._record(http))
+
+    async def batches(self, http: HttpRequest) -> Response:
+        found = await asyncio.to_thread(self._batches.of, http.state.tenant.name)
+        return _page(http, [_public(record) for record in found])
+
+    async def cancel(self, http: HttpRequest) -> Response:
+        record = await self._record(http)
+        if record["status"] in FINAL:
+            raise RequestError(f"the batch {record['id']} is {record['status']} already", status=409)
+        await asyncio.to_thread(self._batches.ask_to_cancel, record["id"])
+        return _batch(await self._record(http))
+
+    async def _stored(self, http: HttpRequest) -> StoredFile:
+        return await asyncio.to_thread(self._files.get, http.path_params["id"], http.state.tenant.name)
+
+    async def _record(self, http: HttpRequest) -> Record:
+        return await asyncio.to_thread(self._batches.get, http.path_params["id"], http.state.tenant.name)
+
+
+class NoBatchRoutes:
+    """The same routes where no folder is named: they say what is missing."""
+
+    def routes(self) -> list[HttpRoute]:
+        paths = ("/v1/files", "/v1/files/{id:path}", "/v1/batches", "/v1/batches/{id:path}")
+        return [
+            HttpRoute(method, path, self.refuse) for path in paths for method in ("GET", "POST", "DELETE")
+        ]
+
+    async def refuse(self, http: HttpRequest) -> Response:
+        """Refused: this server keeps no files."""
+        raise RequestError(
+            "this server keeps no files: start it with serve.batch_dir=FOLDER, which all ingresses share",
+            status=404,
+            code="batches_off",
+        )
+
+
+def _public(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name != "tenant"}
+
+
+def _batch(record: Record) -> Response:
+    return JSONResponse(_public(record))
+
+
+def _page(http: HttpRequest, items: list[dict[str, Any]]) -> Response:
+    """Raises RequestError."""
+    after, wanted = http.query_params.get("after"), http.query_params.get("limit", "20")
+    if not wanted.isdecimal() or not 1 <= int(wanted[:9]) <= _MAX_PAGE:
+        raise RequestError(f"limit must be between 1 and {_MAX_PAGE}, not {wanted!r}", field="limit")
+    order = http.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise RequestError(f"order must be asc or desc, not {order!r}", field="order")
+    if order == "asc":
+        items = items[::-1]
+    if after is not None:
+        ids = [item["id"] for item in items]
+        if after not in ids:
+            raise RequestError(f"there is no {after!r} to go on after", field="after")
+        items = items[ids.index(after) + 1 :]
+    shown = items[: int(wanted)]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return JSONResponse({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})

@@ -1,0 +1,128 @@
+"""Runs batches beside what clients ask for: in every ingress, each batch in one of them.
+
+Requests go through the API itself, on their tenant's account, so that every check, limit and meter holds."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message
+
+from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.batches.batch_job import BatchJob, Json
+from cluster.ingress.batches.batch_store import FINAL, BatchClaim, BatchStore
+from cluster.ingress.batches.file_store import FileStore
+from core.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+TENANT = "baton.tenant"
+"""In the scope of a request that did not come over the network: whose it is. No client can put it there."""
+_LOOK_S = 1.0
+_MAX_BATCHES = 4
+"""In one ingress at a time."""
+
+
+class BatchRunner:
+    def __init__(
+        self,
+        app: ASGIApp,
+        files: FileStore,
+        batches: BatchStore,
+        access: Access,
+        *,
+        at_once: int,
+        slo_class: str,
+    ) -> None:
+        """`at_once`: requests of one batch. `slo_class`: theirs, where the tenant may use it and the request names none."""
+        self._app, self._files, self._batches, self._access = app, files, batches, access
+        self._at_once, self._slo_class = at_once, slo_class
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until it is cancelled; what runs then is left to other ingresses, or to the next start."""
+        try:
+            while True:
+                try:
+                    await self._look()
+                except OSError as error:
+                    log.warning("cannot look for batches: %s", error)
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def _look(self) -> None:
+        self._running = {batch_id: task for batch_id, task in self._running.items() if not task.done()}
+        for batch_id in await asyncio.to_thread(self._batches.unfinished):
+            if len(self._running) >= _MAX_BATCHES:
+                return
+            if batch_id not in self._running and (claim := self._batches.claim(batch_id)) is not None:
+                self._running[batch_id] = asyncio.create_task(self._run(batch_id, claim))
+
+    async def _run(self, batch_id: str, claim: BatchClaim) -> None:
+        with claim:
+            record = self._batches.load(batch_id)
+            if record is None or record["status"] in FINAL:
+                return  # it ended between the look at it and the claim
+            tenant = self._access.tenant_named(record["tenant"])
+            if tenant is None:
+                log.warning(
+                    "batch %s waits for its tenant %r, which is not known", batch_id, record["tenant"]
+                )
+                return
+
+            async def call(body: Json) -> tuple[int, Mapping[str, str], Any]:
+                return await self._call(record["endpoint"], body, tenant)
+
+            try:
+                await BatchJob(record, call, self._files, self._batches, self._at_once).run()
+            except Exception:
+                log.exception("batch %s is taken up again", batch_id)
+
+    async def _call(self, path: str, body: Json, tenant: Tenant) -> tuple[int, Mapping[str, str], Any]:
+        data = json.dumps(body).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(data))}
+        if body.get("service_tier") is None and self._may_use_class(tenant):
+            headers["x-slo-class"] = self._slo_class
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
+            "client": None,
+            "server": None,
+            TENANT: tenant,
+        }
+        sent: list[Message] = []
+        bodies = iter([{"type": "http.request", "body": data, "more_body": False}])
+
+        async def receive() -> Message:
+            if (message := next(bodies, None)) is not None:
+                return message
+            await asyncio.Event().wait()  # this client never goes away
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        start, *parts = sent
+        found = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start["headers"]}
+        return start["status"], found, json.loads(b"".join(part.get("body", b"") for part in parts))
+
+    def _may_use_class(self, tenant: Tenant) -> bool:
+        try:
+            self._access.slo(tenant, self._slo_class, None)
+        except RequestError:
+            return False
+        return True

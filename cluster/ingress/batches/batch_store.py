@@ -1,0 +1,104 @@
+"""Batches as they are on the disk. Whoever holds a batch's lock runs it; the lock ends with its process.
+
+Invariant: only the holder of the lock writes a batch's record; others ask it to stop by leaving a mark."""
+
+import fcntl
+import json
+import os
+import re
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cluster.ingress.batches.file_store import write_json
+from core.errors import RequestError
+
+Record = dict[str, Any]
+"""OpenAI's batch object, and whose it is under `tenant`."""
+FINAL = ("completed", "failed", "expired", "cancelled")
+_ID = re.compile(r"batch_[0-9a-f]{32}")
+
+
+class BatchClaim:
+    """The right to run a batch. A context manager."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+
+class BatchStore:
+    """Every method blocks for as long as the disk takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "batches"
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._ended: set[str] = set()
+
+    def new_id(self) -> str:
+        return f"batch_{uuid.uuid4().hex}"
+
+    def save(self, record: Record) -> None:
+        write_json(self._folder / f"{record['id']}.json", record)
+
+    def get(self, batch_id: str, tenant: str) -> Record:
+        """Raises RequestError for what is not there, or another tenant's."""
+        record = self.load(batch_id) if _ID.fullmatch(batch_id) else None
+        if record is None or record["tenant"] != tenant:
+            raise RequestError(f"there is no batch {batch_id!r}", status=404)
+        return record
+
+    def load(self, batch_id: str) -> Record | None:
+        """As clients see it: a batch that is to stop is already stopping."""
+        try:
+            record: Record = json.loads((self._folder / f"{batch_id}.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        if record["status"] not in FINAL and (asked_at := self.cancel_asked_at(batch_id)) is not None:
+            record |= {"status": "cancelling", "cancelling_at": asked_at}
+        return record
+
+    def of(self, tenant: str) -> list[Record]:
+        """The newest first."""
+        found = [record for path in self._folder.glob("*.json") if (record := self.load(path.stem))]
+        own = [record for record in found if record["tenant"] == tenant]
+        return sorted(own, key=lambda record: (record["created_at"], record["id"]), reverse=True)
+
+    def unfinished(self) -> list[str]:
+        """The oldest first."""
+        found: list[Record] = []
+        for path in self._folder.glob("*.json"):
+            if path.stem in self._ended or (record := self.load(path.stem)) is None:
+                continue
+            if record["status"] in FINAL:
+                self._ended.add(path.stem)
+            else:
+                found.append(record)
+        return [record["id"] for record in sorted(found, key=lambda record: record["created_at"])]
+
+    def ask_to_cancel(self, batch_id: str) -> None:
+        (self._folder / f"{batch_id}.cancel").touch()
+
+    def cancel_asked_at(self, batch_id: str) -> int | None:
+        with suppress(FileNotFoundError):
+            return int((self._folder / f"{batch_id}.cancel").stat().st_mtime)
+        return None
+
+    def claim(self, batch_id: str) -> BatchClaim | None:
+        """None while somebody else runs it."""
+        fd = os.open(self._folder / f"{batch_id}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return BatchClaim(fd)
