@@ -35,7 +35,8 @@ def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
 
 def memory_servers() -> list[psutil.Process]:
     """In the order in which they were started."""
-    return [child for child in psutil.Process().children() if NAME in child.cmdline()]
+    found = [child for child in psutil.Process().children() if NAME in child.cmdline()]
+    return sorted(found, key=lambda child: child.create_time())
 
 
 def _memory_server(setup: MemorySetup, transfer: TransferConfig) -> Child:

@@ -123,6 +123,10 @@ class Message(Strict):
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    parsed: Any = Field(default=None, exclude=True)
+    """What a client's SDK has made of the content, and sends back."""
+    provider_specific_fields: Any = Field(default=None, exclude=True)
+    """LiteLLM's own, which it sends back."""
 
     @model_validator(mode="after")
     def _suits_its_role(self) -> "Message":

@@ -38,6 +38,8 @@ class NamedTool(Strict):
 class CalledFunction(Strict):
     name: str
     arguments: str
+    parsed_arguments: Any = Field(default=None, exclude=True)
+    """What a client's SDK has made of them, and sends back."""
 
 
 class ToolCall(Strict):

@@ -1,0 +1,115 @@
+"""Frameworks that people build with, each in its own folder: an answer, a stream and a tool's round trip; a script plays the model."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.ingress.api.http_server import HttpServer
+from core.types import Request
+from models.hub import resolve
+from tests.cluster.ingress.api.harness import SETTINGS, Api
+from tests.cluster.ingress.api.test_tools import HERMES, TemplateTokenizer, TokenGenerator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SCRIPTS = Path(__file__).parent
+PACKAGES = {
+    "langchain_client.py": ["langchain-openai==1.7.3"],
+    "llama_index_client.py": ["llama-index-llms-openai-like==0.8.1"],
+    "litellm_client.py": ["litellm==1.106.2", "mcp"],
+    "pydantic_ai_client.py": ["pydantic-ai-slim[openai]==2.68.0"],
+    "openai_agents_client.py": ["openai-agents==0.24.0"],
+}
+NODE_PACKAGE = "openai@7.57.0"
+CALL = json.dumps({"name": "look_up", "arguments": {"word": "heliotrope"}})
+EXPECTED = ["Hello there.", "Hello there.", "So heliotrope is a flower."]
+
+
+class Scripted(TokenGenerator):
+    """Calls its tool once, where it has one, and then says what it was told."""
+
+    def __init__(self, tokenizer: TemplateTokenizer) -> None:
+        super().__init__("", tokenizer)
+        self._tokenizer = tokenizer
+
+    async def generate(self, request: Request):
+        rendered = self._tokenizer.rendered[-1]
+        told = [message["content"] for message in rendered["messages"] if message["role"] == "tool"]
+        text = f"So {told[-1]}." if told else "Hello there."
+        if rendered["tools"] and not told:
+            text = f"<tool_call>\n{CALL}\n</tool_call>"
+        self.ids = self._tokenizer.encode(text)
+        stream = super().generate(request)
+        try:
+            async for token in stream:
+                yield token
+        finally:
+            await stream.aclose()
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    tokenizer = TemplateTokenizer(HERMES)
+    settings = replace(
+        SETTINGS,
+        max_context_tokens=100_000,
+        vocab_size=4096,
+        default_sampling={},
+        tokenizer_folder=resolve("embedded"),  # for the grammars of strict tools
+    )
+    api = Api(Scripted(tokenizer), settings, tokenizer=tokenizer)
+    server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
+    server.start()
+    try:
+        yield f"http://127.0.0.1:{server._listener.getsockname()[1]}/v1"
+    finally:
+        await server.stop()
+
+
+async def said(command: Sequence[str], folder: Path, **environment: str) -> list[str]:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=os.environ | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        out, errors = await asyncio.wait_for(process.communicate(), 120)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, errors.decode()[-3000:]
+    return out.decode().splitlines()
+
+
+def install(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot be installed here: {done.stderr[-300:]}")
+
+
+@pytest.mark.parametrize("script", PACKAGES)
+async def test_a_framework_finds_what_it_expects(script: str, url: str, tmp_path: Path) -> None:
+    target = str(tmp_path / "packages")
+    install(
+        [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", target, *PACKAGES[script]],
+        tmp_path,
+    )
+    found = await said([sys.executable, str(SCRIPTS / script), url], tmp_path, PYTHONPATH=target)
+    assert found == EXPECTED
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+async def test_the_node_sdk_finds_what_it_expects(url: str, tmp_path: Path) -> None:
+    shutil.copy(SCRIPTS / "node_client.mjs", tmp_path)
+    install(["npm", "install", "--no-audit", "--no-fund", NODE_PACKAGE], tmp_path)
+    assert await said(["node", "node_client.mjs", url], tmp_path) == EXPECTED
