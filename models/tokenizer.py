@@ -24,8 +24,10 @@ class Tokenizer:
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.vocab_size = len(self._inner)
         self.template: str = _source(self._inner.chat_template)
+        added = self._inner.added_tokens_decoder
+        self.added_tokens: Mapping[str, int] = {str(token): index for index, token in added.items()}
         self.special_tokens: Mapping[str, int] = {
-            str(token): index for index, token in self._inner.added_tokens_decoder.items() if token.special
+            str(token): index for index, token in added.items() if token.special
         }
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

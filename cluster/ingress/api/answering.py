@@ -121,7 +121,9 @@ class Answering:
         chat: PreparedChat | None = None,
         *,
         grammar: Grammar | None,
+        ends: tuple[int, ...] = (),
     ) -> list[ChoiceStream]:
+        """`ends`: token ids that end the answers beside those that the model and the body name. Raises RequestError."""
         if not self.settings.generates:
             raise RequestError(
                 f"the model {self.settings.model_name!r} embeds texts (/v1/embeddings) and does not generate; started with "
@@ -134,7 +136,7 @@ class Answering:
         for prompt in prompts:
             max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
             sampling = request_params.to_sampling(body, max_tokens, self.settings, self.tokenizer)
-            sampling = replace(sampling, grammar=grammar)
+            sampling = replace(sampling, grammar=grammar, stop_token_ids=sampling.stop_token_ids + ends)
             if chat is not None:
                 sampling = replace(sampling, thinking=chat.thinking)
             for choice in range(n):

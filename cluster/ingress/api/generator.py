@@ -25,6 +25,8 @@ class ChatTokenizer(TokenCodec, Protocol):
     vocab_size: int
     template: str
     """The chat template's source; empty: there is none."""
+    added_tokens: Mapping[str, int]
+    """Tokens that stand for no text of their own, by their name."""
     special_tokens: Mapping[str, int]
     """Those that `skip_special_tokens` leaves out of the text, by their text."""
 

@@ -176,6 +176,8 @@ class RerankDocument(Strict):
 class CompletionRequest(Common):
     prompt: Prompts
     echo: bool | None = None
+    suffix: str | None = None
+    """What follows the text that is wanted."""
     best_of: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """0: nothing but the prompt, for its log-probabilities."""
@@ -263,7 +265,7 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "verbosity": (is_one_of("medium"), "the served models have no verbosity setting"),
     "web_search_options": (is_one_of(), "there is no web search"),
     "moderation": (is_one_of(), "there is no moderation model"),
-    "suffix": (is_one_of(""), "inserting text before a suffix is not supported"),
+    "suffix": (is_one_of(""), "it goes with /v1/completions"),
 }
 
 

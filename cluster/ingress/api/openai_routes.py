@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.api import request_params
 from cluster.ingress.api.answering import Answering, HttpRoute, aside
 from cluster.ingress.api.chat_bodies import ChatShape
+from cluster.ingress.api.fill_in_middle import fill_in_middle
 from cluster.ingress.api.openai_bodies import CompletionShape, Extras
 from cluster.ingress.api.openai_requests import (
     ChatRequest,
@@ -59,17 +60,12 @@ class OpenAIRoutes:
     async def completions(self, http: HttpRequest) -> Response:
         body = validate(CompletionRequest, await self._answering.body(http))
         request_params.check_model(body.model, self._answering.settings)
-        prompts = await aside(
-            http,
-            lambda: request_params.prompts_of(
-                body.prompt, "prompt", self._answering.tokenizer, self._answering.settings
-            ),
-        )
+        prompts, ends = await aside(http, lambda: self._prompts(body))
         n = request_params.check_count(body, len(prompts), self._answering.settings)
         text = grammar_of(body.response_format, body.structured_outputs)
         grammar = Grammar(text=text) if text else None
         await self._answering.check_grammar(body, grammar)
-        choices = self._answering.choices(http, body, prompts, n, grammar=grammar)
+        choices = self._answering.choices(http, body, prompts, n, grammar=grammar, ends=ends)
         echoes: dict[int, str] = {}
         if body.echo:
             echoes = {
@@ -89,6 +85,19 @@ class OpenAIRoutes:
             num_best=body.n or 1,
         )
         return await self._answering.answer(http, body, choices, len(prompts), shape)
+
+    def _prompts(self, body: CompletionRequest) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+        """(prompts, token ids that end the answers beside the model's own). Raises RequestError."""
+        tokenizer = self._answering.tokenizer
+        if not body.suffix:
+            return request_params.prompts_of(body.prompt, "prompt", tokenizer, self._answering.settings), ()
+        if body.echo:
+            raise RequestError("echo does not go with suffix", field="echo")
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+        filled = [fill_in_middle(tokenizer, text, body.suffix) for text in texts if isinstance(text, str)]
+        if len(filled) < len(texts):
+            raise RequestError("suffix goes with prompts that are texts, not token ids", field="suffix")
+        return [each.prompt for each in filled], filled[0].end
 
     async def models(self, http: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_entry()]})

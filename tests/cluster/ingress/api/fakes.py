@@ -22,6 +22,7 @@ class ByteTokenizer:
     eos_token_id = END
     vocab_size = 257
     template = ""
+    added_tokens: Mapping[str, int] = {}
     special_tokens: Mapping[str, int] = {"<end>": END}
 
     def __init__(self) -> None:
