@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
@@ -343,6 +344,10 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     if config.transfer.kv_replicas and not engine.host_cache_bytes:
         raise ConfigError(
             "transfer.kv_replicas keeps copies in host memory: set engine.host_cache_bytes, too"
+        )
+    if config.serve.batch_dir and not Path(config.serve.batch_dir).expanduser().is_absolute():
+        raise ConfigError(
+            f"serve.batch_dir is {config.serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
         )
     if engine.disk_cache_bytes and not engine.disk_cache_path:
         raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")

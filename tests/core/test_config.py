@@ -40,6 +40,7 @@ def test_keys_that_need_each_other_are_refused_apart() -> None:
         ({"transfer": {"kv_replicas": 1}}, "host_cache_bytes"),
         ({"any_role": True, "prefill_instances": 2}, "set prefill_instances to 0"),
         ({"engine": {"disk_cache_bytes": 1 << 20}}, "disk_cache_path"),
+        ({"serve": {"batch_dir": "batches"}}, "whole path"),
         ({"engine": {"host_cache_bytes": 1 << 20, "prefix_cache": False}}, "prefix_cache"),
     ):
         with pytest.raises(ConfigError, match=named):

@@ -54,9 +54,14 @@ class FileStore:
                 field="file",
                 status=413,
             )
-        with self.path(file.id).open("xb") as target:
-            shutil.copyfileobj(source, target)
-        self.describe(file)
+        path = self.path(file.id)
+        try:
+            with path.open("xb") as target:
+                shutil.copyfileobj(source, target)
+            self.describe(file)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
         return file
 
     def describe(self, file: StoredFile) -> None:
