@@ -11,7 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from cluster.ingress.api.answering import Answering, HttpRoute
-from cluster.ingress.api.openai_requests import validate
+from cluster.ingress.api.openai_requests import Neutral, is_one_of, validate
 from cluster.ingress.api.openai_tools import Strict
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
@@ -36,6 +36,11 @@ class BatchRequest(Strict):
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
+
+
+BATCH_NEUTRAL: dict[str, tuple[Neutral, str]] = {
+    "output_expires_after": (is_one_of(), "files stay until they are deleted")
+}
 
 
 class BatchRoutes:
@@ -75,6 +80,10 @@ class BatchRoutes:
 
     async def _keep(self, http: HttpRequest, form: Any) -> StoredFile:
         file, purpose = form.get("file"), form.get("purpose")
+        if more := set(form) - {"file", "purpose"}:
+            raise RequestError(
+                f"{min(more)!r} is not supported: files stay until they are deleted", field=min(more)
+            )
         if not isinstance(file, UploadFile):
             raise RequestError("the form has no file", field="file")
         if purpose != "batch":
@@ -111,7 +120,7 @@ class BatchRoutes:
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     async def create(self, http: HttpRequest) -> Response:
-        body = validate(BatchRequest, await self._answering.body(http))
+        body = validate(BatchRequest, await self._answering.body(http), BATCH_NEUTRAL)
         tenant = http.state.tenant.name
         file = await asyncio.to_thread(self._files.get, body.input_file_id, tenant, "input_file_id")
         if file.purpose != "batch":

@@ -300,6 +300,10 @@ async def test_bad_uploads_and_batches_are_refused(tmp_path: Path) -> None:
     assert refused.value.status_code == 413
     with pytest.raises(openai.BadRequestError, match="purpose must be 'batch'"):
         await server.client.files.create(file=b"x", purpose="vision")
+    with pytest.raises(openai.BadRequestError, match="files stay until"):
+        await server.client.files.create(
+            file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
     assert (await server.http.post("/v1/files", json={})).status_code == 415
     assert (await server.http.post("/v1/files", content=_pieces())).status_code == 411
     form = {"content-type": "multipart/form-data; boundary=b"}

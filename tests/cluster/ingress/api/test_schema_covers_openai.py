@@ -1,13 +1,26 @@
-"""Every parameter that the openai package knows is honoured or refused by name."""
+"""Every parameter that the openai and anthropic packages know is honoured or refused by name."""
 
 from typing import Any, get_type_hints
 
 import pytest
+from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types import completion_create_params as completion_params
+from openai.types.batch_create_params import BatchCreateParams
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.embedding_create_params import EmbeddingCreateParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
 from pydantic import BaseModel
 
-from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, CompletionRequest, validate
+from cluster.ingress.api.anthropic_requests import MESSAGES_NEUTRAL, MessagesRequest
+from cluster.ingress.api.batch_routes import BATCH_NEUTRAL, BatchRequest
+from cluster.ingress.api.openai_requests import (
+    NEUTRAL,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    validate,
+)
+from cluster.ingress.api.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest
 from core.errors import RequestError
 
 
@@ -21,6 +34,22 @@ def parameters(module: Any) -> set[str]:
 )
 def test_each_is_known(module: Any, model: type[BaseModel]) -> None:
     unknown = parameters(module) - set(model.model_fields) - set(NEUTRAL)
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("parameters", "model", "neutral"),
+    [
+        (EmbeddingCreateParams, EmbeddingRequest, NEUTRAL),
+        (BatchCreateParams, BatchRequest, BATCH_NEUTRAL),
+        (ResponseCreateParamsBase, ResponsesRequest, RESPONSES_NEUTRAL),
+        (MessageCreateParamsBase, MessagesRequest, MESSAGES_NEUTRAL),
+    ],
+)
+def test_each_of_the_other_routes_is_known(
+    parameters: Any, model: type[BaseModel], neutral: dict[str, Any]
+) -> None:
+    unknown = set(get_type_hints(parameters)) - set(model.model_fields) - set(neutral)
     assert not unknown
 
 
