@@ -1,8 +1,9 @@
 """The Ray that `baton serve` starts: on loopback alone, with no process too many, and no file left when it ends."""
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,22 @@ from ray._private import node
 from cluster.deploy.ray_loopback import keep_ray_to_loopback
 from cluster.deploy.session_folder import claim, remove, remove_abandoned
 
+log = logging.getLogger(__name__)
+
+_STARTS = 3
+
 
 class _OneHostNode(node.Node):
     """Ray has no option against these three processes, which serve other hosts, other users and its own dashboard."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Ray leaves its processes behind where they do not come up in time."""
+        try:
+            super().__init__(*arguments, **options)
+        except Exception:
+            with contextlib.suppress(AttributeError):  # it had not begun to start any
+                self.kill_all_processes(check_alive=False, allow_graceful=False)
+            raise
 
     def start_monitor(self) -> None:
         """The autoscaler has nothing to scale."""
@@ -26,6 +40,17 @@ class _OneHostNode(node.Node):
         """There is no dashboard."""
 
 
+def _patiently(start: Callable[[], Any]) -> Any:
+    """Ray gives its agent 15 s to come up, and no key changes that: on a busy machine a start may fail."""
+    for _ in range(_STARTS - 1):
+        try:
+            return start()
+        except Exception as error:
+            log.warning("Ray did not start, and is started again: %s", error)
+            ray.shutdown()
+    return start()
+
+
 class LocalRay:
     """A Ray of this host alone, up to `stop`. This process is connected to it."""
 
@@ -35,14 +60,16 @@ class LocalRay:
         os.environ.update(environment)
         usual, node.Node = node.Node, _OneHostNode
         try:
-            context: Any = ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                namespace=namespace,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
+            context = _patiently(
+                lambda: ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    include_dashboard=False,
+                    namespace=namespace,
+                    logging_level=logging.ERROR,
+                    log_to_driver=False,
+                )
             )
         finally:
             node.Node = usual

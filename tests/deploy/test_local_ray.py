@@ -1,0 +1,39 @@
+"""A Ray that does not come up in time is started again, and leaves no process behind."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import psutil, ray
+from ray._private import services
+from cluster.deploy.local_ray import LocalRay
+
+asked, real, killed = [], services.get_node, []
+
+def get_node(*arguments, **options):
+    if not asked:
+        asked.append(1)
+        killed.extend(psutil.Process().children())
+        raise Exception("The current node timed out during startup")
+    return real(*arguments, **options)
+
+services.get_node = get_node
+local = LocalRay(2, 0, "test", {})
+assert ray.is_initialized() and killed
+gone, alive = psutil.wait_procs(killed, 10)
+assert not alive, alive
+local.stop()
+print("started")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_it_is_started_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=140, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["started"], done.stderr[-3000:]
+    assert "Ray did not start, and is started again" in done.stderr
