@@ -29,7 +29,7 @@ class RankSeq:
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far, where an embedding is wanted."""
         is_scored = new.sampling.num_prompt_logprobs >= 0 and known == new.num_prompt
         self.scores: list[PromptScore] | None = [] if is_scored else None
-        """Those of the prompt's tokens so far; None where nobody asks for them, or has them already."""
+        """Scores of the prompt's tokens that are computed so far. None: nobody asks for them, or they have been sent."""
         self.table: np.ndarray = np.empty(0, np.int64)
         self.table_ids: tuple[int, ...] = ()
 

@@ -28,7 +28,7 @@ from cluster.ingress.api.structured import GrammarChecker
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
 from core.errors import RequestError
-from core.types import Grammar, Request, SamplingParams
+from core.types import Grammar, Request, SamplingParams, Slo
 
 log = logging.getLogger(__name__)
 
@@ -142,16 +142,12 @@ class Answering:
             for choice in range(n):
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
-                request = Request(
-                    id=self._generator.new_request_id(),
-                    prompt=prompt,
-                    sampling=replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice)),
-                    reply_to=self._generator.address,
-                    slo=slo,
-                    salt=tenant.salt(body.cache_salt),
-                    arrival_s=http.state.arrival_s,
-                    tenant=tenant.name,
-                    weight=tenant.rules.weight,
+                request = self._request(
+                    http,
+                    body,
+                    slo,
+                    prompt,
+                    replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice)),
                     retain=body.prompt_cache_retention != "none",
                 )
                 hidden = chat.hidden_tokens if chat else None
@@ -204,24 +200,38 @@ class Answering:
         choices = [
             ChoiceStream(
                 index,
-                Request(
-                    id=self._generator.new_request_id(),
-                    prompt=prompt,
-                    sampling=sampling,
-                    reply_to=self._generator.address,
-                    slo=slo,
-                    salt=tenant.salt(body.cache_salt),
-                    arrival_s=http.state.arrival_s,
-                    tenant=tenant.name,
-                    weight=tenant.rules.weight,
-                    retain=False,
-                ),
+                self._request(http, body, slo, prompt, sampling, retain=False),
                 TextStream(self.tokenizer, ()),
                 prompt_only=True,
             )
             for index, prompt in enumerate(prompts)
         ]
         return await unless_gone(http, self._vectors(choices, tenant))
+
+    def _request(
+        self,
+        http: HttpRequest,
+        body: Common | EmbeddingFields,
+        slo: Slo,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        *,
+        retain: bool,
+    ) -> Request:
+        """One sequence on the account of the tenant that asks."""
+        tenant: Tenant = http.state.tenant
+        return Request(
+            id=self._generator.new_request_id(),
+            prompt=prompt,
+            sampling=sampling,
+            reply_to=self._generator.address,
+            slo=slo,
+            salt=tenant.salt(body.cache_salt),
+            arrival_s=http.state.arrival_s,
+            tenant=tenant.name,
+            weight=tenant.rules.weight,
+            retain=retain,
+        )
 
     async def _vectors(self, choices: Sequence[ChoiceStream], tenant: Tenant) -> list[np.ndarray]:
         found: dict[int, np.ndarray] = {}

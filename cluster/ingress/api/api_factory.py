@@ -50,7 +50,7 @@ def build_app(
 
 
 async def run_batches(app: FastAPI) -> None:
-    """Those of an app of `build_app`, until it is cancelled; returns at once where batches are off."""
+    """Runs the batches that clients of `app` hand in, until it is cancelled. Returns at once where batches are off."""
     runner: BatchRunner | None = getattr(app.state, "batches", None)
     if runner is not None:
         await runner.run()

@@ -17,7 +17,7 @@ from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
 from core.errors import RequestError
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 _MAX_FILE_BYTES = 200 << 20
 _FORM_BYTES = 64 << 10
 """What the form around a file may add."""
@@ -33,7 +33,7 @@ Metadata = Annotated[
 
 class BatchRequest(Strict):
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    endpoint: Endpoint
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
 

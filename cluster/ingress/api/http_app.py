@@ -26,7 +26,7 @@ from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import ClientGone
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.openai_routes import OpenAIRoutes
-from cluster.ingress.api.openapi import described, server_version
+from cluster.ingress.api.openapi import Description
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.responses_routes import ResponsesRoutes
 from cluster.ingress.batches.batch_runner import TENANT
@@ -64,10 +64,10 @@ def create_app(
         *(NoBatchRoutes() if stores is None else BatchRoutes(answering, *stores)).routes(),
         *api.routes(),
     ]
+    routes += Description(routes).routes()
     for route in routes:
         guarded = api.guarded(route.path, route.handler)
         app.add_api_route(route.path, guarded, methods=[route.method], response_model=None)
-    api.description = described(routes, server_version())
 
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -87,8 +87,6 @@ class _Api:
         self._generator, self._model_name = generator, model_name
         self._access, self._observers, self._metrics = access, observers, observers.ingress
         self._page, self._page_headers = load_page()
-        self.description: dict[str, Any] = {}
-        """What /openapi.json answers."""
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -98,8 +96,6 @@ class _Api:
             HttpRoute("GET", "/cluster", self.cluster),
             HttpRoute("GET", "/dashboard", self.dashboard),
             HttpRoute("GET", "/", self.to_dashboard),
-            HttpRoute("GET", "/version", self.version),
-            HttpRoute("GET", "/openapi.json", self.describe),
         ]
 
     def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
@@ -173,12 +169,6 @@ class _Api:
             "links": [asdict(one) for one in recent.links(now)],
         }
         return JSONResponse(status | watched)
-
-    async def version(self, http: HttpRequest) -> Response:
-        return JSONResponse({"version": server_version()})
-
-    async def describe(self, http: HttpRequest) -> Response:
-        return JSONResponse(self.description)
 
     async def dashboard(self, http: HttpRequest) -> Response:
         return HTMLResponse(self._page, headers=self._page_headers)

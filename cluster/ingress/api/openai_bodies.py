@@ -233,7 +233,7 @@ class CompletionShape(OpenAIShape):
         return choice
 
     def _logprobs(self, index: int, pieces: Sequence[TextPiece], echoed: TokenOut | None = None) -> Json:
-        """Those of `pieces`; before them those of the prompt, whose scores the `echoed` first token carries."""
+        """The log-probabilities of `pieces`. With `echoed`, the answer's first token, those of the prompt come before them."""
         out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if echoed is not None:
             self._add_prompt(out, index, echoed.prompt_scores)

@@ -1,13 +1,40 @@
-"""/openapi.json: the routes, and the bodies that they read."""
+"""/version, and /openapi.json: the routes, and the bodies that they read."""
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api.answering import HttpRoute
 
 _REF = "#/components/schemas/{model}"
+
+
+class Description:
+    """Made when it is first asked for: a dozen schemas take a while, and an ingress starts without them."""
+
+    def __init__(self, routes: Sequence[HttpRoute]) -> None:
+        self._routes = [*routes, *self.routes()]
+
+    def routes(self) -> list[HttpRoute]:
+        return [
+            HttpRoute("GET", "/version", self.version),
+            HttpRoute("GET", "/openapi.json", self.describe),
+        ]
+
+    async def version(self, http: HttpRequest) -> Response:
+        return JSONResponse({"version": server_version()})
+
+    async def describe(self, http: HttpRequest) -> Response:
+        return JSONResponse(self._document)
+
+    @cached_property
+    def _document(self) -> dict[str, Any]:
+        return described(self._routes, server_version())
 
 
 def server_version() -> str:

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import openai
@@ -15,7 +15,7 @@ import pytest
 from openai.types import Batch
 
 from cluster.ingress.api.access import Access, Rules, TenantRules
-from cluster.ingress.api.batch_routes import ENDPOINTS
+from cluster.ingress.api.batch_routes import Endpoint
 from cluster.ingress.api.http_app import create_app
 from cluster.ingress.batches import batch_runner
 from cluster.ingress.batches.batch_runner import BatchRunner
@@ -120,7 +120,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
         assert described.bytes == len((await server.client.files.content(described.id)).content)
 
 
-@pytest.mark.parametrize("endpoint", ENDPOINTS)
+@pytest.mark.parametrize("endpoint", get_args(Endpoint))
 async def test_each_endpoint_takes_batches(endpoint: str, tmp_path: Path) -> None:
     fields = {CHATS: line(0)["body"], "/v1/completions": {"prompt": "x"}}
     body = {"model": NAME, **fields.get(endpoint, {"input": "x"})}
