@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import ray
 import torch
 import typer
 
-from cluster.deploy.rank_bundles import most_kv_bytes
+from cluster.instance.instance_parts import Role
 from cluster.preflight.collective_check import LocalNode, check_fabric
 from cluster.preflight.findings import Finding
+from cluster.preflight.memory_check import check_memory
 from cluster.preflight.node_checks import check_host
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config import ClusterConfig
@@ -24,19 +26,25 @@ def backend_for(wanted: str) -> str:
 
 
 async def examine(
-    config: ClusterConfig, ray_address: str, backend: str, mib: int, expected_bytes_per_s: float
+    config: ClusterConfig,
+    ray_address: str,
+    backend: str,
+    mib: int,
+    expected_bytes_per_s: float,
+    *,
+    roles: Sequence[Role] = (),
 ) -> list[Finding]:
+    """`roles`: of which pools this node is asked whether an instance fits. A Ray cluster's nodes are asked by what they hold."""
     if not ray_address:
         here = LocalNode()
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
-        return [*check_host(here.name, all_kv_bytes(config), config.model.path), *fabric]
+        host = check_host(here.name, all_kv_bytes(config), config.model.path)
+        return [*host, *check_memory(here.name, config, roles), *fabric]
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = living_nodes()
         room = check_room(config, [node.resources for node in nodes])
-        hosts = await asyncio.gather(
-            *(node.check_host(most_kv_bytes(config, node.resources), config.model.path) for node in nodes)
-        )
+        hosts = await asyncio.gather(*(node.check_host(config) for node in nodes))
         clocks = [await node.check_clock() for node in nodes]
         fabric = await check_fabric(nodes, backend, mib, expected_bytes_per_s)
         return [*(finding for findings in hosts for finding in findings), room, *clocks, *fabric]

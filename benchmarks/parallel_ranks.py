@@ -27,7 +27,7 @@ from benchmarks.rank_processes import on_ranks
 from benchmarks.report import parser, write
 from cluster.instance.shared_memory import take_memory
 from core.config import EngineConfig, ModelConfig
-from engine.execution.build_group import size_pool
+from engine.execution.pool_size import size_pool
 from engine.ranks.child_ranks import start_children
 from engine.ranks.rank import start_all
 from engine.ranks.rank_messages import Meeting

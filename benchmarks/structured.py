@@ -29,8 +29,9 @@ from cluster.ingress.api.structured import GrammarChecker, schema_grammar
 from core.config import EngineConfig, ModelConfig
 from core.types import Grammar, Request, SamplingParams
 from decode.headroom_policy import HeadroomPolicy
-from engine.execution.build_group import build_group, size_pool
+from engine.execution.build_group import build_group
 from engine.execution.inline_group import InlineGroup
+from engine.execution.pool_size import size_pool
 from engine.planning.step_scheduler import StepScheduler
 
 PREDICTION = "a step of 32 grows by 4 %; a known schema adds 1 ms to the first token, a new one 8 ms at p90; the bomb 5 % to p99"

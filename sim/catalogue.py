@@ -10,7 +10,7 @@ L40S and B200 are put at the H100's price for each byte per second of memory ban
 
 from dataclasses import dataclass
 
-from core.errors import ConfigError
+from core.memory_law import DeviceMemory, RankNeeds, check_fit, kv_room
 from sim.cost import LinkCost, StepCost
 
 FLOP_EFFICIENCY, BANDWIDTH_EFFICIENCY, MEMORY_SHARE = 0.6, 0.8, 0.9
@@ -125,13 +125,13 @@ def link_cost(gpu: Gpu, num_gpus: int = 1) -> LinkCost:
 
 
 def num_blocks(gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int = 1) -> int:
-    """KV blocks beside the weights. Raises ConfigError when the weights do not fit."""
-    memory_bytes = gpu.memory_bytes * MEMORY_SHARE * num_gpus
-    room = memory_bytes - model.num_weights * _BYTES_PER_VALUE
-    blocks = int(room // (model.kv_token_bytes * block_size))
+    """KV blocks of `num_gpus` ranks that share the weights evenly. Raises ConfigError when the weights do not fit."""
+    size = int(gpu.memory_bytes)
+    memory = DeviceMemory(name="one GPU", total_bytes=size, free_bytes=size, is_host=False)
+    weight_bytes = int(model.num_weights * _BYTES_PER_VALUE / num_gpus)
+    needs = RankNeeds(weight_bytes=weight_bytes, step_bytes=0)
+    block_bytes = model.kv_token_bytes * block_size
+    blocks = kv_room(memory, needs, MEMORY_SHARE) * num_gpus // block_bytes
     if blocks < 1:
-        raise ConfigError(
-            f"the model needs {model.num_weights * _BYTES_PER_VALUE / 1e9:.0f} GB for its bf16 weights; "
-            f"{MEMORY_SHARE:.0%} of {num_gpus} GPU(s) is {memory_bytes / 1e9:.0f} GB: choose a larger GPU or more of them"
-        )
+        check_fit(memory, needs, -(-block_bytes // num_gpus), MEMORY_SHARE)
     return blocks

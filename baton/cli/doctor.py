@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.yaml_file import read_yaml
+from cluster.instance.instance_parts import Role
 from cluster.preflight.findings import Finding, Verdict
 from core.config import load
 
@@ -66,7 +68,8 @@ def doctor(
                 )
             )
         else:
-            findings = asyncio.run(examine(settings, ray_address, chosen, mib, expected))
+            roles: Sequence[Role] = ("prefill", "decode") if config else ()
+            findings = asyncio.run(examine(settings, ray_address, chosen, mib, expected, roles=roles))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -26,6 +26,8 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.memory_server import serve_memory
 from core.config import ClusterConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost
+from core.memory_law import DeviceMemory
+from engine.execution.devices import choose_device, host_memory, memory_of
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from engine.ranks.rank_process import serve_instance
@@ -35,10 +37,45 @@ from parallel.mesh import Mesh
 log = logging.getLogger(__name__)
 
 _OBITUARY_S = 3.0
+_PROBE_S = 120.0
+"""A process starts and imports torch."""
 
 
-def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: Mesh) -> InstancePlace:
-    """For a replica in a placement group of its own; it listens for its ranks at `host`. Raises ConfigError."""
+def memory_at(group: Any, shares: Sequence[BundleShare]) -> list[DeviceMemory]:
+    """What a rank with each of these shares would find on its device. Raises ConfigError."""
+    asked = [
+        _in_bundle(_device_memory, group, share).remote("cuda" if share.num_gpus else "cpu")
+        for share in shares
+    ]
+    try:
+        return ray.get(asked, timeout=_PROBE_S)
+    except (RayError, TimeoutError) as error:
+        for each in asked:
+            ray.cancel(each, force=True)
+        raise ConfigError(
+            f"the memory of this instance's ranks' devices could not be read: {_first_line(error)}"
+        ) from error
+
+
+@ray.remote
+def _device_memory(device: str) -> DeviceMemory:
+    return memory_of(choose_device(device))
+
+
+MemoryAt = Callable[[Any, Sequence[BundleShare]], list[DeviceMemory]]
+
+
+def rank_actors(
+    config: ClusterConfig,
+    role: Role,
+    key: bytes,
+    host: str,
+    mesh: Mesh,
+    *,
+    memory_at: MemoryAt = memory_at,
+) -> InstancePlace:
+    """For a replica in a placement group of its own; it listens for its ranks at `host`. `memory_at`: for tests. Raises
+    ConfigError."""
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
@@ -69,9 +106,25 @@ def rank_actors(config: ClusterConfig, role: Role, key: bytes, host: str, mesh: 
 
     devices = tuple("cuda:0" if share.num_gpus else "cpu" for share in granted)
     memories = tuple(hosts.index(nodes[share.bundle]) for share in granted)
-    return InstancePlace(
-        Spawner(start, devices, memories, _addresses(hosts, host)), keep if len(hosts) > 1 else None
+    spawner = Spawner(
+        start,
+        devices,
+        _device_memories(group, granted, memories, memory_at),
+        memories,
+        _addresses(hosts, host),
     )
+    return InstancePlace(spawner, keep if len(hosts) > 1 else None)
+
+
+def _device_memories(
+    group: Any, granted: Sequence[BundleShare], hosts: Sequence[int], memory_at: MemoryAt
+) -> tuple[DeviceMemory, ...]:
+    """Each rank's device's. GPUs of one host are alike. Raises ConfigError."""
+    if not any(hosts) and not granted[0].num_gpus:
+        return (host_memory(),) * len(granted)
+    numbers = sorted(set(hosts))
+    found = memory_at(group, [granted[hosts.index(number)] for number in numbers])
+    return tuple(found[numbers.index(number)] for number in hosts)
 
 
 def _addresses(hosts: Sequence[str], own: str) -> tuple[str, ...]:

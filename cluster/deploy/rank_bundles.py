@@ -5,7 +5,7 @@ nothing beside them. All bundles are there, or the instance is not started."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from core.config import ClusterConfig, ParallelConfig
 from core.errors import ConfigError
@@ -54,6 +54,17 @@ def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
             )
             return f"{role}: an instance of {pool.num_ranks} ranks must be on {where} {asked}"
     return ""
+
+
+def pools_on(config: ClusterConfig, node: Mapping[str, float]) -> tuple[Literal["prefill", "decode"], ...]:
+    """The pools that have instances, one of which, or a part of one, a node with these resources in all could hold."""
+    pools: tuple[tuple[Literal["prefill", "decode"], int, ParallelConfig], ...] = (
+        ("prefill", config.prefill_instances, config.prefill),
+        ("decode", config.decode_instances, config.decode),
+    )
+    return tuple(
+        name for name, count, pool in pools if count and _num_bundles(node, bundles_of(config, pool)[0])
+    )
 
 
 def most_kv_bytes(config: ClusterConfig, node: Mapping[str, float]) -> int:

@@ -9,15 +9,17 @@ import torch
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA
+from cluster.instance.rank_memory import memory_in_process, memory_of_replica
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
 from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.step_profile import first_steps
-from engine.execution.build_group import PoolSize, build_group, size_pool
+from engine.execution.build_group import build_group
 from engine.execution.devices import choose_device
 from engine.execution.model_dims import mesh_of
+from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from engine.ranks.child_ranks import children
 from engine.ranks.rank import Spawner
 from engine.ranks.start_ranks import start_ranks
@@ -47,7 +49,9 @@ def local_parts(
     """An instance that shares its process, and so its memory, with the others."""
     parallel = config.prefill if role == "prefill" else config.decode
     spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
-    size = _size(config, folder, role, parallel, spawner)
+    size = _size(
+        config, folder, role, parallel, spawner=spawner, found=memory_in_process(config, parallel, spawner)
+    )
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
@@ -88,7 +92,8 @@ def remote_parts(
     parallel = config.prefill if role == "prefill" else config.decode
     placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
     spawner = placement.ranks if placement else None
-    size = _size(config, folder, role, parallel, spawner)
+    found = memory_of_replica(config, role, parallel, spawner)
+    size = _size(config, folder, role, parallel, spawner=spawner, found=found)
     host = mail.address.rpartition(":")[0]
     access = remote_access(
         config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
@@ -128,7 +133,13 @@ def _end(remote: Sequence[RemoteHost]) -> None:
 
 
 def _size(
-    config: ClusterConfig, folder: Path, role: Role, parallel: ParallelConfig, spawner: Spawner | None
+    config: ClusterConfig,
+    folder: Path,
+    role: Role,
+    parallel: ParallelConfig,
+    *,
+    spawner: Spawner | None,
+    found: RankMemory,
 ) -> PoolSize:
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     device = torch.device(spawner.devices[0]) if spawner else None
@@ -142,6 +153,7 @@ def _size(
         num_spare=num_spare,
         device=device,
         memories=memories,
+        found=found,
     )
 
 

@@ -66,7 +66,7 @@ def _shared_memory(where: str, kv_bytes: int, folder: Path) -> Finding:
         check="shared memory",
         verdict=Verdict.OK if enough else Verdict.FAIL,
         measured=f"{free / 2**30:.2f} GiB free",
-        expected=f"{kv_bytes / 2**30:.2f} GiB for the KV pools",
+        expected=f"{kv_bytes / 2**30:.2f} GiB for the KV pools" if kv_bytes else "pools take what is free",
         fix=""
         if enough
         else "make /dev/shm larger (docker run --shm-size, an emptyDir with medium: Memory) or lower engine.kv_bytes",

@@ -11,9 +11,11 @@ import ray
 import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.deploy.rank_bundles import no_room
+from cluster.deploy.rank_bundles import most_kv_bytes, no_room, pools_on
+from cluster.instance.instance_parts import Role
 from cluster.preflight.collective_check import run_rank_here
 from cluster.preflight.findings import Finding, Verdict, judge_clock
+from cluster.preflight.memory_check import check_memory
 from cluster.preflight.node_checks import check_host
 from core.config import ClusterConfig
 
@@ -36,8 +38,10 @@ class _Probe:
     async def now(self) -> float:
         return time.time()
 
-    async def check_host(self, where: str, kv_bytes: int, model: str) -> list[Finding]:
-        return check_host(where, kv_bytes, model)
+    async def check_host(
+        self, where: str, config: ClusterConfig, kv_bytes: int, roles: Sequence[Role]
+    ) -> list[Finding]:
+        return [*check_host(where, kv_bytes, config.model.path), *check_memory(where, config, roles)]
 
 
 class RayNode:
@@ -56,9 +60,10 @@ class RayNode:
     async def run_rank(self, rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
         return await self._probe.run_rank.remote(rank, world, address, backend, mib)
 
-    async def check_host(self, kv_bytes: int, model: str) -> list[Finding]:
+    async def check_host(self, config: ClusterConfig) -> list[Finding]:
+        kv_bytes, roles = most_kv_bytes(config, self.resources), pools_on(config, self.resources)
         async with asyncio.timeout(_START_S):
-            return await self._probe.check_host.remote(self.name, kv_bytes, model)
+            return await self._probe.check_host.remote(self.name, config, kv_bytes, roles)
 
     async def check_clock(self) -> Finding:
         """Compare clocks by the shortest of several round trips: the answer was made somewhere in its middle."""

@@ -1,8 +1,12 @@
-"""Which device an instance computes on."""
+"""Which device an instance computes on, and how much memory that has."""
+
+import os
+from pathlib import Path
 
 import torch
 
 from core.errors import ConfigError
+from core.memory_law import DeviceMemory
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -14,3 +18,72 @@ def choose_device(wanted: str) -> torch.device:
             "engine.device is cuda, but torch sees no CUDA device here: install a CUDA build of torch and give the instance a GPU"
         )
     return torch.device("cuda", 0)
+
+
+def memory_of(device: torch.device) -> DeviceMemory:
+    """As it is now, of a device of this process."""
+    if device.type == "cpu":
+        return host_memory()
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    name = f"{device} ({torch.cuda.get_device_name(device)})"
+    return DeviceMemory(name=name, total_bytes=total_bytes, free_bytes=free_bytes, is_host=False)
+
+
+def unused_gpu(index: int) -> DeviceMemory:
+    """A GPU's memory as if nobody had any of it: to ask what is free costs a process some hundred MB of that very memory."""
+    found = torch.cuda.get_device_properties(index)
+    return DeviceMemory(
+        name=f"cuda:{index} ({found.name})",
+        total_bytes=found.total_memory,
+        free_bytes=found.total_memory,
+        is_host=False,
+    )
+
+
+def host_memory(root: Path = Path("/")) -> DeviceMemory:
+    """What the kernel could give, and the control group that this process is in allows. `root`: for tests."""
+    kib = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines() if ":" in line)
+    total, free = (int(kib[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    for group in _control_groups(root):
+        if (limit := _number(group / "memory.max")) is not None:
+            used = _number(group / "memory.current") or 0
+            total, free = min(total, limit), min(free, limit - used + _file_cache(group))
+    return DeviceMemory(name="this host", total_bytes=total, free_bytes=max(0, free), is_host=True)
+
+
+def host_cpus() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def host_gpus(root: Path = Path("/")) -> int:
+    """NVIDIA's GPUs of this host, seen by this process or not; 0 also where the driver does not say. `root`: for tests."""
+    return len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+
+
+def _control_groups(root: Path) -> list[Path]:
+    """This process' (version 2), and those above it."""
+    top = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    folder = top / own.lstrip("/")
+    return [at for at in (folder, *folder.parents) if at.is_relative_to(top) and at.is_dir()]
+
+
+def _file_cache(group: Path) -> int:
+    """Bytes of files that the kernel would give up first. They count as used."""
+    try:
+        lines = (group / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

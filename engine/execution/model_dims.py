@@ -20,7 +20,10 @@ def dims_of(spec: ModelSpec) -> Dims:
         num_kv_heads=spec.num_kv_heads,
         vocab_size=spec.vocab_size,
         widths=tuple(widths),
-        layer_weights=tuple(_attention_weights(spec) + _mlp_weights(spec, is_sparse) for is_sparse in sparse),
+        layer_weights=tuple(
+            attention_weights(spec, spec.num_heads, spec.num_kv_heads) + _mlp_weights(spec, is_sparse)
+            for is_sparse in sparse
+        ),
         embedding_weights=head_weights,
         head_weights=head_weights,
         num_experts=0 if spec.moe is None else spec.moe.num_experts,
@@ -51,10 +54,11 @@ def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, .
     return tuple(KVShard(layout, part.layers, part.kv_heads) for part in parts)
 
 
-def _attention_weights(spec: ModelSpec) -> int:
+def attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:
+    """Numbers in one layer's projections, as far as they make so many of its heads."""
     if spec.mla is None:
-        return spec.hidden_size * 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    mla, heads = spec.mla, spec.num_heads
+        return spec.hidden_size * 2 * (heads + kv_heads) * spec.head_dim
+    mla = spec.mla
     query = spec.hidden_size * heads * spec.head_dim
     if mla.q_rank:
         query = mla.q_rank * (spec.hidden_size + heads * spec.head_dim)

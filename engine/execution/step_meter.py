@@ -14,7 +14,8 @@ from core.errors import ConfigError
 from core.kv import num_blocks_for
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
-from engine.execution.build_group import PoolSize, build_group, size_pool
+from engine.execution.build_group import build_group
+from engine.execution.pool_size import PoolSize, size_pool
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import torch
 
 from core.config import EngineConfig
 from core.errors import ConfigError
-from engine.execution.devices import choose_device
+from engine.execution.devices import choose_device, host_memory, unused_gpu
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from parallel.mesh import Mesh
@@ -105,10 +105,11 @@ def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]
 def children(engine: EngineConfig, mesh: Mesh) -> Spawner:
     """Raises ConfigError."""
     if choose_device(engine.device).type == "cpu":
-        return Spawner(start_children, ("cpu",) * mesh.size)
+        return Spawner(start_children, ("cpu",) * mesh.size, (host_memory(),) * mesh.size)
     num_gpus = torch.cuda.device_count()
     if num_gpus < mesh.size:
         raise ConfigError(
             f"{mesh} needs {mesh.size} GPUs on this host, which has {num_gpus} for this instance"
         )
-    return Spawner(start_children, tuple(f"cuda:{rank}" for rank in range(mesh.size)))
+    memory = tuple(unused_gpu(rank) for rank in range(mesh.size))
+    return Spawner(start_children, tuple(f"cuda:{rank}" for rank in range(mesh.size)), memory)

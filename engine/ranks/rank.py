@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import ConfigError, ReplicaLost
+from core.memory_law import DeviceMemory
 from engine.ranks.rank_messages import FROM_RANK, RankFailed, RankSetup, Ready, frame, read_frame
 
 
@@ -47,6 +48,8 @@ class Spawner:
     start: Start
     devices: tuple[str, ...]
     """Each rank's device, as the rank itself will call it."""
+    memory: tuple[DeviceMemory, ...]
+    """Each device's."""
     memories: tuple[int, ...] = ()
     """On which of the instance's hosts each rank is, 0 its own; none: all there."""
     addresses: tuple[str, ...] = ("127.0.0.1",)

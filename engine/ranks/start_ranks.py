@@ -6,8 +6,8 @@ from pathlib import Path
 
 from core.config import EngineConfig, ParallelConfig
 from core.ports import LayerSink
-from engine.execution.build_group import PoolSize
 from engine.execution.model_dims import expert_bytes, mesh_of
+from engine.execution.pool_size import PoolSize
 from engine.ranks.expert_balancer import Balancer
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank import Companion, Spawner

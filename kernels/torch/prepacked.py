@@ -59,6 +59,19 @@ def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWei
             return _full(matrix)
 
 
+def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> int:
+    """What `pack` keeps of each number of a large matrix."""
+    match weights:
+        case "int8":
+            return 1
+        case "float16":
+            return 4 if _panels_are_slow() else 2
+        case _ if dtype == torch.bfloat16 and not has_bfloat16():
+            return 4 if _panels_are_slow() else 2
+        case _:
+            return dtype.itemsize
+
+
 @cache
 def has_bfloat16() -> bool:
     """Does this processor multiply bfloat16? Without it such a product is 8 times as slow as one of float32."""

@@ -72,8 +72,7 @@ def test_gpus_rdma_and_shared_memory_of_a_pool() -> None:
     assert decode["resources"]["requests"]["rdma/hca_shared_devices_a"] == 1
     assert decode["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     [shm] = [v for v in groups["decode"]["template"]["spec"]["volumes"] if v["name"] == "shm"]
-    assert shm["emptyDir"]["medium"] == "Memory"
-    assert int(shm["emptyDir"]["sizeLimit"]) >= 8 * 68719476736
+    assert shm["emptyDir"] == {"medium": "Memory"}, "pools take what the pod's memory limit leaves"
     assert groups["decode"]["template"]["spec"]["hostNetwork"] is True
     assert "hostNetwork" not in groups["prefill"]["template"]["spec"]
     assert (groups["prefill"]["replicas"], groups["decode"]["replicas"]) == (1, 2)
@@ -88,17 +87,17 @@ def test_an_instance_has_a_gpu_and_cpus_for_each_of_its_ranks() -> None:
     deployments = {one["name"]: one for one in application["deployments"]}
     for name, mesh, bundles in (("PrefillPool", config.prefill, 1), ("DecodePool", config.decode, 16)):
         asked = deployments[name]["placement_group_bundles"]
-        assert deployments[name]["placement_group_strategy"] == "STRICT_PACK"
+        assert deployments[name]["placement_group_strategy"] == ("STRICT_PACK" if mesh.hosts == 1 else "PACK")
         assert deployments[name]["ray_actor_options"] == {"num_cpus": 0}
         assert len(asked) == bundles
         assert shares(asked, mesh.num_ranks) == [
             BundleShare(rank // mesh.tp, config.cpus_per_instance, 1) for rank in range(mesh.num_ranks)
         ]
     groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
-    assert [groups[name]["replicas"] for name in ("prefill", "decode")] == [2, 1]
+    assert [groups[name]["replicas"] for name in ("prefill", "decode")] == [2, 2]
     assert [offered_resources(groups[name]) for name in ("prefill", "decode")] == [
         {"prefill": 1},
-        {"decode": 16},
+        {"decode": 8},
     ]
     mesh = {"decode_instances": 5, "decode": {"tp": 2}, "engine": {"kv_bytes": 8 << 30}}
     several = render({"config": mesh, "decode": {"gpusPerPod": 8}})

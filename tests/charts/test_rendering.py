@@ -140,7 +140,8 @@ def test_the_checks_can_fail() -> None:
 
 def test_yaml_of_the_serve_configuration_is_read_once() -> None:
     """Numbers stay numbers: Helm's are floats, and a KV pool of 64 GiB must not become 6.8e+10."""
-    [application] = yaml.safe_load(
-        of_kind(example("h200-rdma"), "RayService")["demo-baton"]["spec"]["serveConfigV2"]
-    )["applications"]
+    objects = render({"config": {"engine": {"kv_bytes": 68719476736}}})
+    [application] = yaml.safe_load(of_kind(objects, "RayService")["demo-baton"]["spec"]["serveConfigV2"])[
+        "applications"
+    ]
     assert application["args"]["engine"]["kv_bytes"] == 68719476736

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +12,11 @@ import ray.util
 from ray.exceptions import RayActorError
 
 from cluster.deploy.rank_actors import dial, meet, rank_actors
+from cluster.deploy.rank_bundles import BundleShare
 from cluster.instance.real_parts import InstancePlace
 from core.config import load
 from core.errors import ConfigError, ProtocolError, ReplicaLost
+from core.memory_law import DeviceMemory
 from parallel.mesh import Mesh
 
 NAMES = ["rank 0 of 2", "rank 1 of 2"]
@@ -91,7 +93,15 @@ def place(monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     config = load(None, {}, {"decode.pp": len(hosts) or 2, "decode.hosts": num_hosts})
-    return rank_actors(config, "decode", b"key", "127.0.0.1", Mesh(pp=len(hosts) or 2))
+
+    def memory_at(group: Any, shares: Sequence[BundleShare]) -> list[DeviceMemory]:
+        return [
+            DeviceMemory(name=hosts[share.bundle], total_bytes=1, free_bytes=1, is_host=False)
+            for share in shares
+        ]
+
+    mesh = Mesh(pp=len(hosts) or 2)
+    return rank_actors(config, "decode", b"key", "127.0.0.1", mesh, memory_at=memory_at)
 
 
 def test_ranks_on_one_host_see_the_gpu_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +113,7 @@ def test_ranks_on_one_host_see_the_gpu_of_their_own(monkeypatch: pytest.MonkeyPa
 def test_ranks_on_other_hosts_have_their_memory_and_address_there(monkeypatch: pytest.MonkeyPatch) -> None:
     placement = place(monkeypatch, ["a", "c", "a", "b"], 3)
     assert placement.ranks.memories == (0, 1, 0, 2)
+    assert [memory.name for memory in placement.ranks.memory] == ["a", "c", "a", "b"]
     assert placement.ranks.addresses == ("127.0.0.1", "address of c", "address of b")
     assert placement.keep is not None
 

@@ -13,6 +13,7 @@ from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, TransferConfig
+from engine.execution.devices import host_memory
 from engine.ranks.child_ranks import Child, start_children
 from engine.ranks.rank import Rank, Spawner
 from net.mail import TcpMail
@@ -29,7 +30,13 @@ def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
         return [_memory_server(setup, config.transfer) for setup in setups]
 
     memories = tuple(mesh.place(rank).pp for rank in range(mesh.size))
-    spawner = Spawner(start_children, ("cpu",) * mesh.size, memories, ("127.0.0.1",) * mesh.pp)
+    spawner = Spawner(
+        start_children,
+        ("cpu",) * mesh.size,
+        (host_memory(),) * mesh.size,
+        memories,
+        ("127.0.0.1",) * mesh.pp,
+    )
     return InstancePlace(spawner, keep if mesh.pp > 1 else None)
 
 

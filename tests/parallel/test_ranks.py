@@ -14,7 +14,7 @@ import pytest
 from cluster.instance.shared_memory import take_memory
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError, ReplicaLost
-from engine.execution.build_group import size_pool
+from engine.execution.pool_size import size_pool
 from engine.ranks.child_ranks import start_children
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank_messages import RankSetup

@@ -39,7 +39,7 @@ def test_copies_are_shifted_and_share_nothing() -> None:
 def test_roofline_of_a_known_pair() -> None:
     cost = step_cost(GPUS["H100"], MODELS["llama-3.1-8b"])
     assert cost.weights_read_s == pytest.approx(16.06e9 / (3.35e12 * 0.8))
-    with pytest.raises(ConfigError, match="141 GB"):
+    with pytest.raises(ConfigError, match="131.50 GiB of weights"):
         num_blocks(GPUS["H100"], MODELS["llama-3.1-70b"], 16)
 
 

@@ -181,7 +181,9 @@ resources:
 - name: shm
   emptyDir:
     medium: Memory
-    sizeLimit: {{ include "baton.shmSize" . | quote }}
+    {{- with include "baton.shmSize" . }}
+    sizeLimit: {{ quote . }}
+    {{- end }}
 - name: models
   {{- if .root.Values.modelCache.enabled }}
   persistentVolumeClaim:
@@ -220,12 +222,14 @@ resources:
 {{- end }}
 {{- end -}}
 
+{{/* Empty where pools take what the pod's memory limit leaves them. */}}
 {{- define "baton.shmSize" -}}
 {{- if not .pool -}}{{ add (include "baton.objectStoreBytes" . | int64) 1073741824 }}
 {{- else if not (kindIs "invalid" .pod.shmSize) -}}{{ .pod.shmSize }}
 {{- else if gt (.model.effective.engine.num_blocks | int64) 0 -}}
 {{- fail (printf "%s: engine.num_blocks hides how large the KV pool is: say so with %s.shmSize" .model.name .kind) -}}
-{{- else -}}{{ .pool.shmBytes }}{{- end -}}
+{{- else if gt (.model.effective.engine.kv_bytes | int64) 0 -}}{{ .pool.shmBytes }}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.ports" -}}

@@ -15,8 +15,8 @@ from core.kv import KVShard
 from core.messages import Commit
 from core.plan import KVPush, NewSeq, SeqWork, StepPlan
 from core.types import Request, TokenOut
-from engine.execution.build_group import size_pool
 from engine.execution.kv_pool import KVPool
+from engine.execution.pool_size import size_pool
 from engine.execution.runner import Runner
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher

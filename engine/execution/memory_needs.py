@@ -1,0 +1,164 @@
+"""What each rank of a model needs beside its KV pool, from the model's description alone: no weight is read for it."""
+
+from dataclasses import dataclass
+
+import torch
+
+from core.config import EngineConfig
+from core.kv import DTYPE_BYTES
+from core.memory_law import RankNeeds
+from engine.execution.model_dims import attention_weights, dims_of
+from kernels.torch.prepacked import WeightFormat, bytes_per_number
+from models.quantisation import Quantisation
+from models.spec import ModelSpec
+from parallel.mesh import Mesh
+from parallel.plans import ModelShare, even_part, part_of
+
+_FLOAT, _DOUBLE = 4, 8
+_ROUTER_BYTES = _FLOAT
+_MXFP4_BYTES = 0.5 + 1 / 32
+"""Four bits, and an exponent of a byte for each 32 numbers."""
+_TILE_TOKENS = 128
+"""Queries that PyTorch's attention computes at once on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """How a rank keeps a model, in bytes of each number."""
+
+    matrix: float
+    """Projections and the head."""
+    expert: float
+    other: int
+    """The embedding, activations and biases: what the model computes in."""
+    on_cpu: bool
+
+    @property
+    def packs_head(self) -> bool:
+        """A head that is tied to the embedding is kept a second time."""
+        return self.on_cpu
+
+
+def stored_as(
+    spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, deterministic: bool
+) -> Stored:
+    """`dtype`: what the model computes in. A GPU keeps quantised weights as they are, but with `deterministic`."""
+    wide = DTYPE_BYTES[dtype]
+    if device.type == "cpu":
+        matrix = bytes_per_number(weights, getattr(torch, dtype))
+        return Stored(matrix=matrix, expert=wide, other=wide, on_cpu=True)
+    kept = wide if spec.quantisation is None or deterministic else quantised_bytes(spec.quantisation)
+    is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
+    return Stored(matrix=kept, expert=_MXFP4_BYTES if is_mxfp4 else kept, other=wide, on_cpu=False)
+
+
+def quantised_bytes(how: Quantisation) -> float:
+    """Bytes of each number, with its share of the scales."""
+    if how.kind == "scaled":
+        return 1.0
+    return 0.5 + (3 / how.group if how.group else 0)
+
+
+def needs_of(
+    spec: ModelSpec,
+    engine: EngineConfig,
+    mesh: Mesh,
+    stored: Stored,
+    *,
+    context_tokens: int,
+    num_spare: int = 0,
+) -> list[RankNeeds]:
+    """For each rank. `context_tokens`: of the longest sequence; `num_spare`: as in `parallel.plans.check`."""
+    dims = dims_of(spec)
+    shares = [part_of(dims, mesh, rank) for rank in range(mesh.size)]
+    return [
+        RankNeeds(
+            weight_bytes=_weight_bytes(spec, mesh, rank, share, stored, num_spare),
+            step_bytes=_step_bytes(spec, engine, mesh, share, stored, context_tokens),
+        )
+        for rank, share in enumerate(shares)
+    ]
+
+
+def _weight_bytes(
+    spec: ModelSpec, mesh: Mesh, rank: int, share: ModelShare, stored: Stored, num_spare: int
+) -> int:
+    total = 0.0
+    for layer in range(*share.layers):
+        total += attention_weights(spec, _size(share.heads), _size(share.kv_heads)) * stored.matrix
+        total += _feed_forward_bytes(spec, mesh, mesh.place(rank).tp, layer, stored, num_spare)
+    table = _size(share.vocab) * spec.hidden_size
+    is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
+    total += table * stored.other * is_first
+    if is_last and not (spec.tied and is_first and not stored.packs_head):
+        total += table * stored.matrix
+        # A stage that ties its head to an embedding it has no other use for keeps the head alone.
+    return int(total)
+
+
+def _feed_forward_bytes(
+    spec: ModelSpec, mesh: Mesh, tp: int, layer: int, stored: Stored, num_spare: int
+) -> float:
+    hidden, moe = spec.hidden_size, spec.moe
+    if moe is None or not moe.sparse[layer]:
+        return 3 * hidden * _size(even_part(spec.intermediate_size, mesh.tp, tp)) * stored.matrix
+    slots = (moe.num_experts + num_spare) / mesh.num_expert_ranks
+    width = _size(even_part(moe.intermediate_size, mesh.tp, tp))
+    shared = _size(even_part(moe.shared_size, mesh.tp, tp)) if moe.shared_size else 0
+    router = hidden * moe.num_experts * _ROUTER_BYTES
+    return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + router
+
+
+def _step_bytes(
+    spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, stored: Stored, context_tokens: int
+) -> int:
+    """Tensors that live at once in the step with most tokens: the residual stream, and the largest of what a layer's two halves
+    and the drawing of tokens have beside it."""
+    tokens, wide = engine.max_batch_tokens, stored.other
+    residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
+    halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
+    halves += [_inner_bytes(spec, tokens, mesh, wide)]
+    if share.layers[1] == spec.num_layers:
+        rows = min(engine.max_num_seqs, tokens)
+        # Logits, scaled and shaped ones, probabilities and their running sums.
+        halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + 2 * _DOUBLE))
+    return residual + max(halves)
+
+
+def _attention_bytes(
+    spec: ModelSpec, tokens: int, share: ModelShare, stored: Stored, context_tokens: int
+) -> int:
+    heads, kv_heads = _size(share.heads), _size(share.kv_heads)
+    vectors = tokens * (3 * heads + 4 * kv_heads) * spec.head_dim * stored.other
+    if spec.qk_norm:
+        vectors += tokens * (heads + kv_heads) * spec.head_dim * 2 * _FLOAT
+    if not stored.on_cpu:
+        return vectors
+    # One sequence's context is gathered. Where PyTorch's own attention has no name for the scores, they are written out for a
+    # tile of queries, from keys and values repeated for each query head.
+    latent = 0 if spec.mla is None else spec.mla.kv_rank + spec.mla.rope_dim
+    gathered = context_tokens * (latent or 2 * kv_heads * spec.head_dim) * stored.other
+    scores = min(tokens, _TILE_TOKENS) * context_tokens * _FLOAT
+    masks = 2 * len(set(spec.windows)) * scores
+    if spec.mla is None and not spec.sinks and not spec.attention_soft_cap:
+        return vectors + gathered + masks
+    if spec.mla is not None:
+        return vectors + gathered + masks + 3 * heads * scores
+    repeated = 2 * heads * context_tokens * spec.head_dim * stored.other
+    return vectors + gathered + masks + repeated + 4 * heads * scores
+
+
+def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:
+    """The inner rows of the widest MLP, gates and ups beside their product; a mixture's for each of the experts chosen."""
+    inner = -(-spec.intermediate_size // mesh.tp) * 3
+    if (moe := spec.moe) is None:
+        return tokens * inner * wide
+    width = -(-moe.intermediate_size // mesh.tp)
+    chosen = moe.routing.top_k * (3 * width + 2 * spec.hidden_size)
+    shared = 3 * -(-moe.shared_size // mesh.tp)
+    dense = 0 if all(moe.sparse) else inner
+    return tokens * (max(dense, chosen + shared) * wide + 2 * spec.hidden_size * _FLOAT)
+
+
+def _size(span: tuple[int, int]) -> int:
+    return span[1] - span[0]

@@ -1,0 +1,168 @@
+"""How large an instance's KV pools are: as large as the memory law leaves room for, or as the configuration says."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from core.config import EngineConfig, ModelConfig
+from core.errors import ConfigError
+from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
+from core.memory_law import DeviceMemory, RankNeeds, check_fit, kv_room
+from engine.execution.devices import choose_device, memory_of
+from engine.execution.memory_needs import needs_of, stored_as
+from engine.execution.model_dims import dims_of, shards_of
+from kernels.torch.prepacked import WeightFormat
+from models.families import read_spec
+from models.registry import choose_dtype, choose_weights
+from models.spec import ModelSpec
+from parallel.mesh import ONE_RANK, Mesh
+from parallel.plans import check
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What an instance's ranks find on their devices."""
+
+    devices: tuple[DeviceMemory, ...]
+    """Each rank's."""
+    num_sharers: int = 1
+    """Ranks, of this instance and of others, among which one device's memory is shared evenly."""
+    most_pool_bytes: int | None = None
+    """What each rank's pool may take of memory beside the device's: where it is copied to, or shared with others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    shard: KVShard
+    num_blocks: int
+    max_context_tokens: int
+    dtype: str
+    """What the model computes in."""
+    weights: WeightFormat
+    """How ranks on CPUs keep matrices."""
+    pools: tuple[RankPool, ...]
+    """The pools of the instance's ranks."""
+    needs: tuple[RankNeeds, ...]
+    """What each rank needs beside its pool."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the instance's own memory."""
+        return memory_bytes(self.pools)
+
+
+def size_pool(
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    mesh: Mesh = ONE_RANK,
+    *,
+    role: str = "instance",
+    num_spare: int = 0,
+    device: torch.device | None = None,
+    memories: Sequence[int] = (),
+    found: RankMemory | None = None,
+) -> PoolSize:
+    """How many blocks an instance has, from the model's description alone. Raises ConfigError, also where weights, the largest
+    step and the pool do not fit.
+
+    `device`: what its ranks compute on, where this process has another one. `memories`: on which of its hosts each rank is.
+    `found`: what memory they have there; None: this process' device is all theirs."""
+    spec = read_spec(folder)
+    device = device or choose_device(engine.device)
+    dtype = choose_dtype(spec, model.dtype, device)
+    weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
+    check(dims_of(spec), mesh, role, num_spare)
+    layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, dtype))
+    shards = shards_of(spec, mesh, layout)
+    groups = [mesh.place(rank).dp for rank in range(mesh.size)]
+    max_context_tokens = model.max_context_tokens or spec.max_context_tokens
+    stored = stored_as(spec, dtype, weights, device, engine.deterministic)
+    needs = needs_of(spec, engine, mesh, stored, context_tokens=max_context_tokens, num_spare=num_spare)
+    found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
+    if engine.num_blocks or engine.kv_bytes:
+        num_blocks = _asked_blocks(engine, shards, groups, mesh)
+    else:
+        num_blocks = _blocks_with_room(engine, shards, needs, found, max_context_tokens)
+    pools = lay_out(shards, num_blocks, groups, memories)
+    for memory, need, pool in zip(found.devices, needs, pools, strict=True):
+        check_fit(memory, need, pool.num_bytes, engine.memory_utilization, found.num_sharers)
+    _say(spec, role, needs, pools, found, num_blocks * mesh.dp * engine.block_size)
+    return PoolSize(
+        shard=KVShard.whole(layout),
+        num_blocks=num_blocks * mesh.dp,
+        max_context_tokens=max_context_tokens,
+        dtype=dtype,
+        weights=weights,
+        pools=pools,
+        needs=tuple(needs),
+    )
+
+
+def _asked_blocks(engine: EngineConfig, shards: Sequence[KVShard], groups: Sequence[int], mesh: Mesh) -> int:
+    """Blocks of each group of ranks, as the configuration says. Raises ConfigError."""
+    block_bytes = sum(shard.pool_bytes(1) for shard, dp in zip(shards, groups, strict=True) if dp == 0)
+    num_blocks = (engine.num_blocks or engine.kv_bytes // block_bytes) // mesh.dp
+    if num_blocks < 2:
+        said = f"num_blocks of {engine.num_blocks}" if engine.num_blocks else f"kv_bytes of {engine.kv_bytes}"
+        raise ConfigError(
+            f"engine.{said} holds {num_blocks} blocks of {block_bytes} bytes"
+            + (f" for each of {mesh.dp} groups of ranks" if mesh.dp > 1 else "")
+        )
+    return num_blocks
+
+
+def _blocks_with_room(
+    engine: EngineConfig,
+    shards: Sequence[KVShard],
+    needs: Sequence[RankNeeds],
+    found: RankMemory,
+    max_context_tokens: int,
+) -> int:
+    """Blocks of each group of ranks, for which the fullest rank has room: two at least, with which `check_fit` then says what is
+    missing, and no more than all sequences at their longest need. Mostly they are shorter, and prefixes have the rest."""
+    most = max(2, engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size))
+    for shard, need, memory in zip(shards, needs, found.devices, strict=True):
+        room = kv_room(memory, need, engine.memory_utilization, found.num_sharers)
+        if found.most_pool_bytes is not None:
+            room = min(room, found.most_pool_bytes)
+        most = min(most, room // shard.pool_bytes(1))
+    return max(most, 2)
+
+
+def _say(
+    spec: ModelSpec,
+    role: str,
+    needs: Sequence[RankNeeds],
+    pools: Sequence[RankPool],
+    found: RankMemory,
+    num_tokens: int,
+) -> None:
+    fullest = max(range(len(pools)), key=lambda rank: needs[rank].num_bytes + pools[rank].num_bytes)
+    _log.info(
+        "%s of %s: %s tokens of KV. On %s the fullest rank has %.2f GiB of KV, %.2f GiB of weights and %.2f GiB for the "
+        "largest step",
+        role,
+        spec.architecture,
+        f"{num_tokens:,}",
+        found.devices[fullest].name,
+        pools[fullest].num_bytes / 2**30,
+        needs[fullest].weight_bytes / 2**30,
+        needs[fullest].step_bytes / 2**30,
+    )
+
+
+def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:
+    """Raises ConfigError."""
+    if kv_dtype == "auto":
+        return layout
+    if layout.state == "mla":
+        raise ConfigError(
+            f"engine.kv_dtype is {kv_dtype}, but this model keeps latents, which no kernel reads in 8 bits: use auto"
+        )
+    return replace(layout, dtype="float8_e4m3fn" if kv_dtype == "float8" else kv_dtype, scales="vector")

@@ -1,0 +1,129 @@
+"""What ranks need beside their KV, against transformers' count of weights and against tensors that were alive at once."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from core.config import EngineConfig, ModelConfig
+from core.plan import NewSeq, SeqWork, StepPlan
+from core.types import SamplingParams
+from engine.execution.kv_pool import KVPool
+from engine.execution.memory_needs import needs_of, stored_as
+from engine.execution.pool_size import size_pool
+from engine.execution.runner import Runner
+from models.families import read_spec
+from models.registry import load_model
+from parallel.mesh import ONE_RANK, Mesh
+from tests.models.checkpoints import FAMILIES, make
+from tests.models.real_configs import REAL, write_config
+
+GPU, CPU, VOCAB = torch.device("cuda"), torch.device("cpu"), 2048
+
+
+def weights_of(folder: Path, mesh: Mesh, *, num_spare: int = 0) -> list[int]:
+    """Bytes of each rank on GPUs in bfloat16."""
+    spec = read_spec(folder)
+    stored = stored_as(spec, "bfloat16", "full", GPU, deterministic=False)
+    found = needs_of(spec, EngineConfig(), mesh, stored, context_tokens=1024, num_spare=num_spare)
+    return [needs.weight_bytes for needs in found]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_weights_are_as_many_as_transformers_counts(tmp_path: Path, name: str) -> None:
+    config = transformers.AutoConfig.from_pretrained(write_config(tmp_path, name))
+    with torch.device("meta"):
+        counted = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+    assert weights_of(tmp_path, ONE_RANK) == [pytest.approx(2 * counted, rel=0.003)]
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", Mesh(tp=4)),
+        ("meta-llama/Llama-3.3-70B-Instruct", Mesh(tp=2, pp=4)),
+        ("Qwen/Qwen3-8B", Mesh(pp=3)),
+        ("mistralai/Mixtral-8x7B-v0.1", Mesh(tp=2, ep=2)),
+    ],
+)
+def test_ranks_hold_no_more_together_than_the_model_but_for_what_is_repeated(
+    tmp_path: Path, name: str, mesh: Mesh
+) -> None:
+    write_config(tmp_path, name)
+    (whole,) = weights_of(tmp_path, ONE_RANK)
+    parts = weights_of(tmp_path, mesh)
+    repeated = 1.0 if mesh.ep == 1 else 1.1  # attention, on ranks that share experts
+    assert whole <= sum(parts) <= whole * repeated * 1.01
+    assert max(parts) < whole / mesh.size * 1.25
+
+
+def test_experts_copies_take_room(tmp_path: Path) -> None:
+    write_config(tmp_path, "Qwen/Qwen3-235B-A22B")
+    plain, spare = (weights_of(tmp_path, Mesh(ep=16), num_spare=n)[0] for n in (0, 16))
+    assert spare - plain == 94 * 3 * 4096 * 1536 * 2
+
+
+@pytest.mark.parametrize("what", ["a long prompt", "many tokens drawn"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_largest_step_stays_within_what_is_set_aside_for_it(
+    tmp_path: Path, family: str, what: str
+) -> None:
+    """Either half of the law by itself: a prompt's step draws nothing, and one token of each of many sequences is little."""
+    drawn = what == "many tokens drawn"
+    config = FAMILIES[family](random.Random(family), 0)
+    config.vocab_size, config.max_position_embeddings = VOCAB, 1024
+    make(tmp_path / "model", config, seed=1)
+    engine = EngineConfig(max_batch_tokens=512, max_num_seqs=256 if drawn else 1, num_blocks=1024)
+    size = size_pool(tmp_path / "model", ModelConfig(), engine, device=CPU)
+    pool = KVPool(size.shard, size.num_blocks, memoryview(bytearray(size.num_bytes)))
+    runner = Runner(load_model(tmp_path / "model", "float32", CPU), pool, engine.block_size)
+    measured = _peak_bytes(runner, _many_drawn() if drawn else _long_prompt(), tmp_path)
+    allowed = size.needs[0].step_bytes
+    assert measured <= allowed, f"{measured:,} bytes were alive, {allowed:,} were set aside"
+    assert allowed <= 2.5 * measured, f"{allowed:,} bytes are set aside for {measured:,}"
+
+
+def _long_prompt() -> list[StepPlan]:
+    """The last 512 tokens of a prompt as long as can be; the tokens before them are told of, not computed."""
+    tokens = tuple(token % VOCAB for token in range(1024))
+    new = NewSeq("long", tokens, 1024, SamplingParams(max_tokens=1))
+    blocks = tuple(range(64))
+    work = SeqWork(key="long", start=512, count=512, block_ids=blocks, samples=False)
+    return [StepPlan(step=1, new=(new,), copies=(), work=(work,), drop=())]
+
+
+def _many_drawn() -> list[StepPlan]:
+    """256 sequences whose next tokens are drawn at once, after a step that has warmed up what is kept between steps."""
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1)
+    new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(256))
+    first = tuple(
+        SeqWork(key=seq.key, start=0, count=1, block_ids=(i,), samples=False) for i, seq in enumerate(new)
+    )
+    drawn = tuple(
+        SeqWork(key=seq.key, start=1, count=1, block_ids=(i,), samples=True) for i, seq in enumerate(new)
+    )
+    return [
+        StepPlan(step=1, new=new, copies=(), work=first, drop=()),
+        StepPlan(step=2, new=(), copies=(), work=drawn, drop=()),
+    ]
+
+
+def _peak_bytes(runner: Runner, plans: list[StepPlan], folder: Path) -> int:
+    """What the last plan's tensors took at once, by PyTorch's own count of its allocations."""
+    for plan in plans[:-1]:
+        runner.step(plan)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        runner.step(plans[-1])
+    profile.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    sizes = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")
+    live = peak = 0
+    for _, size in sizes:
+        live += size
+        peak = max(peak, live)
+    return peak

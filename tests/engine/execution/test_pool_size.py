@@ -1,0 +1,126 @@
+"""How large pools are that nobody has sized, and what is refused before a weight is read: there is none in these folders."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.config import EngineConfig, ModelConfig
+from core.errors import ConfigError
+from core.memory_law import GPU_RESERVE_BYTES, DeviceMemory, RankNeeds, check_fit, kv_room
+from engine.execution.devices import host_memory
+from engine.execution.pool_size import PoolSize, RankMemory, size_pool
+from parallel.mesh import ONE_RANK, Mesh
+from tests.models.real_configs import write_config
+
+GIB = 1 << 30
+H100 = DeviceMemory(name="H100", total_bytes=80 * GIB, free_bytes=80 * GIB, is_host=False)
+HOST = DeviceMemory(name="this host", total_bytes=64 * GIB, free_bytes=40 * GIB, is_host=True)
+
+
+def sized(
+    folder: Path, memory: DeviceMemory, mesh: Mesh = ONE_RANK, *, sharers: int = 1, most: int | None = None, **keys: Any
+) -> PoolSize:  # fmt: skip
+    """Qwen3-8B's, whose token takes 36 layers of 8 heads of K and V: 288 KiB in float32, 144 KiB in bfloat16."""
+    return size_pool(
+        write_config(folder, "Qwen/Qwen3-8B"),
+        ModelConfig(),
+        EngineConfig(**keys),
+        mesh,
+        device=torch.device("cpu" if memory.is_host else "cuda"),
+        found=RankMemory(devices=(memory,) * mesh.size, num_sharers=sharers, most_pool_bytes=most),
+    )
+
+
+def test_a_gpus_pool_is_what_weights_and_the_largest_step_leave(tmp_path: Path) -> None:
+    size = sized(tmp_path, H100)
+    left = 72 * GIB - GPU_RESERVE_BYTES - size.needs[0].num_bytes
+    assert left - 16 * 144 * 1024 < size.num_bytes <= left
+    assert size.needs[0].weight_bytes == pytest.approx(16.4e9, rel=0.01)
+    assert sized(tmp_path, H100, memory_utilization=0.5).num_bytes < size.num_bytes - 30 * GIB
+
+
+def test_ranks_have_equally_many_blocks_and_more_together(tmp_path: Path) -> None:
+    whole, cut = sized(tmp_path, H100), sized(tmp_path, H100, Mesh(tp=2))
+    assert len({pool.num_blocks for pool in cut.pools}) == 1
+    assert cut.num_blocks > 2 * whole.num_blocks
+
+
+def test_a_host_keeps_half_of_what_is_free_for_others_and_shares_the_rest(tmp_path: Path) -> None:
+    alone = sized(tmp_path, replace(HOST, free_bytes=80 * GIB))
+    left = 72 * GIB - alone.needs[0].num_bytes
+    assert left / 2 - 16 * 288 * 1024 < alone.num_bytes <= left / 2
+    assert sized(tmp_path, replace(HOST, free_bytes=80 * GIB), sharers=2).num_bytes < alone.num_bytes / 4
+
+
+def test_memory_beside_the_device_limits_the_pool(tmp_path: Path) -> None:
+    size = sized(tmp_path, H100, most=GIB)
+    assert GIB - 16 * 144 * 1024 < size.num_bytes <= GIB
+
+
+def test_no_more_blocks_than_all_sequences_need_at_their_longest(tmp_path: Path) -> None:
+    size = sized(tmp_path, replace(HOST, total_bytes=900 * GIB, free_bytes=900 * GIB), max_num_seqs=2)
+    assert size.num_blocks == 2 * 40960 // 16
+
+
+@pytest.mark.parametrize("keys", [{"num_blocks": 100}, {"kv_bytes": 100 * 16 * 144 * 1024}])
+def test_what_the_configuration_says_wins(tmp_path: Path, keys: dict[str, int]) -> None:
+    assert sized(tmp_path, H100, **keys).num_blocks == 100
+
+
+@pytest.mark.parametrize(
+    ("memory", "keys", "why"),
+    [
+        (replace(H100, total_bytes=16 * GIB), {}, r"15\.2\d GiB of weights, .* more than 12\.40 GiB"),
+        (replace(H100, free_bytes=10 * GIB), {}, r"more than 8\.00 GiB, .*with 10\.00 GiB free"),
+        (H100, {"kv_bytes": 80 * GIB}, r"80\.00 GiB of KV are more than 70\.00 GiB.*lower engine\.kv_bytes"),
+        (replace(HOST, free_bytes=20 * GIB), {}, r"30\.5\d GiB of weights.*20\.00 GiB, its free memory"),
+        (HOST, {"num_blocks": 1}, r"num_blocks of 1 holds 1 blocks"),
+        (HOST, {"kv_bytes": 1}, r"kv_bytes of 1 holds 0 blocks"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_its_numbers(
+    tmp_path: Path, memory: DeviceMemory, keys: dict[str, int], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        sized(tmp_path, memory, **keys)
+
+
+@given(
+    memory=st.builds(
+        DeviceMemory,
+        name=st.just("any"),
+        total_bytes=st.integers(0, 1 << 40),
+        free_bytes=st.integers(0, 1 << 40),
+        is_host=st.booleans(),
+    ),
+    needs=st.builds(RankNeeds, weight_bytes=st.integers(0, 1 << 38), step_bytes=st.integers(0, 1 << 36)),
+    utilization=st.floats(0.05, 1),
+    sharers=st.integers(1, 8),
+)
+def test_a_pool_that_the_law_has_sized_always_fits(
+    memory: DeviceMemory, needs: RankNeeds, utilization: float, sharers: int
+) -> None:
+    if room := kv_room(memory, needs, utilization, sharers):
+        check_fit(memory, needs, room, utilization, sharers)
+
+
+def test_a_host_has_what_its_control_groups_allow(tmp_path: Path) -> None:
+    """The container's group is two below the one that has the limit."""
+    group = tmp_path / "sys/fs/cgroup/pod/container"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/container\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1048576 kB\nMemAvailable: 524288 kB\n")
+    (group / "memory.max").write_text("max\n")
+    whole = host_memory(tmp_path)
+    assert (whole.total_bytes, whole.free_bytes) == (1 << 30, 1 << 29)
+    (group.parent / "memory.max").write_text(f"{300 << 20}\n")
+    (group.parent / "memory.current").write_text(f"{200 << 20}\n")
+    (group.parent / "memory.stat").write_text(f"anon 5\ninactive_file {50 << 20}\n")
+    limited = host_memory(tmp_path)
+    assert (limited.total_bytes, limited.free_bytes) == (300 << 20, 150 << 20)
