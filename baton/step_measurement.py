@@ -6,6 +6,7 @@ import platform
 from rich.console import Console
 from rich.progress import Progress
 
+from cluster.instance.rank_memory import memory_of_replica
 from core.config import load
 from core.step_profile import Profile
 from core.steps import chunk_pairs
@@ -24,7 +25,8 @@ def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
     """The profile, and by how much its decode and its prompt steps are off in the mean. Raises ConfigError."""
     config = load(None, os.environ, {"model.path": model})
     folder = resolve(config.model.path)
-    meter = StepMeter(config, folder)
+    # With the threads and the memory that an instance has among those that the configuration puts beside it.
+    meter = StepMeter(config, folder, memory_of_replica(config, "decode", config.decode, None))
     limit = meter.size.max_context_tokens - 1
     grid = [step for step in _grid() if max(piece.start + piece.count for piece in step) < limit]
     times: list[list[float]] = [[] for _ in grid]
@@ -44,7 +46,7 @@ def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
     profile = as_profile(
         cost,
         model=model,
-        machine=f"{platform.machine()}, {config.engine.num_threads} thread(s)",
+        machine=f"{platform.machine()}, {meter.size.num_threads} thread(s)",
         num_blocks=meter.size.num_blocks,
         kv_token_bytes=layout.token_bytes,
         num_layers=layout.num_layers,

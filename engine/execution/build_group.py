@@ -36,7 +36,7 @@ def build_group(
     """The one rank of an instance, in this process. Its KV pool is `buffer`, or a GPU's memory with a copy in `buffer`.
 
     Raises ConfigError."""
-    torch.set_num_threads(engine.num_threads)
+    torch.set_num_threads(size.num_threads)
     device = choose_device(engine.device)
     loaded = load_model(
         folder,

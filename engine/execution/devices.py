@@ -52,8 +52,34 @@ def host_memory(root: Path = Path("/")) -> DeviceMemory:
 
 
 def host_cpus() -> int:
-    """Processors that this process may run on."""
+    """Logical processors that this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def host_cores(root: Path = Path("/")) -> int:
+    """Physical cores that this process may keep busy: of those that it may run on, no more than its control groups allow it time
+    of. Two threads of one core multiply no faster than one. `root`: for tests."""
+    cores = {
+        _core(root / f"sys/devices/system/cpu/cpu{number}/topology", number)
+        for number in os.sched_getaffinity(0)
+    }
+    quotas = [_cpu_quota(group / "cpu.max") for group in _control_groups(root)]
+    return max(1, int(min([len(cores), *(quota for quota in quotas if quota)])))
+
+
+def _core(topology: Path, number: int) -> tuple[int, int]:
+    """(package, core); a processor that says nothing of itself is a core of its own."""
+    core = _number(topology / "core_id")
+    return (-1, number) if core is None else (_number(topology / "physical_package_id") or 0, core)
+
+
+def _cpu_quota(path: Path) -> float:
+    """Processors' worth of time; 0: no limit."""
+    try:
+        quota, period = path.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):
+        return 0.0
 
 
 def host_gpus(root: Path = Path("/")) -> int:

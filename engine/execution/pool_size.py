@@ -11,7 +11,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.memory_law import DeviceMemory, RankNeeds, check_fit, kv_room
-from engine.execution.devices import choose_device, memory_of
+from engine.execution.devices import choose_device, host_cores, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import dims_of, shards_of
 from kernels.torch.prepacked import WeightFormat
@@ -49,6 +49,8 @@ class PoolSize:
     """The pools of the instance's ranks."""
     needs: tuple[RankNeeds, ...]
     """What each rank needs beside its pool."""
+    num_threads: int
+    """Compute threads of each rank."""
 
     @property
     def num_bytes(self) -> int:
@@ -101,7 +103,13 @@ def size_pool(
         weights=weights,
         pools=pools,
         needs=tuple(needs),
+        num_threads=engine.num_threads or _threads(found),
     )
+
+
+def _threads(found: RankMemory) -> int:
+    """A rank that shares a host with others has its share of the cores. One on a GPU only launches kernels."""
+    return max(1, host_cores() // found.num_sharers) if found.devices[0].is_host else 1
 
 
 def _asked_blocks(engine: EngineConfig, shards: Sequence[KVShard], groups: Sequence[int], mesh: Mesh) -> int:

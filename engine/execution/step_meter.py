@@ -15,7 +15,7 @@ from core.kv import num_blocks_for
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
 from engine.execution.build_group import build_group
-from engine.execution.pool_size import PoolSize, size_pool
+from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,9 @@ class PromptPiece:
 class StepMeter:
     """One instance's ranks, without scheduler or cluster. Raises ConfigError as the engine's construction does."""
 
-    def __init__(self, config: ClusterConfig, folder: Path) -> None:
-        self.size: PoolSize = size_pool(folder, config.model, config.engine)
+    def __init__(self, config: ClusterConfig, folder: Path, found: RankMemory | None = None) -> None:
+        """`found`: as for `size_pool`, where others are to be on this host beside the instance."""
+        self.size: PoolSize = size_pool(folder, config.model, config.engine, found=found)
         self._block_size = config.engine.block_size
         buffer = memoryview(mmap.mmap(-1, self.size.num_bytes))
         self._group = build_group(folder, config.model, config.engine, self.size, buffer, None)

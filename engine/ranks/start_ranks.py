@@ -80,7 +80,7 @@ def setups_of(
             device=devices[rank],
             kernels=engine.kernels,
             deterministic=engine.deterministic,
-            num_threads=engine.num_threads,
+            num_threads=size.num_threads,
             pools=size.pools,
             memory_path=memories[pool.memory][0],
             memory_bytes=memories[pool.memory][1],

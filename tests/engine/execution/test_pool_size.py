@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.memory_law import GPU_RESERVE_BYTES, DeviceMemory, RankNeeds, check_fit, kv_room
-from engine.execution.devices import host_memory
+from engine.execution.devices import host_cores, host_memory
 from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from parallel.mesh import ONE_RANK, Mesh
 from tests.models.real_configs import write_config
@@ -107,6 +107,39 @@ def test_a_pool_that_the_law_has_sized_always_fits(
 ) -> None:
     if room := kv_room(memory, needs, utilization, sharers):
         check_fit(memory, needs, room, utilization, sharers)
+
+
+def test_ranks_share_the_physical_cores_that_they_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixteen processors are two packages of four cores of two threads; this process may run on those of the first one and a core
+    of the second, and its container has four processors' worth of time."""
+    for number in range(16):
+        topology = tmp_path / f"sys/devices/system/cpu/cpu{number}/topology"
+        topology.mkdir(parents=True)
+        (topology / "core_id").write_text(f"{number // 2 % 4}\n")
+        (topology / "physical_package_id").write_text(f"{number // 8}\n")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(10)))
+    assert host_cores(tmp_path) == 5
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (group / "cpu.max").write_text("400000 100000\n")
+    assert host_cores(tmp_path) == 4
+    (group / "cpu.max").write_text("max 100000\n")
+    assert host_cores(tmp_path) == 5
+
+
+@pytest.mark.parametrize(("sharers", "threads"), [(1, 5), (2, 2), (8, 1)])
+def test_each_rank_has_its_share_of_the_cores_or_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharers: int, threads: int
+) -> None:
+    monkeypatch.setattr("engine.execution.pool_size.host_cores", lambda: 5)
+    host = replace(HOST, total_bytes=900 * GIB, free_bytes=900 * GIB)
+    assert sized(tmp_path, host, sharers=sharers).num_threads == threads
+    assert sized(tmp_path, host, sharers=sharers, num_threads=3).num_threads == 3
+    assert sized(tmp_path, H100).num_threads == 1
 
 
 def test_a_host_has_what_its_control_groups_allow(tmp_path: Path) -> None:
