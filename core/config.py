@@ -29,6 +29,8 @@ class ModelConfig(_Frozen):
     """A Hugging Face folder or hub id; `embedded` is the model that ships with Baton."""
     name: str = ""
     """The name clients use; empty: the folder's or hub id's own."""
+    implementation: Literal["auto", "baton", "transformers"] = "auto"
+    """Whose code computes the model's layers; `auto`: Baton's own, or that of transformers where Baton has none."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices in 16 bits where the checkpoint has no more."""
     quantization: Literal["none", "int8"] = "none"

@@ -11,7 +11,8 @@ from models import expert_families as expert
 from models.config_fields import Config
 from models.pooling import is_embedder
 from models.quantisation import read_quantisation
-from models.spec import ModelSpec, MoeSpec, read_json
+from models.spec import Implementation, ModelSpec, MoeSpec, read_json
+from models.transformers_spec import transformers_spec
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "LlamaForCausalLM": dense.llama,
@@ -30,8 +31,9 @@ _DEFAULTS = {**dense.DEFAULTS, **expert.DEFAULTS, **deepseek.DEFAULTS}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def read_spec(folder: Path) -> ModelSpec:
-    """The model in `folder`, without touching its weights. Raises ConfigError and UnsupportedModel."""
+def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpec:
+    """The model in `folder`, without touching its weights. `implementation`: whose code is to compute its layers; `auto`: Baton's
+    where there is some. Raises ConfigError and UnsupportedModel."""
     config = read_json(folder / "config.json")
     names = config.get("architectures") or ["(none)"]
     embeds = is_embedder(folder)
@@ -44,9 +46,11 @@ def read_spec(folder: Path) -> ModelSpec:
             "is_causal is false in config.json: attention to later tokens is not supported"
         )
     family = _FAMILIES.get(names[0])
+    if implementation == "transformers" or (implementation == "auto" and family is None and not embeds):
+        return _with_generation_config(transformers_spec(folder, config, names[0]), config, folder)
     if family is None:
         raise UnsupportedModel(
-            f"architecture {names[0]!r} is not supported; Baton serves {', '.join(_FAMILIES)}"
+            f"architecture {names[0]!r} is not supported; of its own Baton has {', '.join(_FAMILIES)}"
         )
     try:
         quantisation = read_quantisation(config)

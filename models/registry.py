@@ -6,12 +6,14 @@ import torch
 
 from core.errors import UnsupportedModel
 from kernels.collectives import ONE_RANK, Collectives
+from kernels.ops import Ops
 from kernels.select import Kernels, select_ops
 from kernels.torch.prepacked import WeightFormat
 from models.attention_cases import attention_cases
+from models.causal_model import CausalModel
 from models.families import read_spec
 from models.model import Model
-from models.spec import DTYPES, ModelSpec
+from models.spec import DTYPES, Implementation, ModelSpec
 from models.weights import Checkpoint, Shard, whole
 
 
@@ -30,6 +32,10 @@ def choose_weights(
 ) -> WeightFormat:
     """How ranks keep matrices of a model whose `dtype` is `wanted`: with `auto` a CPU keeps those of a 16-bit checkpoint in 16
     bits and adds up in float32. Raises UnsupportedModel."""
+    if spec.implementation == "transformers" and deterministic:
+        raise UnsupportedModel(
+            f"transformers computes {spec.architecture}: engine.deterministic is for Baton's own architectures"
+        )
     if quantization == "int8":
         if device.type != "cpu" or deterministic or spec.quantisation is not None:
             raise UnsupportedModel(
@@ -55,18 +61,37 @@ def load_model(
     block_size: int = 16,
     kv_dtype: str = "",
     weights: WeightFormat = "full",
-) -> Model:
+    implementation: Implementation = "auto",
+) -> CausalModel:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
     (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
-    `choose_weights`.
+    `choose_weights`. `implementation`: see `read_spec`.
 
     Raises ConfigError and UnsupportedModel."""
-    spec = read_spec(folder)
+    spec = read_spec(folder, implementation)
     chosen = choose_dtype(spec, dtype, device)
     torch_dtype = getattr(torch, chosen)
+    if spec.implementation == "transformers":
+        ops = select_ops(device, kernels, False, (), kv_dtype or chosen, weights)
+        return _foreign(folder, spec, ops, torch_dtype, device, tolerance=_tolerance(torch_dtype, weights))
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
     model = Model(spec, ops, checkpoint, device, layers, collectives)
     checkpoint.close()
     return model
+
+
+def _foreign(
+    folder: Path, spec: ModelSpec, ops: Ops, dtype: torch.dtype, device: torch.device, *, tolerance: float
+) -> CausalModel:
+    from models.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
+
+    return TransformersModel(folder, spec, ops, dtype, device, tolerance=tolerance)
+
+
+def _tolerance(dtype: torch.dtype, weights: WeightFormat) -> float:
+    """What rounding alone makes of logits, and no more: what a wrong model computes has little to do with the right one's."""
+    if weights == "int8":
+        return 0.3
+    return 1e-3 if dtype == torch.float32 and weights == "full" else 0.1

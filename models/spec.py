@@ -13,6 +13,7 @@ from kernels.routing import Routing
 from models.quantisation import Quantisation
 
 DTYPES = ("float32", "bfloat16")
+Implementation = Literal["auto", "baton", "transformers"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 _ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
@@ -118,6 +119,10 @@ class ModelSpec:
     may_lack_head: bool = False
     """The checkpoint was made to embed texts, for which nothing needs a head."""
     eos_token_ids: tuple[int, ...] = ()
+    implementation: Literal["baton", "transformers"] = "baton"
+    """Whose code computes the layers."""
+    num_weights: int = 0
+    """Numbers in the checkpoint's files; 0: they follow from the sizes above."""
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
 

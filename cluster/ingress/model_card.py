@@ -5,11 +5,10 @@ from pathlib import Path
 
 from core.config import ClusterConfig
 from core.errors import ConfigError
-from engine.execution.model_dims import dims_of, mesh_of
+from engine.execution.model_dims import check_mesh, mesh_of
 from models.families import read_spec
 from models.hub import resolve
 from models.pooling import Pooling, read_pooling
-from parallel.plans import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +31,14 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
     cannot serve."""
     path = config.model.path
     folder = resolve(path)
-    spec = read_spec(folder)
+    spec = read_spec(folder, config.model.implementation)
     limit = config.model.max_context_tokens
     if limit > spec.max_context_tokens:
         raise ConfigError(
             f"model.max_context_tokens is {limit}, but {path} was made for {spec.max_context_tokens}"
         )
     for role, parallel in (("prefill", config.prefill), ("decode", config.decode)):
-        check(dims_of(spec), mesh_of(parallel), role, parallel.ep_redundant_experts)
+        check_mesh(spec, mesh_of(parallel), role, parallel.ep_redundant_experts)
     pooling = _pooling(config, folder)
     return ModelCard(
         name=config.model.name or _default_name(path),

@@ -19,7 +19,7 @@ from engine.execution.kv_pool import DevicePool, KVPool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
 from engine.execution.runner import Runner
-from models.model import Model
+from models.causal_model import CausalModel
 from models.registry import load_model
 
 _log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ def build_group(
         block_size=engine.block_size,
         kv_dtype=size.shard.layout.dtype,
         weights=size.weights,
+        implementation=model.implementation,
     )
     pool = make_pool(size.pools[0], buffer, device)
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
@@ -56,7 +57,7 @@ def build_group(
 
 
 def make_graphs(
-    model: Model, pool: DevicePool, engine: EngineConfig, max_context_tokens: int
+    model: CausalModel, pool: DevicePool, engine: EngineConfig, max_context_tokens: int
 ) -> DecodeGraphs | None:
     """As `engine.cuda_graphs` says. Raises ConfigError where sizes are named that cannot be captured, and what CUDA raises while
     it captures them; with `auto` steps are launched one kernel at a time then, so that the instance serves all the same."""
@@ -80,7 +81,7 @@ def make_graphs(
         return None
 
 
-def why_no_graphs(model: Model, pool: DevicePool) -> str:
+def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
     """As a clause; empty where decode steps can be captured."""
     if pool.device.type != "cuda":
         return "CUDA graphs are captured on GPUs alone"

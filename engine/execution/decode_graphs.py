@@ -17,7 +17,7 @@ from engine.execution.batch import RankSeq
 from engine.execution.graph_capture import Capture, Launch
 from engine.execution.mirrored_pool import MirroredPool
 from kernels.ops import FixedDecode
-from models.model import Model
+from models.causal_model import CausalModel
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def __init__(
-        self, model: Model, pool: MirroredPool, block_size: int, max_blocks: int, sizes: Sequence[int], capture: Capture
+        self, model: CausalModel, pool: MirroredPool, block_size: int, max_blocks: int, sizes: Sequence[int], capture: Capture
     ) -> None:  # fmt: skip
         """Captures all `sizes`, the largest first, whose scratch memory has room for the others'. `max_blocks`: of the longest
         context."""
@@ -69,7 +69,7 @@ class DecodeGraphs:
         return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
 
     def hidden(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
-        """The rows (N, hidden_size) for `Model.logits` of work that does `fit`; all its KV is written, also to the pool's copy.
+        """The rows (N, hidden_size) for `logits` of work that does `fit`; all its KV is written, also to the pool's copy.
 
         They lie where the next replay puts its own."""
         captured = self._captured[next(size for size in self._sizes if size >= len(work))]

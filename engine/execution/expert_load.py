@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from core.plan import ExpertLoad, StepResult
-from models.model import Model
+from models.causal_model import CausalModel
 
 P = TypeVar("P")
 
@@ -16,7 +16,7 @@ INTERVAL_S = 1.0
 """A rank says what it has counted at most so often: reading the counts waits for the device."""
 
 
-def counted(step: Callable[[P], StepResult], model: Model) -> Callable[[P], StepResult]:
+def counted(step: Callable[[P], StepResult], model: CausalModel) -> Callable[[P], StepResult]:
     """`step`, whose results now and then carry the loads of `model`'s experts since the last time."""
     if not model.experts:
         return step
@@ -34,7 +34,7 @@ def counted(step: Callable[[P], StepResult], model: Model) -> Callable[[P], Step
 
 
 @torch.inference_mode()
-def _take(model: Model) -> tuple[ExpertLoad, ...]:
+def _take(model: CausalModel) -> tuple[ExpertLoad, ...]:
     counts = model.expert_load.tolist()
     model.expert_load.zero_()
     return tuple(ExpertLoad(layer, tuple(counts[layer - model.layers.start])) for layer in model.experts)

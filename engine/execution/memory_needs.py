@@ -83,6 +83,11 @@ def needs_of(
 def _weight_bytes(
     spec: ModelSpec, mesh: Mesh, rank: int, share: ModelShare, stored: Stored, num_spare: int
 ) -> int:
+    if spec.num_weights:
+        # Mostly matrices; what is packed beside its embedding is the head.
+        table = spec.vocab_size * spec.hidden_size
+        rest = spec.num_weights - table * (1 if spec.tied else 2)
+        return int(rest * stored.matrix + table * (stored.other + stored.matrix))
     total = 0.0
     for layer in range(*share.layers):
         total += attention_weights(spec, _size(share.heads), _size(share.kv_heads)) * stored.matrix

@@ -1,10 +1,11 @@
 """A model's description as `parallel` sees it: what may be cut, and how much each piece weighs."""
 
 from core.config import ParallelConfig
+from core.errors import ConfigError
 from core.kv import DTYPE_BYTES, KVLayout, KVShard
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
-from parallel.plans import Dims, part_of
+from parallel.plans import Dims, check, part_of
 from parallel.rules import BY_TURNS, BY_TURNS_MXFP4, EXPERTS, RULES, Rule
 
 
@@ -28,6 +29,16 @@ def dims_of(spec: ModelSpec) -> Dims:
         head_weights=head_weights,
         num_experts=0 if spec.moe is None else spec.moe.num_experts,
     )
+
+
+def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> None:
+    """`parallel.plans.check`, and that transformers' layers are not cut. Raises ConfigError."""
+    if spec.implementation == "transformers" and mesh.size > 1:
+        raise ConfigError(
+            f"{role}: {mesh} is impossible for {spec.architecture}, whose layers transformers computes: an instance of it is one "
+            f"rank. Leave {role}.tp, pp, dp and ep at 1"
+        )
+    check(dims_of(spec), mesh, role, num_spare)
 
 
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:

@@ -13,13 +13,12 @@ from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_bloc
 from core.memory_law import DeviceMemory, RankNeeds, check_fit, kv_room
 from engine.execution.devices import choose_device, host_cores, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
-from engine.execution.model_dims import dims_of, shards_of
+from engine.execution.model_dims import check_mesh, shards_of
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.registry import choose_dtype, choose_weights
 from models.spec import ModelSpec
 from parallel.mesh import ONE_RANK, Mesh
-from parallel.plans import check
 
 _log = logging.getLogger(__name__)
 
@@ -75,11 +74,11 @@ def size_pool(
 
     `device`: what its ranks compute on, where this process has another one. `memories`: on which of its hosts each rank is.
     `found`: what memory they have there; None: this process' device is all theirs."""
-    spec = read_spec(folder)
+    spec = read_spec(folder, model.implementation)
     device = device or choose_device(engine.device)
     dtype = choose_dtype(spec, model.dtype, device)
     weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
-    check(dims_of(spec), mesh, role, num_spare)
+    check_mesh(spec, mesh, role, num_spare)
     layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, dtype))
     shards = shards_of(spec, mesh, layout)
     groups = [mesh.place(rank).dp for rank in range(mesh.size)]

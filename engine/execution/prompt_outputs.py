@@ -8,14 +8,14 @@ import torch
 from core.plan import Sampled, SeqWork
 from core.types import PromptScore
 from engine.execution.batch import RankSeq
-from models.model import Model
+from models.causal_model import CausalModel
 
 _ROWS = 128
 """Logits held at once: of a vocabulary of 150,000 this many rows are 77 MB."""
 
 
 def read_prompts(
-    model: Model, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
+    model: CausalModel, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
 ) -> None:
     """Keeps with each of `seqs` what it asks for. `hidden` (T, hidden_size): of all tokens of `work`, packed.
 
@@ -52,7 +52,7 @@ def _pool(hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
     seq.pooled = total if seq.pooled is None else seq.pooled + total
 
 
-def _score(model: Model, hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
+def _score(model: CausalModel, hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
     assert seq.scores is not None
     count = min(len(hidden), seq.num_prompt - 1 - start)
     for first in range(0, count, _ROWS):
@@ -60,7 +60,7 @@ def _score(model: Model, hidden: torch.Tensor, seq: RankSeq, start: int) -> None
         seq.scores += _scores(model, part, seq, start + first)
 
 
-def _scores(model: Model, hidden: torch.Tensor, seq: RankSeq, start: int) -> list[PromptScore]:
+def _scores(model: CausalModel, hidden: torch.Tensor, seq: RankSeq, start: int) -> list[PromptScore]:
     """For the tokens behind each of `hidden`, the first of which is at `start`."""
     logits = model.logits(hidden)
     following = seq.tokens[start + 1 : start + 1 + len(hidden)]

@@ -14,13 +14,13 @@ from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts, with_prompt
 from engine.execution.sampler import sample
-from models.model import Model
+from models.causal_model import CausalModel
 
 
 class Runner:
     def __init__(
         self,
-        model: Model,
+        model: CausalModel,
         pool: DevicePool,
         block_size: int,
         sink: LayerSink | None = None,
@@ -76,7 +76,11 @@ class Runner:
 
 
 def draw_tokens(
-    model: Model, hidden: torch.Tensor, keys: list[str], seqs: list[RankSeq], grammars: GrammarMasks | None
+    model: CausalModel,
+    hidden: torch.Tensor,
+    keys: list[str],
+    seqs: list[RankSeq],
+    grammars: GrammarMasks | None,
 ) -> list[Sampled]:
     """From hidden states (N, hidden_size) of the sequences' last tokens, whose next ones are appended."""
     logits = model.logits(hidden)

@@ -10,8 +10,8 @@ import torch
 from engine.execution.model_dims import dims_of, rules_of
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
+from models.causal_model import CausalModel
 from models.families import read_spec
-from models.model import Model
 from models.registry import load_model
 from parallel.balance import first_placement
 from parallel.comm import Backend, Comm, connect
@@ -39,7 +39,7 @@ class Comms:
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
-    model: Model
+    model: CausalModel
     part: ModelShare
     comms: Comms
     spread: Spread | None

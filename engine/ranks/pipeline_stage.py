@@ -16,7 +16,7 @@ from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, draw_tokens, layer_hook
 from engine.ranks.microbatches import micro_batches
-from models.model import Model
+from models.causal_model import CausalModel
 from parallel.comm import Comm
 
 _STEPS_AHEAD = 2
@@ -26,7 +26,7 @@ _STEPS_AHEAD = 2
 class StageRunner:
     def __init__(
         self,
-        model: Model,
+        model: CausalModel,
         pool: DevicePool,
         block_size: int,
         comm: Comm,

@@ -83,6 +83,9 @@ FIGURES: dict[str, list[Figures]] = {
     "cpu_weights.json": [
         lambda d, _: [d["speed_over_plain"]["decode 1"][way] for way in ("float16", "int8")]
     ],
+    "transformers_backend.json": [
+        lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]
+    ],
     "serving_overhead.json": [_added],
     "structured.json": [_structured],
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],

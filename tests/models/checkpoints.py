@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from kernels.ops import AttentionMeta
-from models.model import Model
+from models.causal_model import CausalModel
 
 VOCAB, BLOCK = 61, 4
 CONTEXT = 128
@@ -233,7 +233,7 @@ class Paged:
 
     def __init__(
         self,
-        model: Model,
+        model: CausalModel,
         num_seqs: int,
         rng: random.Random,
         dtype: torch.dtype = torch.float32,

@@ -40,7 +40,7 @@ def change(folder: Path, **fields: Any) -> Path:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": ["NobodysForCausalLM"]}, "NobodysForCausalLM"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"hidden_act": "relu2"}, "relu2"),

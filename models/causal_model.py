@@ -1,0 +1,47 @@
+"""What the engine asks of a model, whoever has written its layers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
+from models.spec import ModelSpec
+
+
+class CausalModel(Protocol):
+    """All of a model, or the stage of it that has the layers [layers.start, layers.stop)."""
+
+    spec: ModelSpec
+    ops: Ops
+    dtype: torch.dtype
+    layers: range
+    is_first: bool
+    is_last: bool
+    expert_load: Tensor
+    """(len(layers), num_experts) int64: how often each layer has chosen each expert, since its reader last set it to zero."""
+    bytes_read: int
+
+    @property
+    def experts(self) -> Mapping[int, ExpertWeights]:
+        """By the model's index, for the layers that have any which other ranks may hold."""
+        ...
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        kv: Sequence[KVLayer],
+        meta: AttentionMeta,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """tokens (T,), or a former stage's hidden (T, hidden_size); positions (T,) -> hidden (T, hidden_size). Writes the tokens'
+        KV into `kv`, which has a tensor for each of `layers`.
+
+        `on_layer(l)`, l being the model's index, is called as soon as layer l's KV is all in `kv`."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32."""
+        ...

@@ -1,0 +1,327 @@
+"""A model whose layers transformers computes, with Baton's attention over the paged pool.
+
+transformers' modules ask for attention through an interface, by the name that the model's configuration has. Baton's is
+registered there: it stores keys and values in the pool and attends over it, so that such a model is batched, chunked,
+prefix-cached and handed over like any other. All tokens of a step are one row of a batch; positions tell sequences apart.
+
+As it is loaded a model is compared with what transformers itself computes: one that keeps or reads something else than the keys
+and values that it was asked for is refused, not served wrongly."""
+
+import contextvars
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+from core.errors import UnsupportedModel
+from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
+from kernels.packed import LinearWeight
+from models.spec import ModelSpec
+
+_NAME: Final = "baton_paged"
+_CHECKED: Final = (("a", 0, 5), ("b", 0, 3), ("a", 5, 4), ("b", 3, 1))
+"""(sequence, first token, tokens): computed two by two in the comparison."""
+_CHECK_BLOCK, _CHECK_BLOCKS = 4, 8
+
+
+@dataclass(slots=True)
+class _Step:
+    """One forward pass, as its attention layers see it."""
+
+    kv: Sequence[KVLayer]
+    meta: AttentionMeta
+    on_layer: Callable[[int], None] | None
+    ops: Ops
+    head_dim: int
+    layers: list[int] = field(default_factory=list[int])
+    """Those that have asked for attention, in order."""
+    has_windows: bool = False
+    """Some of them for a sliding window."""
+
+
+_STEP: contextvars.ContextVar[_Step] = contextvars.ContextVar("step")
+
+
+@dataclass
+class _Behind(BaseModelOutputWithPastAndCrossAttentions):
+    """What layers return, with what only some of them do."""
+
+    router_logits: Any = None
+
+
+class _Given(nn.Module):
+    """Stands for the layers where only what comes behind them is to be computed."""
+
+    hidden: Tensor
+
+    @property
+    def decoder(self) -> "_Given":
+        """Some heads name the layers one level deeper."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> _Behind:
+        return _Behind(last_hidden_state=self.hidden)  # type: ignore[arg-type]
+
+
+class TransformersModel:
+    """models.causal_model.CausalModel, on one rank."""
+
+    is_first = is_last = True
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ModelSpec,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        tolerance: float,
+    ) -> None:
+        """`tolerance`: how far logits may be off transformers' own, as a share of their length. Raises UnsupportedModel."""
+        self._tolerance = tolerance
+        self.spec, self.dtype, self.layers = spec, dtype, range(spec.num_layers)
+        # transformers launches what it likes: nothing of it is captured.
+        self.ops = replace(ops, fixed_decode=None)
+        self.expert_load = torch.zeros(spec.num_layers, 0, dtype=torch.int64, device=device)
+        self.experts: Mapping[int, ExpertWeights] = {}
+        causal = _load(folder, spec, dtype, device)
+        self.bytes_read = sum(tensor.nbytes for tensor in causal.state_dict().values())
+        self._base = causal.base_model
+        self._given = _Given()
+        self._head = _with_given(causal, self._given)
+        tokens = _check_tokens(spec.vocab_size, device)
+        try:
+            with _own_attention(causal):
+                wanted = {
+                    key: causal(input_ids=each[None], use_cache=False).logits[0]
+                    for key, each in tokens.items()
+                }
+            _pack_products(causal, ops, dtype)
+            self._compare(tokens, wanted)
+        except (AttributeError, TypeError, KeyError, IndexError, RuntimeError) as error:
+            raise self._refused(
+                f"transformers' code for it does not run over packed tokens: {error}"
+            ) from error
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        kv: Sequence[KVLayer],
+        meta: AttentionMeta,
+        on_layer: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        return self._run(x, positions, _Step(kv, meta, on_layer, self.ops, self.spec.head_dim))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self._given.hidden = hidden[None]
+        return self._head(input_ids=hidden.new_zeros(1, len(hidden), dtype=torch.int64)).logits[0].float()
+
+    def _run(self, tokens: Tensor, positions: Tensor, step: _Step) -> Tensor:
+        with _as_current(step):
+            out = self._base(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        return out.last_hidden_state[0]
+
+    def _compare(self, tokens: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+        """Two sequences in chunks through the pool, beside the logits that transformers' own attention and products gave. Raises
+        UnsupportedModel."""
+        device = tokens["a"].device
+        ours: dict[str, list[Tensor]] = {key: [] for key in tokens}
+        layout = self.spec.kv_layout(_CHECK_BLOCK, str(self.dtype).removeprefix("torch."))
+        shape = (_CHECK_BLOCKS, 2, layout.num_kv_heads, _CHECK_BLOCK, layout.head_dim)
+        pool = [torch.zeros(shape, dtype=self.dtype, device=device) for _ in self.layers]
+        for first in range(0, len(_CHECKED), 2):
+            self._compute(_CHECKED[first : first + 2], tokens, pool, ours)
+        for key, parts in ours.items():
+            theirs = wanted[key].float()
+            off = float((torch.cat(parts) - theirs).norm() / theirs.norm().clamp_min(1e-9))
+            if not off <= self._tolerance:
+                raise self._refused(
+                    f"over a paged cache its logits are {off:.0%} off what transformers computes without one"
+                )
+
+    def _compute(
+        self,
+        chunks: Sequence[tuple[str, int, int]],
+        tokens: Mapping[str, Tensor],
+        pool: Sequence[Tensor],
+        logits: Mapping[str, list[Tensor]],
+    ) -> None:
+        tables = {"a": np.arange(0, 4), "b": np.arange(4, 8)}
+        positions = np.concatenate([np.arange(start, start + count) for _, start, count in chunks])
+        slots = np.concatenate(
+            [
+                tables[key][np.arange(start, start + count) // _CHECK_BLOCK] * _CHECK_BLOCK
+                + np.arange(start, start + count) % _CHECK_BLOCK
+                for key, start, count in chunks
+            ]
+        )
+        device = pool[0].device
+        meta = AttentionMeta.build(
+            [count for _, _, count in chunks],
+            [start + count for _, start, count in chunks],
+            [tables[key] for key, _, _ in chunks],
+            slots,
+            device,
+        )
+        step = _Step(pool, meta, None, self.ops, self.spec.head_dim)
+        packed = torch.cat([tokens[key][start : start + count] for key, start, count in chunks])
+        hidden = self._run(packed, torch.from_numpy(positions).to(device), step)
+        if step.layers != list(self.layers):
+            raise self._refused(
+                f"its {self.spec.num_layers} layers asked for attention {len(step.layers)} times, or not in their order"
+            )
+        if not step.has_windows and _should_have_windows(self._base.config):
+            raise self._refused("its layers have a sliding window that they do not ask for")
+        at = 0
+        for key, _, count in chunks:
+            logits[key].append(self.logits(hidden[at : at + count]))
+            at += count
+
+    def _refused(self, why: str) -> UnsupportedModel:
+        return UnsupportedModel(f"architecture {self.spec.architecture!r} is not supported: {why}")
+
+
+def _should_have_windows(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return "sliding_attention" in kinds
+    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+
+
+def _load(folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
+    """transformers' causal model with its weights. Raises UnsupportedModel, before a weight is read where it can be told."""
+    kind: Any = getattr(transformers, spec.architecture)
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise UnsupportedModel(
+            f"architecture {spec.architecture!r} is not supported: transformers' own code for it has its attention built in"
+        )
+    AttentionInterface.register(_NAME, _attend)
+    try:
+        model, report = kind.from_pretrained(
+            folder,
+            dtype=dtype,
+            attn_implementation=_NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnsupportedModel(f"transformers cannot load {folder}: {error}") from None
+    if missing := sorted(report["missing_keys"]):
+        raise UnsupportedModel(f"the checkpoint in {folder} lacks {', '.join(missing[:3])}")
+    return model.to(device).eval()
+
+
+def _with_given(causal: Any, given: _Given) -> Any:
+    """The causal model with `given` for its layers: its head, and all that it does with logits, without a second copy."""
+    head = copy(causal)
+    head._modules = {**causal._modules, causal.base_model_prefix: given}
+    return head
+
+
+def _check_tokens(vocab_size: int, device: torch.device) -> dict[str, Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    lengths = {key: max(start + count for other, start, count in _CHECKED if other == key) for key in "ab"}
+    return {
+        key: torch.randint(vocab_size, (length,), generator=rng).to(device) for key, length in lengths.items()
+    }
+
+
+def _pack_products(causal: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
+    """Have plain linear layers multiplied as those of Baton's own models are. Of their matrices only the shapes stay: a layer
+    whose numbers are read in another way shows in the comparison."""
+    for module in causal.modules():
+        if type(module) is not nn.Linear:
+            continue
+        matrix = module.weight.detach()
+        module.forward = _Product(ops, ops.pack(matrix, dtype), module.bias)
+        module.weight = nn.Parameter(
+            matrix.new_full((1, 1), torch.nan).expand(matrix.shape), requires_grad=False
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A linear layer's."""
+
+    ops: Ops
+    weight: LinearWeight
+    bias: Tensor | None
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """(..., N) -> (..., M)"""
+        return self.ops.linear(input.flatten(0, -2), self.weight, self.bias).unflatten(0, input.shape[:-1])
+
+
+@contextmanager
+def _as_current(step: _Step) -> Generator[None]:
+    token = _STEP.set(step)
+    try:
+        yield
+    finally:
+        _STEP.reset(token)
+
+
+@contextmanager
+def _own_attention(causal: Any) -> Generator[None]:
+    causal.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        causal.set_attn_implementation(_NAME)
+
+
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D of values).
+
+    Keys and values go into the pool as they are: a rotation by nothing stores them."""
+    del dropout, others
+    step = _STEP.get()
+    layer, (_, num_heads, num_tokens, head_dim) = int(module.layer_idx), query.shape
+    step.layers.append(layer)
+    step.has_windows |= bool(sliding_window)
+    kv_layer = step.kv[layer]
+    if key.shape[1] != kv_layer.shape[2] or head_dim != step.head_dim:
+        raise UnsupportedModel(
+            f"layer {layer} has keys of {key.shape[1]} heads of {head_dim} numbers, and by config.json {kv_layer.shape[2]} of "
+            f"{step.head_dim}"
+        )
+    if attention_mask is not None or not getattr(module, "is_causal", True):
+        raise UnsupportedModel(f"layer {layer} attends by a mask of its own, or to later tokens")
+    value_dim = value.shape[-1]
+    stored = nn.functional.pad(value, (0, head_dim - value_dim)) if value_dim < head_dim else value
+    rows = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, stored)], -1)
+    cos = rows.new_ones(num_tokens, head_dim)
+    queries = step.ops.rope_write_kv(rows, cos, torch.zeros_like(cos), None, kv_layer, step.meta)
+    if step.on_layer is not None:
+        step.on_layer(layer)
+    scale = head_dim**-0.5 if scaling is None else scaling
+    sinks = None if s_aux is None else s_aux.float()
+    out = step.ops.paged_attention(
+        queries, kv_layer, step.meta, scale, sliding_window or 0, softcap or 0.0, sinks
+    )
+    return out.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None

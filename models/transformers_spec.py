@@ -1,0 +1,141 @@
+"""The description of a model whose layers transformers computes: an architecture that Baton has no code for.
+
+What cannot be told by a configuration (attention that is not asked for through transformers' interface, weights that are missing)
+is refused as the model is built: see models/transformers_model.py."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from core.errors import UnsupportedModel
+from models.spec import ModelSpec, RopeSpec
+
+_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_LENGTH_DEPENDENT = ("longrope", "dynamic")
+"""Ways to rotate in which every position changes once a sequence is longer than the model was first made for."""
+
+
+def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> ModelSpec:
+    """Raises UnsupportedModel by name."""
+    if config.get("quantization_config"):
+        raise _refused(
+            architecture, "its weights are quantised, which Baton reads of its own architectures alone"
+        )
+    found = _transformers_config(folder, config, architecture)
+    _check_layers(architecture, found)
+    num_heads = _number(architecture, found, "num_attention_heads")
+    hidden_size = _number(architecture, found, "hidden_size")
+    num_kv_heads = _number(architecture, found, "num_key_value_heads", num_heads)
+    head_dim = _number(architecture, found, "head_dim", hidden_size // num_heads)
+    if getattr(found, "kv_lora_rank", None):
+        # Latents are expanded before transformers asks for attention: a key and a value for each head.
+        num_kv_heads = num_heads
+        head_dim = _number(architecture, found, "qk_nope_head_dim") + _number(
+            architecture, found, "qk_rope_head_dim"
+        )
+    return ModelSpec(
+        architecture=architecture,
+        vocab_size=_number(architecture, found, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_number(architecture, found, "intermediate_size", 4 * hidden_size),
+        num_layers=_number(architecture, found, "num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=0.0,
+        max_context_tokens=_context(architecture, found),
+        rope=RopeSpec("default", 0.0),
+        tied=bool(getattr(found, "tie_word_embeddings", False)),
+        dtype=_dtype(config),
+        windows=(0,) * _number(architecture, found, "num_hidden_layers"),
+        implementation="transformers",
+        num_weights=_count_weights(folder),
+    )
+
+
+def _transformers_config(folder: Path, config: Mapping[str, Any], architecture: str) -> Any:
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 (comes with the next)
+    from transformers import AutoConfig  # noqa: PLC0415 (seconds, which Baton's own architectures do not need)
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 (the same)
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
+    if architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        own = "auto_map" in config
+        why = (
+            "its code is in its own repository, which Baton does not run"
+            if own
+            else "transformers has no causal language model of that name"
+        )
+        raise _refused(architecture, why)
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise _refused(architecture, f"transformers does not read its config.json: {error}") from None
+
+
+def _check_layers(architecture: str, config: Any) -> None:
+    """Attention from each token to those before it, and nothing else that is kept of a sequence."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise _refused(architecture, "it attends to another model's tokens")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if unknown := sorted(kinds - _KNOWN_LAYERS):
+        raise _refused(
+            architecture, f"layers of type {', '.join(unknown)} keep something else than keys and values"
+        )
+    if getattr(config, "attention_chunk_size", None):
+        raise _refused(architecture, "it attends in chunks (attention_chunk_size)")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise _refused(architecture, "layers share keys and values (num_kv_shared_layers)")
+
+
+def _context(architecture: str, config: Any) -> int:
+    """Tokens up to which positions mean the same in any company."""
+    longest = _number(architecture, config, "max_position_embeddings")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    for part in kinds:
+        if part.get("rope_type") in _LENGTH_DEPENDENT:
+            first = part.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            longest = min(longest, int(first or longest))
+    return longest
+
+
+def _number(architecture: str, config: Any, name: str, default: int | None = None) -> int:
+    try:
+        value = getattr(config, name, default)
+    except RuntimeError:  # transformers' word for a size that layers differ in
+        value = "of each layer's own"
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _refused(architecture, f"its configuration says {name} {value!r}, where a number is needed")
+    return value
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+def _count_weights(folder: Path) -> int:
+    """Numbers in the checkpoint's files, by their headers. 0: there are no such files here."""
+    total = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="np") as file:
+                for name in file.keys():  # noqa: SIM118 (not a mapping)
+                    size = 1
+                    for length in file.get_slice(name).get_shape():
+                        size *= length
+                    total += size
+        except (SafetensorError, OSError) as error:
+            raise UnsupportedModel(f"cannot read {path}: {error}") from None
+    return total
+
+
+def _refused(architecture: str, why: str) -> UnsupportedModel:
+    return UnsupportedModel(f"architecture {architecture!r} is not supported: {why}")

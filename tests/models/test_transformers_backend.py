@@ -1,0 +1,257 @@
+"""Architectures that Baton has no code for: through the whole of a disaggregated cluster, with the tokens of transformers."""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from cluster.local import LocalCluster
+from core.config import load
+from core.errors import ConfigError, UnsupportedModel
+from core.types import Request, SamplingParams
+from models.families import read_spec
+from models.registry import choose_weights, load_model
+from tests.models.checkpoints import FAMILIES, Paged, make
+from tests.models.foreign_checkpoints import VOCAB, make_foreign
+
+CPU = torch.device("cpu")
+LENGTH = 64
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH)
+SERVED = (
+    "AfmoeForCausalLM",
+    "ApertusForCausalLM",
+    "ArceeForCausalLM",
+    "AriaTextForCausalLM",
+    "BitNetForCausalLM",
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "Cohere2MoeForCausalLM",
+    "CwmForCausalLM",
+    "Dots1ForCausalLM",
+    "Emu3ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Exaone4ForCausalLM",
+    "ExaoneMoeForCausalLM",
+    "FlexOlmoForCausalLM",
+    "GPTBigCodeForCausalLM",
+    "GPTNeoXForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma3ForCausalLM",
+    "GlmForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+    "GraniteForCausalLM",
+    "GraniteMoeForCausalLM",
+    "HeliumForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "HunYuanMoEV1ForCausalLM",
+    "Jais2ForCausalLM",
+    "MiniCPM3ForCausalLM",
+    "MiniMaxM2ForCausalLM",
+    "MinistralForCausalLM",
+    "Ministral3ForCausalLM",
+    "NanoChatForCausalLM",
+    "NemotronForCausalLM",
+    "OPTForCausalLM",
+    "OlmoForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoeForCausalLM",
+    "PersimmonForCausalLM",
+    "PhiForCausalLM",
+    "Phi3ForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "SolarOpenForCausalLM",
+    "Starcoder2ForCausalLM",
+    "VaultGemmaForCausalLM",
+    "YoutuForCausalLM",
+    "GPT2LMHeadModel",
+)
+
+
+def prompts() -> list[list[int]]:
+    """Every second one begins as the one before it."""
+    rng = random.Random(0)
+    shared = [rng.randrange(2, VOCAB) for _ in range(23)]
+    return [
+        [*shared[:length], *(rng.randrange(2, VOCAB) for _ in range(more))]
+        for length, more in ((23, 14), (18, 5), (0, 40), (23, 2))
+    ]
+
+
+@torch.inference_mode()
+def greedy(reference: Any, prompt: Sequence[int]) -> list[int]:
+    out = reference.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=LENGTH,
+        do_sample=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> list[list[int]]:
+    """All at once, twice: the second time over what the first has left. Prompts go from prefill to decode in chunks."""
+    values = {
+        "model.path": str(folder),
+        "engine.block_size": 4,
+        "engine.num_blocks": 200,
+        "engine.max_batch_tokens": 24,
+        "schedule.local_threshold_tokens": 0,
+    }
+    async with LocalCluster.running(load(None, {}, values | keys)) as cluster:
+        frontend = cluster.frontend
+
+        async def answer(prompt: Sequence[int]) -> list[int]:
+            request = Request(
+                id=frontend.new_request_id(), prompt=tuple(prompt), sampling=SAMPLING, reply_to=frontend.address
+            )  # fmt: skip
+            return [token.token async for token in frontend.generate(request)]
+
+        first, second = [await asyncio.gather(*map(answer, asked)) for _ in range(2)]
+        assert first == second
+        for instance in cluster.instances:
+            instance.check_integrity()
+    return list(first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("architecture", SERVED)
+async def test_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    reference = make_foreign(tmp_path, architecture)
+    want = [greedy(reference, prompt) for prompt in prompts()]
+    assert await served(tmp_path, prompts()) == want
+    assert await served(tmp_path, prompts(), **{"engine.prefix_cache": False}) == want
+
+
+@pytest.mark.parametrize(("quantization", "loss"), [("none", 0.002), ("int8", 0.1)])
+def test_its_products_keep_as_few_bits_as_those_of_batons_own(
+    tmp_path: Path, quantization: str, loss: float
+) -> None:
+    """With matrices large enough to be packed, in a checkpoint of 16 bits."""
+    reference = make_foreign(tmp_path, "ArceeForCausalLM", hidden_size=512, intermediate_size=1024)
+    reference.to(torch.bfloat16).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    weights = choose_weights(spec, "auto", quantization, False, CPU)
+    assert weights == ("int8" if quantization == "int8" else "float16")
+    model = load_model(tmp_path, "float32", CPU, weights=weights)
+    paged = Paged(model, 1, random.Random(0))
+    tokens = list(range(2, 40))
+    found = paged.step([(0, 0, tokens)])[0]
+    exact: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        wanted = exact(torch.tensor([tokens])).logits[0]
+    assert float((found - wanted).norm() / wanted.norm()) < loss
+
+
+async def test_an_architecture_of_batons_own_is_computed_by_transformers_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """One that is fast enough for every run of the tests, with sliding windows."""
+    make(tmp_path, FAMILIES["mistral"](random.Random(1), 1), seed=1)
+    asked = [[token % 61 for token in prompt] for prompt in prompts()]
+    by_both = [
+        await served(tmp_path, asked, **{"model.implementation": whose})
+        for whose in ("baton", "transformers")
+    ]
+    assert by_both[0] == by_both[1]
+    assert read_spec(tmp_path, "transformers").implementation == "transformers"
+    assert read_spec(tmp_path).implementation == "baton"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"architectures": ["NobodysForCausalLM"]}, "transformers has no causal language model of that name"),
+        (
+            {"architectures": ["NobodysForCausalLM"], "auto_map": {"AutoModel": "code.Mine"}},
+            "its code is in its own repository, which Baton does not run",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention keep"),
+        ({"num_key_value_heads": [2, 1]}, r"num_key_value_heads"),
+        ({"attention_chunk_size": 8}, "attends in chunks"),
+    ],
+)
+def test_what_transformers_cannot_do_for_us_is_refused_by_name_before_a_weight_is_read(
+    tmp_path: Path, change: dict[str, Any], why: str
+) -> None:
+    make_foreign(tmp_path, "ArceeForCausalLM")
+    (tmp_path / "model.safetensors").unlink()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UnsupportedModel, match=why):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"decode.tp": 2}, "decode: tp 2 is impossible for ArceeForCausalLM.*one rank"),
+        ({"engine.deterministic": True}, "engine.deterministic is for Baton's own"),
+        ({"model.implementation": "baton"}, "of its own Baton has LlamaForCausalLM"),
+    ],
+)
+async def test_a_configuration_that_such_a_model_cannot_have_is_refused(
+    tmp_path: Path, keys: dict[str, Any], why: str
+) -> None:
+    make_foreign(tmp_path, "ArceeForCausalLM")
+    with pytest.raises(ConfigError, match=why):
+        await served(tmp_path, prompts(), **keys)
+
+
+def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one would that forgot its window: here the window that it says is not the one that it has."""
+    make_foreign(tmp_path, "Cohere2ForCausalLM")
+    load_model(tmp_path, "float32", CPU)
+    from models import transformers_model
+
+    attend = transformers_model._attend
+    monkeypatch.setattr(
+        transformers_model, "_attend", lambda *args, **kw: attend(*args, **{**kw, "sliding_window": 2})
+    )
+    with pytest.raises(UnsupportedModel, match=r"logits are \d+% off"):
+        load_model(tmp_path, "float32", CPU)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    make_foreign(tmp_path, "ArceeForCausalLM")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.down_proj.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"lacks model\.layers\.1\.mlp\.down_proj\.weight"):
+        load_model(tmp_path, "float32", CPU)
+
+
+@pytest.mark.parametrize("kind", ["MambaConfig", "Qwen3NextConfig", "Llama4TextConfig", "Gemma4TextConfig"])
+def test_architectures_that_keep_something_else_are_refused_by_their_configuration(
+    tmp_path: Path, kind: str
+) -> None:
+    config = getattr(transformers, kind)()
+    name = kind.removesuffix("Config").removesuffix("Text") + "ForCausalLM"
+    config.architectures = [name]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=name):
+        read_spec(tmp_path)
+
+
+def test_architectures_that_build_their_attention_in_are_refused(tmp_path: Path) -> None:
+    make_foreign(tmp_path, "BioGptForCausalLM")
+    with pytest.raises(UnsupportedModel, match="has its attention built in"):
+        load_model(tmp_path, "float32", CPU)
