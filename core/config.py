@@ -65,8 +65,8 @@ class EngineConfig(_Frozen):
     """Memory for one instance's KV pool, in bytes, when `num_blocks` is 0. 0: what `memory_utilization` leaves beside weights and
     the largest step; on CPUs half of that, and no more than all sequences at their longest need."""
     memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory that instances may use; on CPUs share of the host's free memory, divided among the instances
-    for which it has processors."""
+    """Share of a GPU's memory that instances may use; on CPUs share of the host's, divided among the ranks for which it has
+    processors, as far as it is free."""
     kv_dtype: Literal["auto", "float8", "int8"] = "auto"
     """What keys and values are stored as; `auto`: what the model computes in. 8 bits come with a scale for each vector."""
     max_batch_tokens: int = Field(default=512, ge=1)

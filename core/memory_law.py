@@ -23,11 +23,25 @@ class DeviceMemory:
     free_bytes: int
     is_host: bool
 
-    def budget_bytes(self, utilization: float, num_sharers: int) -> int:
-        """What one of `num_sharers` ranks may use: of a GPU its share of the whole, of a host its share of what is free."""
+    def budget_bytes(self, utilization: float, sharing: "Sharing") -> int:
+        """What one rank may use: its share of the whole, as far as that is free."""
+        share = int(self.total_bytes * utilization) // sharing.num_ranks
         if self.is_host:
-            return int(self.free_bytes * utilization) // num_sharers
-        return min(int(self.total_bytes * utilization) // num_sharers, self.free_bytes) - GPU_RESERVE_BYTES
+            return min(share, int(self.free_bytes * utilization) // sharing.num_together)
+        return min(share, self.free_bytes) - GPU_RESERVE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Among how many ranks a device's memory is shared evenly."""
+
+    num_ranks: int = 1
+    """This instance's and others'. These may have taken their shares already, or may never start."""
+    num_together: int = 1
+    """This instance's, which start together: what is free is for all of them."""
+
+
+ALONE = Sharing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,33 +57,36 @@ class RankNeeds:
         return self.weight_bytes + self.step_bytes
 
 
-def kv_room(memory: DeviceMemory, needs: RankNeeds, utilization: float, num_sharers: int = 1) -> int:
+def kv_room(memory: DeviceMemory, needs: RankNeeds, utilization: float, sharing: Sharing = ALONE) -> int:
     """Bytes for a pool whose size nobody has said; 0 where the needs alone do not fit."""
-    left = memory.budget_bytes(utilization, num_sharers) - needs.num_bytes
+    left = memory.budget_bytes(utilization, sharing) - needs.num_bytes
     return max(0, int(left * HOST_KV_SHARE) if memory.is_host else left)
 
 
 def check_fit(
-    memory: DeviceMemory, needs: RankNeeds, kv_bytes: int, utilization: float, num_sharers: int = 1
+    memory: DeviceMemory, needs: RankNeeds, kv_bytes: int, utilization: float, sharing: Sharing = ALONE
 ) -> None:
-    """Raises ConfigError, with all numbers, where weights, the largest step and a pool of `kv_bytes` are more than there is."""
-    budget = memory.budget_bytes(1.0 if memory.is_host else utilization, num_sharers)
+    """Raises ConfigError, with all numbers, where weights, the largest step and a pool of `kv_bytes` are more than there is: on a
+    host than what is free, whatever the rank's share of it."""
+    free = memory.free_bytes // sharing.num_together
+    budget = free if memory.is_host else memory.budget_bytes(utilization, sharing)
     if needs.num_bytes + kv_bytes <= budget:
         return
     raise ConfigError(
         f"does not fit {memory.name}: {_gib(needs.weight_bytes)} of weights, {_gib(needs.step_bytes)} for the largest step and "
-        f"{_gib(kv_bytes)} of KV are more than {_gib(budget)}, {_of_what(memory, utilization, num_sharers)}. "
+        f"{_gib(kv_bytes)} of KV are more than {_gib(budget)}, {_of_what(memory, utilization, sharing)}. "
         "Use more tensor-parallel ranks, a larger device or quantised weights"
         + ("; or lower engine.kv_bytes or engine.max_batch_tokens" if kv_bytes else "")
     )
 
 
-def _of_what(memory: DeviceMemory, utilization: float, num_sharers: int) -> str:
-    shared = f" among {num_sharers}" if num_sharers > 1 else ""
+def _of_what(memory: DeviceMemory, utilization: float, sharing: Sharing) -> str:
     if memory.is_host:
-        return f"its free memory{shared}"
+        among = f" among {sharing.num_together} ranks" if sharing.num_together > 1 else ""
+        return f"its free memory{among}"
+    among = f" among {sharing.num_ranks}" if sharing.num_ranks > 1 else ""
     return (
-        f"which is {utilization:g} of its {_gib(memory.total_bytes)}{shared} (engine.memory_utilization) but for "
+        f"which is {utilization:g} of its {_gib(memory.total_bytes)}{among} (engine.memory_utilization) but for "
         f"{_gib(GPU_RESERVE_BYTES)} that CUDA keeps, with {_gib(memory.free_bytes)} free"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.instance.instance_parts import Role
 from core.config import ClusterConfig, ParallelConfig
-from core.memory_law import DeviceMemory
+from core.memory_law import DeviceMemory, Sharing
 from engine.execution.devices import choose_device, host_cpus, host_gpus, host_memory, memory_of
 from engine.execution.pool_size import RankMemory
 from engine.ranks.rank import Spawner
@@ -35,7 +35,8 @@ def memory_of_replica(
     if role == "prefill" or config.transfer.transport not in ("auto", "shm"):
         return found
     # Others write into this pool through /dev/shm, where a container often has little.
-    free = int(shutil.disk_usage(_SHARED_MEMORY).free * config.engine.memory_utilization) // on_host
+    shared, utilization = shutil.disk_usage(_SHARED_MEMORY), config.engine.memory_utilization
+    free = int(min(shared.free, shared.total / on_host) * utilization)
     return RankMemory(
         devices=found.devices,
         num_sharers=found.num_sharers,
@@ -59,12 +60,21 @@ def _found(
 ) -> RankMemory:
     devices = _devices(config, parallel, spawner)
     if all(device.is_host for device in devices):
-        cached = config.engine.host_cache_bytes * num_on_host // parallel.num_ranks
-        left = tuple(replace(device, free_bytes=max(0, device.free_bytes - cached)) for device in devices)
+        # The instance's cache comes out of its part of the free memory, all instances' out of the whole.
+        cached = config.engine.host_cache_bytes
+        all_cached = cached * num_on_host // parallel.num_ranks
+        left = tuple(
+            replace(
+                device,
+                total_bytes=max(0, device.total_bytes - all_cached),
+                free_bytes=max(0, device.free_bytes - cached),
+            )
+            for device in devices
+        )
         return RankMemory(devices=left, num_sharers=num_on_host)
     # A GPU's pool has a copy in host memory.
     host = host_memory()
-    most = host.budget_bytes(config.engine.memory_utilization, num_on_host)
+    most = host.budget_bytes(config.engine.memory_utilization, Sharing(num_on_host))
     return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most)
 
 

@@ -10,7 +10,7 @@ import torch
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
-from core.memory_law import DeviceMemory, RankNeeds, check_fit, kv_room
+from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, kv_room
 from engine.execution.devices import choose_device, host_cores, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
@@ -86,13 +86,17 @@ def size_pool(
     stored = stored_as(spec, dtype, weights, device, engine.deterministic)
     needs = needs_of(spec, engine, mesh, stored, context_tokens=max_context_tokens, num_spare=num_spare)
     found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
+    hosts = memories or (0,) * mesh.size
+    sharing = [Sharing(found.num_sharers, hosts.count(host)) for host in hosts]
     if engine.num_blocks or engine.kv_bytes:
         num_blocks = _asked_blocks(engine, shards, groups, mesh)
     else:
-        num_blocks = _blocks_with_room(engine, shards, needs, found, max_context_tokens)
+        num_blocks = _blocks_with_room(
+            engine, shards, needs, found, sharing=sharing, max_context_tokens=max_context_tokens
+        )
     pools = lay_out(shards, num_blocks, groups, memories)
-    for memory, need, pool in zip(found.devices, needs, pools, strict=True):
-        check_fit(memory, need, pool.num_bytes, engine.memory_utilization, found.num_sharers)
+    for memory, need, pool, shared in zip(found.devices, needs, pools, sharing, strict=True):
+        check_fit(memory, need, pool.num_bytes, engine.memory_utilization, shared)
     _say(spec, role, needs, pools, found, num_blocks * mesh.dp * engine.block_size)
     return PoolSize(
         shard=KVShard.whole(layout),
@@ -129,13 +133,15 @@ def _blocks_with_room(
     shards: Sequence[KVShard],
     needs: Sequence[RankNeeds],
     found: RankMemory,
+    *,
+    sharing: Sequence[Sharing],
     max_context_tokens: int,
 ) -> int:
     """Blocks of each group of ranks, for which the fullest rank has room: two at least, with which `check_fit` then says what is
     missing, and no more than all sequences at their longest need. Mostly they are shorter, and prefixes have the rest."""
     most = max(2, engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size))
-    for shard, need, memory in zip(shards, needs, found.devices, strict=True):
-        room = kv_room(memory, need, engine.memory_utilization, found.num_sharers)
+    for shard, need, memory, shared in zip(shards, needs, found.devices, sharing, strict=True):
+        room = kv_room(memory, need, engine.memory_utilization, shared)
         if found.most_pool_bytes is not None:
             room = min(room, found.most_pool_bytes)
         most = min(most, room // shard.pool_bytes(1))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
-from core.memory_law import GPU_RESERVE_BYTES, DeviceMemory, RankNeeds, check_fit, kv_room
+from core.memory_law import GPU_RESERVE_BYTES, DeviceMemory, RankNeeds, Sharing, check_fit, kv_room
 from engine.execution.devices import host_cores, host_memory
 from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from parallel.mesh import ONE_RANK, Mesh
@@ -51,10 +51,25 @@ def test_ranks_have_equally_many_blocks_and_more_together(tmp_path: Path) -> Non
 
 
 def test_a_host_keeps_half_of_what_is_free_for_others_and_shares_the_rest(tmp_path: Path) -> None:
-    alone = sized(tmp_path, replace(HOST, free_bytes=80 * GIB))
+    host = replace(HOST, total_bytes=100 * GIB, free_bytes=80 * GIB)
+    alone = sized(tmp_path, host)
     left = 72 * GIB - alone.needs[0].num_bytes
     assert left / 2 - 16 * 288 * 1024 < alone.num_bytes <= left / 2
-    assert sized(tmp_path, replace(HOST, free_bytes=80 * GIB), sharers=2).num_bytes < alone.num_bytes / 4
+    both = sized(tmp_path, host, sharers=2)
+    assert both.num_bytes == pytest.approx((45 * GIB - both.needs[0].num_bytes) / 2, rel=0.01)
+
+
+def test_an_instance_that_starts_last_has_its_share_still(tmp_path: Path) -> None:
+    """Three on a host of 144 GiB: two have started and taken weights, steps and pools."""
+    host = replace(HOST, total_bytes=144 * GIB, free_bytes=144 * GIB)
+    first = sized(tmp_path, host, sharers=3)
+    taken = first.needs[0].num_bytes + first.num_bytes
+    last = sized(tmp_path, replace(host, free_bytes=host.free_bytes - 2 * taken), sharers=3)
+    assert last.num_bytes == first.num_bytes
+    # An instance beside them whose pool's size is said needs no more than what is free.
+    sized(tmp_path, replace(host, free_bytes=32 * GIB), sharers=3, kv_bytes=GIB // 2)
+    with pytest.raises(ConfigError, match=r"more than 16\.00 GiB, its free memory among 2 ranks"):
+        sized(tmp_path, replace(host, free_bytes=32 * GIB), Mesh(tp=2), sharers=3, kv_bytes=GIB)
 
 
 def test_memory_beside_the_device_limits_the_pool(tmp_path: Path) -> None:
@@ -100,13 +115,13 @@ def test_what_cannot_fit_is_refused_with_its_numbers(
     ),
     needs=st.builds(RankNeeds, weight_bytes=st.integers(0, 1 << 38), step_bytes=st.integers(0, 1 << 36)),
     utilization=st.floats(0.05, 1),
-    sharers=st.integers(1, 8),
+    sharing=st.builds(Sharing, st.integers(1, 8), st.integers(1, 8)),
 )
 def test_a_pool_that_the_law_has_sized_always_fits(
-    memory: DeviceMemory, needs: RankNeeds, utilization: float, sharers: int
+    memory: DeviceMemory, needs: RankNeeds, utilization: float, sharing: Sharing
 ) -> None:
-    if room := kv_room(memory, needs, utilization, sharers):
-        check_fit(memory, needs, room, utilization, sharers)
+    if room := kv_room(memory, needs, utilization, sharing):
+        check_fit(memory, needs, room, utilization, sharing)
 
 
 def test_ranks_share_the_physical_cores_that_they_may_use(
