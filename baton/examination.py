@@ -8,6 +8,7 @@ import ray
 import torch
 import typer
 
+from cluster.deploy.ray_loopback import is_on_loopback, keep_ray_to_loopback
 from cluster.instance.instance_parts import Role
 from cluster.preflight.collective_check import LocalNode, check_fabric
 from cluster.preflight.findings import Finding
@@ -40,6 +41,8 @@ async def examine(
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
         host = check_host(here.name, all_kv_bytes(config), config.model.path)
         return [*host, *check_memory(here.name, config, roles), *fabric]
+    if is_on_loopback(ray_address):
+        keep_ray_to_loopback()
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         nodes = living_nodes()

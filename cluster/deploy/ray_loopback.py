@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 from ray.serve._private import replica
 
 
@@ -15,6 +15,14 @@ def keep_ray_to_loopback() -> None:
     when it is imported: that has happened here already, and is still to happen in its processes."""
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
+
+
+def is_on_loopback(ray_address: str) -> bool:
+    """Does a running Ray (`auto`: the one of this host) listen there alone, as one that `baton serve` has started? A process that
+    joins it must call `keep_ray_to_loopback` first: else it looks for Ray at the host's address in the network."""
+    found = services.find_gcs_addresses() if ray_address == "auto" else {ray_address}
+    hosts = {address.rpartition(":")[0] for address in found}
+    return bool(hosts) and hosts <= {"127.0.0.1", "localhost", "::1", "[::1]"}
 
 
 def keep_replica_to_loopback() -> None:
