@@ -21,7 +21,7 @@ from tests.models.checkpoints import FAMILIES, Paged, make
 from tests.models.foreign_checkpoints import VOCAB, make_foreign
 
 CPU = torch.device("cpu")
-LENGTH = 64
+LENGTH, TIE = 64, 1e-4
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH)
 SERVED = (
     "AfmoeForCausalLM",
@@ -100,6 +100,14 @@ def greedy(reference: Any, prompt: Sequence[int]) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
+@torch.inference_mode()
+def tied(reference: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> bool:
+    """Are the first tokens that differ equally likely but for rounding, which differs between processors?"""
+    at = next(i for i, (own, other) in enumerate(zip(ours, theirs, strict=True)) if own != other)
+    logits = reference(torch.tensor([[*prompt, *theirs[:at]]])).logits[0, -1]
+    return float(logits[theirs[at]] - logits[ours[at]]) < TIE
+
+
 async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> list[list[int]]:
     """All at once, twice: the second time over what the first has left. Prompts go from prefill to decode in chunks."""
     values = {
@@ -131,8 +139,10 @@ async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> l
 async def test_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     reference = make_foreign(tmp_path, architecture)
     want = [greedy(reference, prompt) for prompt in prompts()]
-    assert await served(tmp_path, prompts()) == want
-    assert await served(tmp_path, prompts(), **{"engine.prefix_cache": False}) == want
+    for keys in ({}, {"engine.prefix_cache": False}):
+        found = await served(tmp_path, prompts(), **keys)
+        for prompt, ours, theirs in zip(prompts(), found, want, strict=True):
+            assert ours == theirs or tied(reference, prompt, ours, theirs)
 
 
 @pytest.mark.parametrize(("quantization", "loss"), [("none", 0.002), ("int8", 0.1)])
