@@ -9,13 +9,13 @@ import torch
 import typer
 
 from cluster.deploy.ray_loopback import is_on_loopback, keep_ray_to_loopback
-from cluster.instance.instance_parts import Role
 from cluster.preflight.collective_check import LocalNode, check_fabric
 from cluster.preflight.findings import Finding
 from cluster.preflight.memory_check import check_memory
 from cluster.preflight.node_checks import check_host
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config import ClusterConfig
+from core.pools import PoolName
 
 
 def backend_for(wanted: str) -> str:
@@ -33,14 +33,14 @@ async def examine(
     mib: int,
     expected_bytes_per_s: float,
     *,
-    roles: Sequence[Role] = (),
+    pools: Sequence[PoolName] = (),
 ) -> list[Finding]:
-    """`roles`: of which pools this node is asked whether an instance fits. A Ray cluster's nodes are asked by what they hold."""
+    """`pools`: this node is asked whether an instance of each fits. A Ray cluster's nodes are asked by what they could hold."""
     if not ray_address:
         here = LocalNode()
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
         host = check_host(here.name, all_kv_bytes(config), config.model.path)
-        return [*host, *check_memory(here.name, config, roles), *fabric]
+        return [*host, *check_memory(here.name, config, pools), *fabric]
     if is_on_loopback(ray_address):
         keep_ray_to_loopback()
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)

@@ -24,7 +24,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.report import parser, write
+from benchmarks.report import least_in_turns, parser, show_steps, write
 from core.config import ClusterConfig, EngineConfig, ModelConfig
 from engine.execution.step_meter import PromptPiece, StepMeter
 from kernels.torch.prepacked import WeightFormat
@@ -86,11 +86,7 @@ def step_times(folder: Path, threads: int, rounds: int) -> dict[str, dict[str, f
         engine = EngineConfig(num_threads=threads, kv_bytes=256 << 20, device="cpu", max_batch_tokens=1024)
         with kept(way):
             meters[way] = StepMeter(ClusterConfig(model=model, engine=engine), folder)
-    found = {step: dict.fromkeys(WAYS, float("inf")) for step in STEPS}
-    for _ in range(rounds + 1):
-        for step, pieces in STEPS.items():
-            for way, meter in meters.items():
-                found[step][way] = min(found[step][way], 1e3 * meter.measure(pieces))
+    found = least_in_turns(STEPS, {way: meter.measure for way, meter in meters.items()}, rounds)
     for meter in meters.values():
         meter.close()
     return found
@@ -130,9 +126,7 @@ def main() -> None:
         for step, by_way in times.items()
     }
     loss = losses(512 if args.smoke else 4096)
-    for step, by_way in times.items():
-        ways = "   ".join(f"{way} {ms:8.1f} ms ({ratios[step][way]:.2f}x)" for way, ms in by_way.items())
-        print(f"{step:12} {ways}")
+    show_steps(times, ratios, "x")
     print("loss         " + "   ".join(f"{way} {nats:.4f}" for way, nats in loss.items()))
     content = {
         "prediction": PREDICTION,

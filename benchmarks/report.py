@@ -2,10 +2,13 @@
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from baton.bench.bench_report import machine
+
+P = TypeVar("P")
 
 
 def parser(text: str | None, must_write: bool = False) -> argparse.ArgumentParser:
@@ -16,6 +19,28 @@ def parser(text: str | None, must_write: bool = False) -> argparse.ArgumentParse
         "--smoke", action="store_true", help="sizes that take seconds: shows that it runs, measures nothing"
     )
     return made
+
+
+def least_in_turns(
+    steps: Mapping[str, P], measures: Mapping[str, Callable[[P], float]], num_rounds: int
+) -> dict[str, dict[str, float]]:
+    """{step: {way: milliseconds}}: the least that each way (step -> seconds) has taken, of `num_rounds` rounds and one more in
+    which all ways take turns, since others share the machine."""
+    found = {name: dict.fromkeys(measures, float("inf")) for name in steps}
+    for _ in range(num_rounds + 1):
+        for name, step in steps.items():
+            for way, measure in measures.items():
+                found[name][way] = min(found[name][way], 1e3 * measure(step))
+    return found
+
+
+def show_steps(
+    times: Mapping[str, Mapping[str, float]], ratios: Mapping[str, Mapping[str, float]], unit: str = ""
+) -> None:
+    """A line for each step: each way's milliseconds, and its ratio, which `unit` follows."""
+    for step, by_way in times.items():
+        ways = "   ".join(f"{way} {ms:8.1f} ms ({ratios[step][way]:.2f}{unit})" for way, ms in by_way.items())
+        print(f"{step:12} {ways}")
 
 
 def write(path: Path | None, command: str, content: dict[str, Any]) -> None:

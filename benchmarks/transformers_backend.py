@@ -12,7 +12,6 @@ rounds counts."""
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.cpu_weights import STEPS, make_model
-from benchmarks.report import parser, write
+from benchmarks.report import least_in_turns, parser, show_steps, write
 from core.config import ClusterConfig, EngineConfig, ModelConfig
 from engine.execution.step_meter import PromptPiece, StepMeter
 
@@ -67,15 +66,8 @@ def step_times(folder: Path, threads: int, rounds: int) -> dict[str, dict[str, f
     meters = {
         way: StepMeter(ClusterConfig(model=model, engine=engine), folder) for way, model in WAYS.items()
     }
-    measures: dict[str, Callable[[list[PromptPiece]], float]] = {
-        way: meter.measure for way, meter in meters.items()
-    }
-    measures[PEER] = Peer(folder).measure
-    found = {step: dict.fromkeys(measures, float("inf")) for step in STEPS}
-    for _ in range(rounds + 1):
-        for step, pieces in STEPS.items():
-            for way, measure in measures.items():
-                found[step][way] = min(found[step][way], 1e3 * measure(pieces))
+    measures = {**{way: meter.measure for way, meter in meters.items()}, PEER: Peer(folder).measure}
+    found = least_in_turns(STEPS, measures, rounds)
     for meter in meters.values():
         meter.close()
     return found
@@ -93,9 +85,7 @@ def main() -> None:
         step: {way: round(ms / by_way[PEER], 2) for way, ms in by_way.items()}
         for step, by_way in times.items()
     }
-    for step, by_way in times.items():
-        ways = "   ".join(f"{way} {ms:8.1f} ms ({shares[step][way]:.2f})" for way, ms in by_way.items())
-        print(f"{step:12} {ways}")
+    show_steps(times, shares)
     content = {
         "prediction": PREDICTION,
         "threads": args.threads,

@@ -11,24 +11,6 @@ GPU_RESERVE_BYTES = 2 << 30
 asked yet."""
 HOST_KV_SHARE = 0.5
 """The share that a pool takes of the host memory that is left for it. The other half is the page cache's."""
-_GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceMemory:
-    """One GPU's memory, or a host's."""
-
-    name: str
-    total_bytes: int
-    free_bytes: int
-    is_host: bool
-
-    def budget_bytes(self, utilization: float, sharing: "Sharing") -> int:
-        """What one rank may use: its share of the whole, as far as that is free."""
-        share = int(self.total_bytes * utilization) // sharing.num_ranks
-        if self.is_host:
-            return min(share, int(self.free_bytes * utilization) // sharing.num_together)
-        return min(share, self.free_bytes) - GPU_RESERVE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +24,23 @@ class Sharing:
 
 
 ALONE = Sharing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """One GPU's memory, or a host's."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    is_host: bool
+
+    def budget_bytes(self, utilization: float, sharing: Sharing) -> int:
+        """What one rank may use: its share of the whole, as far as that is free."""
+        share = int(self.total_bytes * utilization) // sharing.num_ranks
+        if self.is_host:
+            return min(share, int(self.free_bytes * utilization) // sharing.num_together)
+        return min(share, self.free_bytes) - GPU_RESERVE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,8 @@ def check_fit(
     if needs.num_bytes + kv_bytes <= budget:
         return
     raise ConfigError(
-        f"does not fit {memory.name}: {_gib(needs.weight_bytes)} of weights, {_gib(needs.step_bytes)} for the largest step and "
-        f"{_gib(kv_bytes)} of KV are more than {_gib(budget)}, {_of_what(memory, utilization, sharing)}. "
+        f"does not fit {memory.name}: {gib(needs.weight_bytes)} of weights, {gib(needs.step_bytes)} for the largest step and "
+        f"{gib(kv_bytes)} of KV are more than {gib(budget)}, {_of_what(memory, utilization, sharing)}. "
         "Use more tensor-parallel ranks, a larger device or quantised weights"
         + ("; or lower engine.kv_bytes or engine.max_batch_tokens" if kv_bytes else "")
     )
@@ -86,10 +85,11 @@ def _of_what(memory: DeviceMemory, utilization: float, sharing: Sharing) -> str:
         return f"its free memory{among}"
     among = f" among {sharing.num_ranks}" if sharing.num_ranks > 1 else ""
     return (
-        f"which is {utilization:g} of its {_gib(memory.total_bytes)}{among} (engine.memory_utilization) but for "
-        f"{_gib(GPU_RESERVE_BYTES)} that CUDA keeps, with {_gib(memory.free_bytes)} free"
+        f"which is {utilization:g} of its {gib(memory.total_bytes)}{among} (engine.memory_utilization) but for "
+        f"{gib(GPU_RESERVE_BYTES)} that CUDA keeps, with {gib(memory.free_bytes)} free"
     )
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"
+def gib(num_bytes: int) -> str:
+    """For people."""
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -7,6 +7,8 @@ from core.errors import UnsupportedModel
 from models.spec import Activation, ModelSpec, rope_spec
 
 Config = Mapping[str, Any]
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+"""Those of `layer_types` in which a layer keeps keys and values, and nothing else."""
 
 
 def common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
@@ -30,10 +32,15 @@ def common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
         max_context_tokens=count(config, "max_position_embeddings"),
         rope=rope_spec(config),
         tied=bool(config.get("tie_word_embeddings", False)),
-        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        dtype=stored_dtype(config),
         activation=activation(config.get(activation_key, "silu")),
         windows=(0,) * num_layers,
     )
+
+
+def stored_dtype(config: Config) -> str:
+    """The checkpoint's. Transformers 5 has another name for it than those before."""
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
 def count(config: Config, key: str) -> int:
@@ -55,7 +62,7 @@ def windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Layer by layer, from `layer_types` where the config has them."""
     num_layers, window = count(config, "num_hidden_layers"), int(config.get("sliding_window") or 0)
     kinds = config.get("layer_types")
-    if kinds and (unknown := set(kinds) - {"full_attention", "sliding_attention"}):
+    if kinds and (unknown := set(kinds) - LAYER_TYPES):
         raise UnsupportedModel(
             f"layer type {sorted(unknown)[0]!r} is not supported (full_attention and sliding_attention are)"
         )

@@ -85,11 +85,7 @@ class Model:
         meta: AttentionMeta,
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """tokens (T,), or a former stage's hidden (T, hidden_size), which may be overwritten; positions (T,) -> hidden
-        (T, hidden_size), for the next stage or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for each of
-        `layers`.
-
-        `on_layer(l)`, l being the model's index, is called as soon as layer l's KV is all in `kv`."""
+        """`models.causal_model.CausalModel.forward`."""
         if self._embedding is not None:
             x = self._collectives.embed(x, self._embedding)
             if self.spec.embedding_scale != 1.0:

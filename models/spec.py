@@ -121,8 +121,6 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     implementation: Literal["baton", "transformers"] = "baton"
     """Whose code computes the layers."""
-    num_weights: int = 0
-    """Numbers in the checkpoint's files; 0: they follow from the sizes above."""
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
 

@@ -43,9 +43,9 @@ class _Step:
     ops: Ops
     head_dim: int
     layers: list[int] = field(default_factory=list[int])
-    """Those that have asked for attention, in order."""
+    """Indices of the layers that have asked for attention so far, in the order in which they did."""
     has_windows: bool = False
-    """Some of them for a sliding window."""
+    """A layer has asked for a sliding window."""
 
 
 _STEP: contextvars.ContextVar[_Step] = contextvars.ContextVar("step")
@@ -315,8 +315,8 @@ def _attend(
     value_dim = value.shape[-1]
     stored = nn.functional.pad(value, (0, head_dim - value_dim)) if value_dim < head_dim else value
     rows = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, stored)], -1)
-    cos = rows.new_ones(num_tokens, head_dim)
-    queries = step.ops.rope_write_kv(rows, cos, torch.zeros_like(cos), None, kv_layer, step.meta)
+    cos, sin = _no_rotation(step.meta, rows, head_dim)
+    queries = step.ops.rope_write_kv(rows, cos, sin, None, kv_layer, step.meta)
     if step.on_layer is not None:
         step.on_layer(layer)
     scale = head_dim**-0.5 if scaling is None else scaling
@@ -325,3 +325,12 @@ def _attend(
         queries, kv_layer, step.meta, scale, sliding_window or 0, softcap or 0.0, sinks
     )
     return out.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
+
+
+def _no_rotation(meta: AttentionMeta, like: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, head_dim), the same in all layers."""
+    key = ("no rotation", like.dtype)
+    if key not in meta.cache:
+        shape = (len(like), head_dim)
+        meta.cache[key] = like.new_ones(shape), like.new_zeros(shape)
+    return meta.cache[key]

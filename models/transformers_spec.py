@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from core.errors import UnsupportedModel
+from models.config_fields import LAYER_TYPES, stored_dtype
 from models.spec import ModelSpec, RopeSpec
 
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 _LENGTH_DEPENDENT = ("longrope", "dynamic")
 """Ways to rotate in which every position changes once a sequence is longer than the model was first made for."""
 
@@ -48,10 +46,9 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         max_context_tokens=_context(architecture, found),
         rope=RopeSpec("default", 0.0),
         tied=bool(getattr(found, "tie_word_embeddings", False)),
-        dtype=_dtype(config),
+        dtype=stored_dtype(config),
         windows=(0,) * _number(architecture, found, "num_hidden_layers"),
         implementation="transformers",
-        num_weights=_count_weights(folder),
     )
 
 
@@ -81,7 +78,7 @@ def _check_layers(architecture: str, config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise _refused(architecture, "it attends to another model's tokens")
     kinds = set(getattr(config, "layer_types", None) or ())
-    if unknown := sorted(kinds - _KNOWN_LAYERS):
+    if unknown := sorted(kinds - LAYER_TYPES):
         raise _refused(
             architecture, f"layers of type {', '.join(unknown)} keep something else than keys and values"
         )
@@ -115,26 +112,6 @@ def _number(architecture: str, config: Any, name: str, default: int | None = Non
     if isinstance(value, bool) or not isinstance(value, int):
         raise _refused(architecture, f"its configuration says {name} {value!r}, where a number is needed")
     return value
-
-
-def _dtype(config: Mapping[str, Any]) -> str:
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-
-
-def _count_weights(folder: Path) -> int:
-    """Numbers in the checkpoint's files, by their headers. 0: there are no such files here."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="np") as file:
-                for name in file.keys():  # noqa: SIM118 (not a mapping)
-                    size = 1
-                    for length in file.get_slice(name).get_shape():
-                        size *= length
-                    total += size
-        except (SafetensorError, OSError) as error:
-            raise UnsupportedModel(f"cannot read {path}: {error}") from None
-    return total
 
 
 def _refused(architecture: str, why: str) -> UnsupportedModel:

@@ -5,6 +5,7 @@ A tensor that nobody asks for, or that is missing, is an error that names it."""
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,12 @@ def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
         return stored[chosen]
     parts = [_read(stored, cut, (*chosen, run)) for run in cut[len(chosen)]]
     return parts[0] if len(parts) == 1 else torch.cat(parts, len(chosen))
+
+
+def count_weights(folder: Path) -> int:
+    """Numbers in a checkpoint's files, by their headers. Raises ConfigError."""
+    files = map(_open, _files(folder))
+    return sum(prod(file.get_slice(name).get_shape()) for file in files for name in file.keys())  # noqa: SIM118
 
 
 def _open(path: Path) -> Any:

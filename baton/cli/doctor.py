@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from baton.cli.yaml_file import read_yaml
-from cluster.instance.instance_parts import Role
 from cluster.preflight.findings import Finding, Verdict
 from core.config import load
+from core.pools import PoolName
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 
@@ -68,8 +68,8 @@ def doctor(
                 )
             )
         else:
-            roles: Sequence[Role] = ("prefill", "decode") if config else ()
-            findings = asyncio.run(examine(settings, ray_address, chosen, mib, expected, roles=roles))
+            pools: Sequence[PoolName] = ("prefill", "decode") if config else ()
+            findings = asyncio.run(examine(settings, ray_address, chosen, mib, expected, pools=pools))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:

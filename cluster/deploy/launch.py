@@ -22,6 +22,7 @@ from cluster.deploy.rank_bundles import no_room
 from cluster.deploy.serve_app import ENVIRONMENT, build_application
 from core.config import ClusterConfig
 from core.errors import ConfigError
+from core.pools import pools_of
 
 _APP = "baton"
 _READY_TIMEOUT_S = 300.0
@@ -151,8 +152,7 @@ def _offered_gpus(config: ClusterConfig) -> int:
         return 0
     import torch  # noqa: PLC0415 (seconds, which only a cluster on GPUs needs to spend here)
 
-    pools = ((config.prefill_instances, config.prefill), (config.decode_instances, config.decode))
-    num_ranks = sum(num_instances * pool.num_ranks for num_instances, pool in pools)
+    num_ranks = sum(pool.num_ranks for pool in pools_of(config))
     num_gpus = torch.cuda.device_count()
     if num_gpus < num_ranks:
         raise ConfigError(

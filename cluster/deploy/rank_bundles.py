@@ -5,10 +5,11 @@ nothing beside them. All bundles are there, or the instance is not started."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from core.config import ClusterConfig, ParallelConfig
 from core.errors import ConfigError
+from core.pools import PoolName, pools_of
 
 _GRAIN = 10_000
 """Ray counts in ten thousandths."""
@@ -38,32 +39,27 @@ def strategy_of(pool: ParallelConfig) -> str:
 
 def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
     """Which instance nodes could never hold, of nodes by their resources in all; empty: there is none."""
-    pools = (
-        ("prefill", config.prefill_instances, config.prefill),
-        ("decode", config.decode_instances, config.decode),
-    )
-    for role, num_instances, pool in pools:
-        bundles = bundles_of(config, pool)
+    for pool in pools_of(config):
+        parallel = pool.parallel
+        bundles = bundles_of(config, parallel)
         room = sorted((_num_bundles(node, bundles[0]) for node in nodes), reverse=True)
-        if num_instances and sum(room[: pool.hosts]) < len(bundles):
+        if pool.num_instances and sum(room[: parallel.hosts]) < len(bundles):
             asked = ", ".join(f"{amount * len(bundles):g} {name}" for name, amount in bundles[0].items())
             where = (
                 "one host, and no node has"
-                if pool.hosts == 1
-                else f"{pool.hosts} hosts, and so many nodes have no"
+                if parallel.hosts == 1
+                else f"{parallel.hosts} hosts, and so many nodes have no"
             )
-            return f"{role}: an instance of {pool.num_ranks} ranks must be on {where} {asked}"
+            return f"{pool.name}: an instance of {parallel.num_ranks} ranks must be on {where} {asked}"
     return ""
 
 
-def pools_on(config: ClusterConfig, node: Mapping[str, float]) -> tuple[Literal["prefill", "decode"], ...]:
+def pools_on(config: ClusterConfig, node: Mapping[str, float]) -> tuple[PoolName, ...]:
     """The pools that have instances, one of which, or a part of one, a node with these resources in all could hold."""
-    pools: tuple[tuple[Literal["prefill", "decode"], int, ParallelConfig], ...] = (
-        ("prefill", config.prefill_instances, config.prefill),
-        ("decode", config.decode_instances, config.decode),
-    )
     return tuple(
-        name for name, count, pool in pools if count and _num_bundles(node, bundles_of(config, pool)[0])
+        pool.name
+        for pool in pools_of(config)
+        if pool.num_instances and _num_bundles(node, bundles_of(config, pool.parallel)[0])
     )
 
 

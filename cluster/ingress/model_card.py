@@ -5,6 +5,7 @@ from pathlib import Path
 
 from core.config import ClusterConfig
 from core.errors import ConfigError
+from core.pools import pools_of
 from engine.execution.model_dims import check_mesh, mesh_of
 from models.families import read_spec
 from models.hub import resolve
@@ -37,8 +38,8 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         raise ConfigError(
             f"model.max_context_tokens is {limit}, but {path} was made for {spec.max_context_tokens}"
         )
-    for role, parallel in (("prefill", config.prefill), ("decode", config.decode)):
-        check_mesh(spec, mesh_of(parallel), role, parallel.ep_redundant_experts)
+    for pool in pools_of(config):
+        check_mesh(spec, mesh_of(pool.parallel), pool.name, pool.parallel.ep_redundant_experts)
     pooling = _pooling(config, folder)
     return ModelCard(
         name=config.model.name or _default_name(path),

@@ -7,6 +7,7 @@ from pathlib import Path
 from cluster.instance.instance_parts import Role
 from core.config import ClusterConfig, ParallelConfig
 from core.memory_law import DeviceMemory, Sharing
+from core.pools import pools_of
 from engine.execution.devices import choose_device, host_cpus, host_gpus, host_memory, memory_of
 from engine.execution.pool_size import RankMemory
 from engine.ranks.rank import Spawner
@@ -16,7 +17,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: Spawner | None) -> RankMemory:
     """All instances of the configuration are in this process, on the same devices."""
-    num_ranks = _num_ranks(config)
+    num_ranks = sum(pool.num_ranks for pool in pools_of(config))
     return _found(config, parallel, spawner, num_on_host=num_ranks, num_in_process=num_ranks)
 
 
@@ -25,29 +26,23 @@ def memory_of_replica(
 ) -> RankMemory:
     """The instance has its process, and its GPUs, for itself. Of the others as many may be beside it as the host has processors
     and GPUs for."""
-    hosts = (
-        spawner.memories if spawner and spawner.memories else (0,) * -(-parallel.num_ranks // parallel.hosts)
-    )
-    own = max(hosts.count(host) for host in hosts)
-    with_room = min(_num_ranks(config), int(host_cpus() / config.cpus_per_instance), host_gpus() or 1 << 20)
-    on_host = max(own, with_room)
+    memories = spawner.memories if spawner else ()
+    own = max(map(memories.count, memories)) if memories else -(-parallel.num_ranks // parallel.hosts)
+    with_room = [
+        sum(pool.num_ranks for pool in pools_of(config)),
+        int(host_cpus() / config.cpus_per_instance),
+    ]
+    if num_gpus := host_gpus():
+        with_room.append(num_gpus)
+    on_host = max(own, min(with_room))
     found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1)
     if role == "prefill" or config.transfer.transport not in ("auto", "shm"):
         return found
     # Others write into this pool through /dev/shm, where a container often has little.
     shared, utilization = shutil.disk_usage(_SHARED_MEMORY), config.engine.memory_utilization
     free = int(min(shared.free, shared.total / on_host) * utilization)
-    return RankMemory(
-        devices=found.devices,
-        num_sharers=found.num_sharers,
-        most_pool_bytes=free if found.most_pool_bytes is None else min(free, found.most_pool_bytes),
-    )
-
-
-def _num_ranks(config: ClusterConfig) -> int:
-    """All ranks of all instances, as the configuration begins."""
-    prefill = config.prefill_instances * config.prefill.num_ranks
-    return max(1, prefill + config.decode_instances * config.decode.num_ranks)
+    limit = found.most_pool_bytes
+    return replace(found, most_pool_bytes=free if limit is None else min(free, limit))
 
 
 def _found(

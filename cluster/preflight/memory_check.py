@@ -3,30 +3,32 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster.instance.instance_parts import Role
 from cluster.instance.rank_memory import memory_of_replica
 from cluster.preflight.findings import Finding, Verdict
-from core.config import ClusterConfig
+from core.config import ClusterConfig, ParallelConfig
 from core.errors import ConfigError
+from core.pools import PoolName, pools_of
 from engine.execution.model_dims import mesh_of
-from engine.execution.pool_size import PoolSize, size_pool
+from engine.execution.pool_size import size_pool
 from models.hub import folder_of
 
 
-def check_memory(where: str, config: ClusterConfig, roles: Sequence[Role]) -> Iterator[Finding]:
+def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -> Iterator[Finding]:
     """One finding for each of these pools; none where the model's folder is not on this node."""
     try:
         folder = folder_of(config.model.path)
     except ConfigError:
         return  # another check says so
-    for role in roles if folder else ():
-        assert folder is not None
-        yield _check_pool(where, config, folder, role)
+    if folder is None:
+        return
+    for pool in pools_of(config):
+        if pool.name in names:
+            yield _check_pool(where, config, folder, pool.name, pool.parallel)
 
 
-def _check_pool(where: str, config: ClusterConfig, folder: Path, role: Role) -> Finding:
-    name = "prefill" if role == "prefill" else "decode"
-    parallel = config.prefill if name == "prefill" else config.decode
+def _check_pool(
+    where: str, config: ClusterConfig, folder: Path, name: PoolName, parallel: ParallelConfig
+) -> Finding:
     try:
         size = size_pool(
             folder,
@@ -35,7 +37,7 @@ def _check_pool(where: str, config: ClusterConfig, folder: Path, role: Role) -> 
             mesh_of(parallel),
             role=name,
             num_spare=parallel.ep_redundant_experts,
-            found=memory_of_replica(config, role, parallel, None),
+            found=memory_of_replica(config, name, parallel, None),
         )
     except ConfigError as error:
         return Finding(
@@ -46,13 +48,4 @@ def _check_pool(where: str, config: ClusterConfig, folder: Path, role: Role) -> 
             expected="room for weights, the largest step and some KV",
             fix="see what is measured",
         )
-    return Finding(where=where, check=f"memory for {name}", verdict=Verdict.OK, measured=_said(size, config))
-
-
-def _said(size: PoolSize, config: ClusterConfig) -> str:
-    pool, needs = size.pools[0], size.needs[0]
-    tokens = size.num_blocks * config.engine.block_size
-    return (
-        f"{tokens:,} tokens of KV: a rank has {pool.num_bytes / 2**30:.2f} GiB beside {needs.weight_bytes / 2**30:.2f} GiB of "
-        f"weights and {needs.step_bytes / 2**30:.2f} GiB for the largest step"
-    )
+    return Finding(where=where, check=f"memory for {name}", verdict=Verdict.OK, measured=size.summary())

@@ -12,12 +12,12 @@ import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.deploy.rank_bundles import most_kv_bytes, no_room, pools_on
-from cluster.instance.instance_parts import Role
 from cluster.preflight.collective_check import run_rank_here
 from cluster.preflight.findings import Finding, Verdict, judge_clock
 from cluster.preflight.memory_check import check_memory
 from cluster.preflight.node_checks import check_host
 from core.config import ClusterConfig
+from core.pools import PoolName
 
 _START_S = 60.0
 _PINGS = 5
@@ -39,9 +39,9 @@ class _Probe:
         return time.time()
 
     async def check_host(
-        self, where: str, config: ClusterConfig, kv_bytes: int, roles: Sequence[Role]
+        self, where: str, config: ClusterConfig, kv_bytes: int, pools: Sequence[PoolName]
     ) -> list[Finding]:
-        return [*check_host(where, kv_bytes, config.model.path), *check_memory(where, config, roles)]
+        return [*check_host(where, kv_bytes, config.model.path), *check_memory(where, config, pools)]
 
 
 class RayNode:
@@ -61,9 +61,9 @@ class RayNode:
         return await self._probe.run_rank.remote(rank, world, address, backend, mib)
 
     async def check_host(self, config: ClusterConfig) -> list[Finding]:
-        kv_bytes, roles = most_kv_bytes(config, self.resources), pools_on(config, self.resources)
+        kv_bytes, pools = most_kv_bytes(config, self.resources), pools_on(config, self.resources)
         async with asyncio.timeout(_START_S):
-            return await self._probe.check_host.remote(self.name, config, kv_bytes, roles)
+            return await self._probe.check_host.remote(self.name, config, kv_bytes, pools)
 
     async def check_clock(self) -> Finding:
         """Compare clocks by the shortest of several round trips: the answer was made somewhere in its middle."""

@@ -15,7 +15,6 @@ from parallel.mesh import Mesh
 from parallel.plans import ModelShare, even_part, part_of
 
 _FLOAT, _DOUBLE = 4, 8
-_ROUTER_BYTES = _FLOAT
 _MXFP4_BYTES = 0.5 + 1 / 32
 """Four bits, and an exponent of a byte for each 32 numbers."""
 _TILE_TOKENS = 128
@@ -32,11 +31,7 @@ class Stored:
     other: int
     """The embedding, activations and biases: what the model computes in."""
     on_cpu: bool
-
-    @property
-    def packs_head(self) -> bool:
-        """A head that is tied to the embedding is kept a second time."""
-        return self.on_cpu
+    """Matrices are packed: a head that is tied to the embedding is kept beside it."""
 
 
 def stored_as(
@@ -67,27 +62,33 @@ def needs_of(
     *,
     context_tokens: int,
     num_spare: int = 0,
+    num_weights: int = 0,
 ) -> list[RankNeeds]:
-    """For each rank. `context_tokens`: of the longest sequence; `num_spare`: as in `parallel.plans.check`."""
+    """For each rank. `context_tokens`: of the longest sequence; `num_spare`: as in `parallel.plans.check`; `num_weights`: of a
+    model on one rank whose layers its description does not tell."""
     dims = dims_of(spec)
     shares = [part_of(dims, mesh, rank) for rank in range(mesh.size)]
     return [
         RankNeeds(
-            weight_bytes=_weight_bytes(spec, mesh, rank, share, stored, num_spare),
+            weight_bytes=_counted_bytes(spec, num_weights, stored)
+            if num_weights
+            else _weight_bytes(spec, mesh, rank, share, stored, num_spare),
             step_bytes=_step_bytes(spec, engine, mesh, share, stored, context_tokens),
         )
         for rank, share in enumerate(shares)
     ]
 
 
+def _counted_bytes(spec: ModelSpec, num_weights: int, stored: Stored) -> int:
+    """As though all but the embedding were matrices. A head that is tied to it is packed beside it."""
+    table = spec.vocab_size * spec.hidden_size
+    rest = num_weights - table * (1 if spec.tied else 2)
+    return int(rest * stored.matrix + table * (stored.other + stored.matrix))
+
+
 def _weight_bytes(
     spec: ModelSpec, mesh: Mesh, rank: int, share: ModelShare, stored: Stored, num_spare: int
 ) -> int:
-    if spec.num_weights:
-        # Mostly matrices; what is packed beside its embedding is the head.
-        table = spec.vocab_size * spec.hidden_size
-        rest = spec.num_weights - table * (1 if spec.tied else 2)
-        return int(rest * stored.matrix + table * (stored.other + stored.matrix))
     total = 0.0
     for layer in range(*share.layers):
         total += attention_weights(spec, _size(share.heads), _size(share.kv_heads)) * stored.matrix
@@ -95,9 +96,9 @@ def _weight_bytes(
     table = _size(share.vocab) * spec.hidden_size
     is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
     total += table * stored.other * is_first
-    if is_last and not (spec.tied and is_first and not stored.packs_head):
+    shares_head = spec.tied and is_first and not stored.on_cpu
+    if is_last and not shares_head:
         total += table * stored.matrix
-        # A stage that ties its head to an embedding it has no other use for keeps the head alone.
     return int(total)
 
 
@@ -110,7 +111,7 @@ def _feed_forward_bytes(
     slots = (moe.num_experts + num_spare) / mesh.num_expert_ranks
     width = _size(even_part(moe.intermediate_size, mesh.tp, tp))
     shared = _size(even_part(moe.shared_size, mesh.tp, tp)) if moe.shared_size else 0
-    router = hidden * moe.num_experts * _ROUTER_BYTES
+    router = hidden * moe.num_experts * _FLOAT
     return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + router
 
 

@@ -10,14 +10,14 @@ import torch
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
-from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, kv_room
+from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv_room
 from engine.execution.devices import choose_device, host_cores, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.registry import choose_dtype, choose_weights
-from models.spec import ModelSpec
+from models.weights import count_weights
 from parallel.mesh import ONE_RANK, Mesh
 
 _log = logging.getLogger(__name__)
@@ -56,6 +56,16 @@ class PoolSize:
         """Bytes of the instance's own memory."""
         return memory_bytes(self.pools)
 
+    def summary(self) -> str:
+        """For people: how much KV there is, and what the fullest rank has."""
+        pool, needs = max(
+            zip(self.pools, self.needs, strict=True), key=lambda rank: rank[0].num_bytes + rank[1].num_bytes
+        )
+        return (
+            f"{self.num_blocks * self.shard.layout.block_size:,} tokens of KV: the fullest rank has {gib(pool.num_bytes)} beside "
+            f"{gib(needs.weight_bytes)} of weights and {gib(needs.step_bytes)} for the largest step"
+        )
+
 
 def size_pool(
     folder: Path,
@@ -84,7 +94,15 @@ def size_pool(
     groups = [mesh.place(rank).dp for rank in range(mesh.size)]
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     stored = stored_as(spec, dtype, weights, device, engine.deterministic)
-    needs = needs_of(spec, engine, mesh, stored, context_tokens=max_context_tokens, num_spare=num_spare)
+    needs = needs_of(
+        spec,
+        engine,
+        mesh,
+        stored,
+        context_tokens=max_context_tokens,
+        num_spare=num_spare,
+        num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
+    )
     found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
     hosts = memories or (0,) * mesh.size
     sharing = [Sharing(found.num_sharers, hosts.count(host)) for host in hosts]
@@ -97,8 +115,7 @@ def size_pool(
     pools = lay_out(shards, num_blocks, groups, memories)
     for memory, need, pool, shared in zip(found.devices, needs, pools, sharing, strict=True):
         check_fit(memory, need, pool.num_bytes, engine.memory_utilization, shared)
-    _say(spec, role, needs, pools, found, num_blocks * mesh.dp * engine.block_size)
-    return PoolSize(
+    size = PoolSize(
         shard=KVShard.whole(layout),
         num_blocks=num_blocks * mesh.dp,
         max_context_tokens=max_context_tokens,
@@ -108,6 +125,8 @@ def size_pool(
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),
     )
+    _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())
+    return size
 
 
 def _threads(found: RankMemory) -> int:
@@ -139,35 +158,13 @@ def _blocks_with_room(
 ) -> int:
     """Blocks of each group of ranks, for which the fullest rank has room: two at least, with which `check_fit` then says what is
     missing, and no more than all sequences at their longest need. Mostly they are shorter, and prefixes have the rest."""
-    most = max(2, engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size))
+    most = engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size)
     for shard, need, memory, shared in zip(shards, needs, found.devices, sharing, strict=True):
         room = kv_room(memory, need, engine.memory_utilization, shared)
         if found.most_pool_bytes is not None:
             room = min(room, found.most_pool_bytes)
         most = min(most, room // shard.pool_bytes(1))
     return max(most, 2)
-
-
-def _say(
-    spec: ModelSpec,
-    role: str,
-    needs: Sequence[RankNeeds],
-    pools: Sequence[RankPool],
-    found: RankMemory,
-    num_tokens: int,
-) -> None:
-    fullest = max(range(len(pools)), key=lambda rank: needs[rank].num_bytes + pools[rank].num_bytes)
-    _log.info(
-        "%s of %s: %s tokens of KV. On %s the fullest rank has %.2f GiB of KV, %.2f GiB of weights and %.2f GiB for the "
-        "largest step",
-        role,
-        spec.architecture,
-        f"{num_tokens:,}",
-        found.devices[fullest].name,
-        pools[fullest].num_bytes / 2**30,
-        needs[fullest].weight_bytes / 2**30,
-        needs[fullest].step_bytes / 2**30,
-    )
 
 
 def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:
