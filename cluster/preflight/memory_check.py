@@ -14,7 +14,7 @@ from models.hub import folder_of
 
 
 def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -> Iterator[Finding]:
-    """One finding for each of these pools; none where the model's folder is not on this node."""
+    """One finding for each of these pools that has instances; none where the model's folder is not on this node."""
     try:
         folder = folder_of(config.model.path)
     except ConfigError:
@@ -22,7 +22,7 @@ def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -
     if folder is None:
         return
     for pool in pools_of(config):
-        if pool.name in names:
+        if pool.num_instances and pool.name in names:
             yield _check_pool(where, config, folder, pool.name, pool.parallel)
 
 
