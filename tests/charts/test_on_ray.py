@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.charts.rendering import ROOT
-from tests.e2e.cluster_process import free_port
+from tests.ports import free_port
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.cluster_process import ROOT, free_port
+from tests.e2e.cluster_process import ROOT
+from tests.ports import free_port
 
 EXAMPLES = ROOT / "examples" / "load-balancer"
 BALANCERS = {"haproxy": "haproxy.cfg", "nginx": "nginx.conf"}

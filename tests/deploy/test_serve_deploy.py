@@ -15,8 +15,9 @@ import httpx
 import pytest
 import yaml
 
-from tests.e2e.cluster_process import ROOT, free_port
+from tests.e2e.cluster_process import ROOT
 from tests.e2e.reference import corpus_prompts, greedy_text
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ENV = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,14 +13,10 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 class ServeProcess:

@@ -18,7 +18,8 @@ from ray import serve
 from cluster.deploy.serve_file import check_serve_file
 from cluster.deploy.serve_rest import ServeRest
 from tests.deploy.ray_nodes import actors_here, ray_of_nodes
-from tests.e2e.cluster_process import ROOT, free_port
+from tests.e2e.cluster_process import ROOT
+from tests.ports import free_port
 
 TIMEOUT_S = 120.0
 

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.cluster.ingress.observability.conftest import KEY, headers, load
-from tests.e2e.cluster_process import ROOT, ServeProcess, free_port
+from tests.e2e.cluster_process import ROOT, ServeProcess
+from tests.ports import free_port
 
 FILES = ROOT / "charts" / "baton" / "files"
 ALERTS = FILES / "alerts.yaml"
