@@ -1,4 +1,7 @@
-"""A real HTTP ingress, draining as Baton's does on SIGTERM, over tokens that come at a fixed pace instead of from an engine.
+"""A real HTTP ingress, draining as Baton's does on SIGTERM, over tokens that come at a pace instead of from an engine.
+
+The pace is fixed; or, for a prompt that names a `tests.deploy.streams.Receipts`, each token waits for the receipt of the
+one before it.
 
 python -m tests.deploy.paced_ingress PORT PAUSE_S NOTICE_S"""
 
@@ -19,12 +22,13 @@ from core.reports import Status
 from core.types import FinishReason, Request, TokenOut
 from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer
 from tests.cluster.ingress.api.harness import OPEN
+from tests.deploy.streams import connected_receipts
 
 _LONGEST_S = 30.0
 
 
 class Pace:
-    """Output token i is the letter i, after (i + 1) pauses."""
+    """Output token i is the letter i, after (i + 1) pauses, or after the receipt of token i - 1."""
 
     address = "pace"
 
@@ -45,19 +49,22 @@ class Pace:
         return Status(nonce=0, why_not="", num_queued=0, instances=())
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
-        for index in range(request.sampling.max_tokens):
-            await asyncio.sleep(self._pause_s)
-            last = index + 1 == request.sampling.max_tokens
-            finish = FinishReason.LENGTH if last else None
-            yield TokenOut(
-                request_id=request.id,
-                attempt=0,
-                index=index,
-                token=ord("a") + index % 26,
-                logprob=None,
-                top=(),
-                finish=finish,
-            )
+        num_tokens = request.sampling.max_tokens
+        async with connected_receipts(bytes(request.prompt).decode()) as receipts:
+            for index in range(num_tokens):
+                if receipts is None:
+                    await asyncio.sleep(self._pause_s)
+                else:
+                    await receipts.readexactly(1)
+                yield TokenOut(
+                    request_id=request.id,
+                    attempt=0,
+                    index=index,
+                    token=ord("a") + index % 26,
+                    logprob=None,
+                    top=(),
+                    finish=FinishReason.LENGTH if index + 1 == num_tokens else None,
+                )
 
 
 async def serve(port: int, pause_s: float, notice_s: float) -> None:

