@@ -41,18 +41,18 @@ class EngineLoad:
 
 
 class EngineEvents(Protocol):
-    """What an engine tells the instance that it runs in, from its own task."""
+    """What an engine tells the instance that it runs in. The engine's own task makes the calls."""
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
-        """All tokens that a step has drawn. Called before the next step is planned."""
+        """Take all tokens that a step has drawn. Called before the next step is planned."""
         ...
 
     def on_stuck(self, keys: list[str]) -> None:
-        """These pushed sequences wait for blocks that only others can free: abort them."""
+        """Abort these pushed sequences: they wait for blocks that only others can free."""
         ...
 
     def on_error(self, error: BaseException) -> None:
-        """The ranks have failed and the engine has stopped. Called once."""
+        """Note that the ranks have failed and the engine has stopped. Called once."""
         ...
 
 
@@ -63,7 +63,7 @@ class _Waiter:
 
 
 class Engine:
-    """Everything may be called before `run`; tokens come while it runs."""
+    """One instance's engine. Everything may be called before `run`; tokens come while it runs."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Engine:
         tiers: Restoring | None = None,
         fits: StepFits | None = None,
     ) -> None:
-        """`tiers`: where prefixes that the device does not hold may be had from. `fits` learn from every step."""
+        """`tiers` are where prefixes that the device does not hold may be had from. `fits` learn from every step."""
         self._scheduler, self._group, self._clock, self._tiers = scheduler, group, clock, tiers
         self._fits = fits or StepFits()
         self._depth = 2 if lookahead else 1
@@ -91,9 +91,8 @@ class Engine:
         self._experts = ExpertCounts()
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
-        """Compute `request` here. With `push`, its KV is sent on, it draws tokens until `hold`, its blocks stay until `release`.
-
-        Raises RequestError when it can never fit."""
+        """Compute `request` here. With `push` its KV is sent on, it draws tokens until `hold`, and its blocks stay until
+        `release`. Raises RequestError when it can never fit."""
         self._scheduler.check_fits(request)
         self._received.append(request.key)
         if self._tiers is None:
@@ -106,7 +105,8 @@ class Engine:
         self._changed.set()
 
     def reserve(self, request: Request) -> "asyncio.Future[Reservation]":
-        """Blocks for the request's known tokens, by class and then in the order of the calls; cancelling it withdraws it."""
+        """Wait for blocks for the request's known tokens, by class and then in the order of the calls. Cancelling it withdraws
+        it."""
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self._received.append(request.key)
         try:
@@ -125,25 +125,26 @@ class Engine:
         self._serve_reservations()
 
     def has_room(self, key: str) -> bool:
-        """Can this pushed sequence draw one more in the blocks that it has?"""
+        """Return whether this pushed sequence can draw one more token in the blocks that it has."""
         return self._scheduler.has_room(key)
 
     def hold(self, key: str) -> None:
-        """To be called from `on_tokens`: no step draws more for this pushed sequence. Without it the next step does."""
+        """Let no step draw more for this pushed sequence. It must be called from `on_tokens`, or the next step draws one."""
         self._scheduler.hold(key)
 
     def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
-        """All known tokens' KV is in the reserved blocks, and that of all of `drawn` (elsewhere) but the last: go on."""
+        """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all `drawn` (elsewhere) but the
+        last."""
         self._scheduler.activate(reservation.key, drawn, self._clock.now())
         self._blocks_may_be_free()
 
     def compute(self, reservation: Reservation) -> None:
-        """Compute what the reserved blocks lack here."""
+        """Compute here what the reserved blocks lack."""
         self._scheduler.compute(reservation.key)
         self._changed.set()
 
     def release(self, key: str) -> None:
-        """Give back a reservation or a pushed sequence; its writers or readers are gone."""
+        """Give back a reservation or a pushed sequence, whose writers or readers are gone."""
         self._scheduler.release(key)
         self._blocks_may_be_free()
 
@@ -186,27 +187,27 @@ class Engine:
         )
 
     def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
-        """How often each expert was chosen so far; nothing when nothing is new, unless it is said `again`."""
+        """Return how often each expert was chosen so far. Returns nothing when nothing is new, unless it is asked for `again`."""
         return self._experts.drain(again)
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._scheduler.drain_cache_events()
 
     def drain_received(self) -> tuple[str, ...]:
-        """Keys of the requests that have come since the last call."""
+        """Return the keys of the requests that have come since the last call."""
         received = tuple(self._received)
         self._received.clear()
         return received
 
     def replay_cache_events(self) -> None:
-        """The next `drain_cache_events` reports everything that is cached, for a listener that knows nothing."""
+        """Let the next `drain_cache_events` report everything that is cached, for a listener that knows nothing."""
         self._scheduler.replay_cache_events()
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
     async def run(self, events: EngineEvents) -> None:
-        """Until `close`. One step runs, one more is planned and submitted behind it."""
+        """Run until `close`. While one step runs, one more is planned and submitted behind it."""
         in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
         lost = asyncio.create_task(self._group.lost())
         lost.add_done_callback(lambda _: self._changed.set())
@@ -284,7 +285,7 @@ class Engine:
 
 
 def _precedence(waiter: _Waiter) -> int:
-    """Reservations of a higher class are served first."""
+    """Order reservations by class, so that higher classes are served first."""
     return -waiter.request.slo.priority
 
 

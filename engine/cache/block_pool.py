@@ -20,19 +20,19 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks with no content worth keeping."""
+        """The number of blocks that are neither referenced nor kept by the prefix cache."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks that some sequence refers to."""
+        """The number of blocks that some sequence refers to."""
         return self._num_used
 
     def refs(self, block: int) -> int:
         return self._refs[block]
 
     def take(self, count: int) -> list[int]:
-        """`count` free blocks, each with one reference. The caller has checked `num_free`."""
+        """Take `count` free blocks, each with one reference. The caller has checked `num_free`."""
         taken = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
         for block in taken:
@@ -41,13 +41,14 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more reference to each of `blocks`, which are in use or cached."""
+        """Add one reference to each of `blocks`, which are in use or cached."""
         for block in blocks:
             self._num_used += self._refs[block] == 0
             self._refs[block] += 1
 
     def drop(self, blocks: Sequence[int]) -> list[int]:
-        """One reference less; returns those cached blocks that nobody refers to any more. Uncached ones become free."""
+        """Remove one reference from each of `blocks`. Uncached blocks without references become free; cached ones are
+        returned."""
         idle: list[int] = []
         for block in blocks:
             self._refs[block] -= 1
@@ -62,12 +63,12 @@ class BlockPool:
         return idle
 
     def keep(self, blocks: Iterable[int]) -> None:
-        """The prefix cache keeps `blocks` from now on."""
+        """Mark `blocks` as kept by the prefix cache."""
         for block in blocks:
             self._cached[block] = True
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """The prefix cache gives up `blocks`, which nobody refers to."""
+        """Mark `blocks`, which nobody refers to, as no longer kept by the prefix cache."""
         for block in blocks:
             if self._refs[block] or not self._cached[block]:
                 raise Bug(f"block {block} was evicted while in use")
@@ -75,7 +76,7 @@ class BlockPool:
             self._free.append(block)
 
     def check_integrity(self, expected_refs: Sequence[int]) -> None:
-        """Raises Bug when the counts differ from `expected_refs`, counted by the owners, or a block is in two states."""
+        """Raise Bug when the counts differ from `expected_refs`, counted by the owners, or a block is in two states."""
         for block in self.blocks:
             if (have := self._refs[block]) != (want := expected_refs[block]):
                 raise Bug(f"block {block} has {have} references, its owners hold {want}")

@@ -1,7 +1,8 @@
 """Which cached block is given up first.
 
-Blocks that are expected to be used again alike often form a group. Within a group the longest idle goes first; between groups,
-the one whose longest idle block is worth least. Ages count blocks released, not seconds."""
+A policy puts blocks that are expected to be used again alike into one group. Within a group the block that has been idle
+longest goes first. Between groups, the one whose longest idle block is worth least goes first. Ages count blocks released, not
+seconds."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ _NUM_AGES = 48
 _USES = (1, 2, 3, 5, 8)
 _TOKENS = (1_536, 4_096, 16_384, 65_536)
 _REMEMBERED = 0.998
-"""Share of what was seen that still counts at the next lesson: loads change."""
+"""The share of earlier observations that still counts at the next lesson, since loads change."""
 _GUESS_USES = 100.0
-"""How many uses of evidence it takes until a group counts as much as all groups together."""
+"""The number of observed uses at which a group's own evidence counts as much as that of all groups together."""
 
 
 class Eviction(Protocol):
-    """What RadixCache asks. Groups are small integers."""
+    """What RadixCache asks of an eviction policy. Groups are small integers."""
 
     @property
     def learns(self) -> bool:
@@ -27,19 +28,21 @@ class Eviction(Protocol):
         ...
 
     def group(self, uses: int, num_tokens: int, priority: int) -> int:
-        """The group of a block that falls idle: it, or its like, was used `uses` times, lastly in a sequence of `num_tokens`."""
+        """Return the group of a block that falls idle. Blocks like it were used `uses` times, last in a sequence of
+        `num_tokens`."""
         ...
 
     def value(self, group: int, age: int) -> float:
-        """What it is worth to keep a block that has been idle for `age`; the least goes first."""
+        """Return what it is worth to keep a block that has been idle for `age`. The block that is worth least goes first."""
         ...
 
     def reused(self, group: int, age: int) -> None:
-        """A block was wanted again after `age`, whether it was still there or not."""
+        """Learn that a block was wanted again after `age`, whether it was still there or not."""
         ...
 
     def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
-        """The blocks that are idle now, or were given up not long ago: not wanted for so long. Called now and then."""
+        """Learn from blocks that have not been wanted again: those that are idle now or were given up recently. Called now and
+        then."""
         ...
 
 
@@ -60,12 +63,12 @@ class LeastRecentlyUsed:
 
 
 class HitDensity:
-    """The expected hits for each block and age that it is kept on, times its class's weight: LHD's measure (Beckmann, Chen,
-    Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018, section 3).
+    """Value a block by the most hits that it can be expected to give for the time that it is kept, times its class's weight. This
+    is LHD's measure (Beckmann, Chen, Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI 2018, section 3).
 
-    It rests on rates of use by group and age, learned from blocks that were wanted again and from those that were not. Groups are
-    what tells conversations that go on from those that have ended: how often blocks like it were used, and how long its
-    sequence is. Until something is learned it is LRU."""
+    The rates of use by group and age are learned from blocks that were wanted again and from those that were not. A group is made
+    of how often blocks like it were used and of its sequence's length, since these tell conversations that go on from those that
+    have ended. Until something is learned the order is LRU."""
 
     learns = True
 
@@ -73,8 +76,8 @@ class HitDensity:
         self._rows: dict[tuple[int, int, int], int] = {}
         self._weights: list[float] = []
         self._ended: list[list[float]] = []
-        """(groups, ages) blocks that were wanted again at that age; times the age beyond the bucket's begin in `_excess`. Lists,
-        since they are added to one by one."""
+        """(groups, ages): blocks that were wanted again at that age. `_excess` has the sum of their ages beyond the bucket's
+        begin. Lists, since they are added to one by one."""
         self._excess: list[list[float]] = []
         self._values: list[list[float]] = []
 
@@ -111,12 +114,12 @@ class HitDensity:
 
 
 _BEGINS = np.array([0.0, *(2.0 ** (i / 2) for i in range(1, _NUM_AGES + 1))])
-"""Ages at which the buckets begin: two in each doubling; the last entry ends the last one."""
+"""The ages at which the buckets begin, two in each doubling. The last entry ends the last bucket."""
 _BEGIN_LIST: list[float] = _BEGINS.tolist()
 
 
 def _bucket(age: int) -> int:
-    """By halves of doublings, without a logarithm."""
+    """Return an age's bucket, two in each doubling, without a logarithm."""
     if age < 2:
         return 0
     octave = age.bit_length() - 1
@@ -124,17 +127,17 @@ def _bucket(age: int) -> int:
 
 
 def _table(rows: list[list[float]]) -> np.ndarray:
-    """(groups, _NUM_AGES), also of no group."""
+    """Return an array (groups, _NUM_AGES), also where there is no group."""
     return np.array(rows).reshape(-1, _NUM_AGES)
 
 
 def _rank(limits: Sequence[int], number: int) -> int:
-    """How many of `limits`, which rise, are below `number`."""
+    """Return how many of the rising `limits` are below `number`."""
     return bisect_left(limits, number)
 
 
 def _histogram(groups: np.ndarray, ages: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
-    """(num_groups, _NUM_AGES) each: how many, and the sum of their ages beyond the bucket's begin."""
+    """Return two arrays (num_groups, _NUM_AGES): the number of blocks, and the sum of their ages beyond their bucket's begin."""
     age = ages.astype(float)
     bucket = np.clip(np.searchsorted(_BEGINS, age, "right") - 1, 0, _NUM_AGES - 1)
     cell = groups * _NUM_AGES + bucket
@@ -145,13 +148,14 @@ def _histogram(groups: np.ndarray, ages: np.ndarray, num_groups: int) -> tuple[n
 
 
 def _exposure(count: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """(groups, ages) block-ages spent in each bucket by blocks that ended, or wait, in it or a later one."""
+    """Return (groups, ages) block-ages spent in each bucket by blocks that ended, or still wait, in it or a later one."""
     beyond = count[:, ::-1].cumsum(1)[:, ::-1] - count
     return beyond * np.diff(_BEGINS) + excess
 
 
 def _hit_density(rates: np.ndarray) -> np.ndarray:
-    """(groups, ages) from rates of use: the largest ratio, over all times to keep it on, of expected hits to expected age."""
+    """Return (groups, ages) the largest ratio of expected hits to expected age, over all times to keep a block, from rates of
+    use."""
     widths = np.diff(_BEGINS)
     used = -np.expm1(-rates * widths)
     held = used / rates

@@ -1,7 +1,8 @@
-"""What a prefix cache remembers of blocks that it has given up: those that went one after another, together.
+"""What a prefix cache remembers of blocks that it has given up. Blocks that went one after another are remembered together.
 
-Invariant: `_chunks` has each chunk of which something is remembered, by the hash of the block that went last; `_order` has them
-as they went, and perhaps empty ones between. A prefix goes after what follows it, and so is also forgotten after it."""
+Invariant: `_chunks` has each chunk of which something is remembered, by the hash of the block that went last. `_order` has the
+chunks in the order in which they went, and perhaps empty ones between. A prefix goes after what follows it, and so is also
+forgotten after it."""
 
 from array import array
 from collections import deque
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 _FEW = 64
-"""Empty chunks that may wait for their turn whatever the number of others."""
+"""The number of empty chunks that may stay in `_order` however few others there are."""
 
 
 class Ghost(NamedTuple):
@@ -24,15 +25,15 @@ class Ghost(NamedTuple):
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Chunk:
     hashes: "array[int]"
-    """As the blocks went: each follows, in the prompt, the next one here."""
+    """Hashes in the order in which the blocks went: in the prompt, each block follows the next one here."""
     before: int
-    """The hash of the block that the last of these followed."""
+    """The hash of the block that the last of these followed in the prompt."""
     group: int
     idle_since: int
-    """When the first fell idle; each other one did so a moment later."""
+    """When the first block fell idle. Each later one did so a moment after the one before it."""
     uses: int
     num_forgotten: int = 0
-    """From the first on."""
+    """The number of hashes, from the first on, that are forgotten."""
 
     def __len__(self) -> int:
         return len(self.hashes) - self.num_forgotten
@@ -47,7 +48,7 @@ class _Chunk:
 
 class Ghosts:
     def __init__(self, limit: int) -> None:
-        """The one that came first is forgotten where there are more than `limit`."""
+        """Remember at most `limit` blocks. The oldest are forgotten first."""
         self._limit = limit
         self._chunks: dict[int, _Chunk] = {}
         self._order = deque[_Chunk]()
@@ -57,8 +58,9 @@ class Ghosts:
         return self._num_remembered
 
     def remember(self, hashes: Sequence[int], before: int, ghost: Ghost) -> None:
-        """`hashes` (64 bits each) of blocks that go now, each of which followed the next, and the last the block `before`. They
-        are not remembered yet; `ghost` is the first one's, and each other fell idle a moment after the one before it."""
+        """Remember blocks that are given up now, by their `hashes` (64 bits each). In the prompt each block followed the next
+        one, and the last one followed the block `before`. None of them is remembered yet. `ghost` describes the first; each other
+        one fell idle a moment after the one before it."""
         newest = self._order[-1] if self._order else None
         if newest is not None and newest.goes_on_with(hashes[0], ghost):
             del self._chunks[newest.hashes[-1]]
@@ -73,8 +75,8 @@ class Ghosts:
             self._forget(self._num_remembered - self._limit)
 
     def recall(self, hashes: Sequence[int]) -> list[Ghost]:
-        """Blocks that follow each other are wanted again, and so are no ghosts any more: what was known of the first ones. Of
-        those behind them nothing was."""
+        """Return what is known of the first of these blocks, which are wanted again and follow each other, and forget it. Nothing
+        is known of the blocks behind those."""
         ghosts = list[Ghost]()
         for block_hash in hashes:
             chunk = self._chunks.pop(block_hash, None)
@@ -91,7 +93,7 @@ class Ghosts:
         return ghosts
 
     def groups_and_times(self) -> tuple[np.ndarray, np.ndarray]:
-        """`group` and `idle_since` of all, in the order in which they came."""
+        """Return the group and the idle time of every remembered block, oldest first."""
         chunks = [chunk for chunk in self._order if len(chunk)]
         sizes = np.array([len(chunk) for chunk in chunks], np.int64)
         groups = np.array([chunk.group for chunk in chunks], np.int64)
@@ -99,7 +101,7 @@ class Ghosts:
         return np.repeat(groups, sizes), counted_up(since, sizes)
 
     def _forget(self, count: int) -> None:
-        """The `count` that came first."""
+        """Forget the `count` oldest blocks."""
         self._num_remembered -= count
         while count:
             oldest = self._order[0]
@@ -113,7 +115,7 @@ class Ghosts:
 
 
 def counted_up(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """starts[0], starts[0] + 1, ... (sizes[0] numbers), then those from starts[1] on, and so on."""
+    """Return starts[0], starts[0] + 1, ... (sizes[0] numbers), then those from starts[1] on, and so on."""
     ends = np.cumsum(sizes)
     total = int(ends[-1]) if len(ends) else 0
     return np.arange(total) + np.repeat(starts - (ends - sizes), sizes)

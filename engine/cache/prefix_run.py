@@ -1,13 +1,13 @@
 """A stretch of the prefix tree in which nothing branches: full blocks that follow each other and were used alike.
 
-Invariant: `tokens` has as many for each of `blocks` as a block holds, and `hashes` one. Those of its blocks that nobody refers to
-are its last; they are in one `group`, and each fell idle just after the one behind it."""
+Invariant: for each of `blocks`, `tokens` has one block's tokens and `hashes` one hash. The blocks that nobody refers to are the
+last ones. They are in one `group`, and each fell idle just after the one behind it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Children = dict[tuple[int, ...], "Run"]
-"""By the tokens of their first block."""
+"""The runs that follow a run, by the tokens of their first block."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -16,30 +16,30 @@ class Run:
     blocks: list[int]
     hashes: list[int]
     parent: "Run | None"
-    """None: it is a root, which has no block, and in `hashes` what the chain begins with."""
+    """None for a root, which has no block. A root's `hashes` has what the chain of hashes begins with."""
     depth: int
-    """Blocks from the root to its last."""
+    """The number of blocks from the root to this run's last."""
     uses: int = 1
-    """Sequences that had these blocks, or, when they were new, that had what they continue."""
+    """The number of sequences that had these blocks; when the blocks were new, that had the blocks they continue."""
     children: Children = field(default_factory=Children)
     idle_since: int = 0
-    """When the last of its blocks was released; the one before it a moment later, and so on."""
+    """When the last block was released. The one before it was released a moment later, and so on."""
     group: int = 0
     num_changes: int = 0
-    """Blocks and children that came or went; its own going is one, too."""
+    """The number of blocks and children that came or went. The run's own removal counts, too."""
 
     def tokens_of(self, block_size: int, index: int) -> tuple[int, ...]:
         return tuple(self.tokens[index * block_size : (index + 1) * block_size])
 
     def num_common(self, first: int, tokens: Sequence[int], start: int, end: int, block_size: int) -> int:
-        """How many blocks, from the one at `first` on, hold what follows from tokens[start] on; tokens[end] is not looked at."""
+        """Return how many blocks, from `first` on, hold the tokens from tokens[start] on. Nothing is read from tokens[end] on."""
         count = min(len(self.blocks) - first, (end - start) // block_size)
         mine = self.tokens[first * block_size : (first + count) * block_size]
         theirs = [*tokens[start : start + count * block_size]]
         return num_equal(mine, theirs) // block_size
 
     def split(self, count: int, block_size: int) -> "Run":
-        """Make the first `count` blocks, which are not all, a run of their own that this one follows; returns that."""
+        """Make the first `count` blocks, which must not be all, a run of their own that this one follows. Return the new run."""
         assert self.parent is not None, "a root has no block"
         left = len(self.blocks) - count
         size = count * block_size
@@ -61,7 +61,7 @@ class Run:
         return upper
 
     def extend(self, tokens: list[int], blocks: list[int], hashes: list[int]) -> None:
-        """Blocks that follow its last, which nothing else follows."""
+        """Append blocks behind the last one, which nothing else follows."""
         self.tokens += tokens
         self.blocks += blocks
         self.hashes += hashes
@@ -69,7 +69,7 @@ class Run:
         self.num_changes += 1
 
     def truncate(self, count: int, block_size: int) -> None:
-        """Drop its last `count` blocks."""
+        """Drop the last `count` blocks."""
         left = len(self.blocks) - count
         del self.tokens[left * block_size :], self.blocks[left:], self.hashes[left:]
         self.depth -= count
@@ -78,7 +78,7 @@ class Run:
 
 
 def num_equal(one: list[int], other: list[int]) -> int:
-    """Leading numbers in common, of two lists of one length: all and then halves are compared at once, which is quick."""
+    """Return how many leading numbers two lists of one length have in common, by comparing halves."""
     if one == other:
         return len(one)
     low, high = 0, len(one)

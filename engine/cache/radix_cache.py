@@ -1,8 +1,8 @@
 """The prefix cache: a tree of full blocks, one root for each tenant, compared token by token.
 
-Blocks between which nothing branches are one node, a run (`prefix_run`): a prompt that nobody shares costs a few objects,
-not a few for each block. Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is.
-Blocks that nobody refers to and nothing follows are evicted, in the order that `eviction_policy` gives."""
+Blocks between which nothing branches are one node, a run (`prefix_run`). So a prompt that nobody shares costs a few objects, not
+a few for each block. Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is. Blocks
+that nobody refers to and nothing follows are evicted, in the order that `eviction_policy` gives."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from engine.cache.retention import Retention
 _MAX_SIBLINGS_SCANNED = 64
 
 HashesOf = Callable[[int, Sequence[int], int], list[int]]
-"""The hashes of blocks from that of the one they follow, their tokens, and how many each has: core.kv.hash_chain, or what knows
-them already."""
+"""(previous block's hash, tokens, block size) -> the blocks' hashes: core.kv.hash_chain, or a cache of its results."""
 
 Kept = Callable[[str, int, tuple[int, ...], int], None]
-"""Hears of a block that is newly kept: its tenant, the kept block that it follows (-1: it is the first), its tokens, itself."""
+"""Called with each block that is newly kept: its tenant, the kept block that it follows (-1 for the first), its tokens, the
+block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +33,9 @@ class PrefixMatch:
     partial_block: int = -1
     partial_tokens: int = 0
     end: Run | None = field(default=None, compare=False, repr=False)
-    """The run in which it ends."""
+    """The run in which the match ends."""
     num_changes: int = field(default=0, compare=False, repr=False)
-    """The changes of `end` when it was found."""
+    """`end.num_changes` when the match was found."""
 
 
 class RadixCache:
@@ -52,16 +52,16 @@ class RadixCache:
         self.on_kept: Kept | None = None
         self._roots: dict[str, Run] = {}
         self._runs: dict[Run, None] = {}
-        """All but the roots."""
+        """All runs but the roots."""
         self._run_of: list[Run | None] = [None] * pool.blocks.stop
-        """By block; None: it is not kept."""
+        """The run of each block; None where it is not kept."""
         self._retention = Retention(eviction or LeastRecentlyUsed(), pool, self._runs.keys())
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
 
     @property
     def num_evictable(self) -> int:
-        """Cached blocks that nobody refers to: as good as free."""
+        """The number of cached blocks that nobody refers to. They are as good as free."""
         return self._pool.num_blocks - self._pool.num_free - self._pool.num_used
 
     @property
@@ -70,11 +70,11 @@ class RadixCache:
 
     @property
     def num_candidates(self) -> int:
-        """Runs from which blocks may be given up, with those that are out of date."""
+        """The number of runs from which blocks may be given up, outdated entries included."""
         return self._retention.num_candidates
 
     def match(self, tokens: Sequence[int], salt: str, *, partial: bool) -> PrefixMatch:
-        """The longest cached prefix that leaves at least one token to compute. Takes no reference."""
+        """Find the longest cached prefix that leaves at least one token to compute. Takes no reference."""
         run = self._roots.get(salt)
         if run is None:
             return PrefixMatch(blocks=())
@@ -101,11 +101,12 @@ class RadixCache:
         )
 
     def still_finds(self, match: PrefixMatch) -> bool:
-        """Would the same be found for the same tokens? Where it ends tells: while that is kept, so is what it follows."""
+        """Return whether the same tokens would still have this match. The run where it ends tells: what it follows is kept with
+        it."""
         return match.end is not None and match.end.num_changes == match.num_changes
 
     def use(self, blocks: Sequence[int]) -> None:
-        """A sequence is about to refer to these cached blocks, which `match` gave it."""
+        """Count the use of cached blocks that `match` found and that a sequence is about to refer to."""
         first = 0
         while first < len(blocks):
             run = self._run_with(blocks[first])
@@ -125,11 +126,11 @@ class RadixCache:
         num_known: int = 0,
         twins: Sequence[int] = (),
     ) -> list[int]:
-        """Keep the first `num_full` blocks of a sequence, whose KV is complete; `num_known` of them were handled before, which
+        """Keep the first `num_full` blocks of a sequence, whose KV is complete. An earlier call handled `num_known` of them and
         returned `twins`.
 
-        Where another block with the same prefix is kept already, the sequence's own stays private. Such twins are returned:
-        the sequence must refer to them too, so that no cached block is in use while its prefix could be evicted."""
+        Where another block with the same prefix is kept already, the sequence's own stays private. Such twins are returned. The
+        sequence must refer to them too, so that no cached block is in use while its prefix could be evicted."""
         if not self._enabled:
             return []
         size, index = self._block_size, num_known
@@ -154,9 +155,10 @@ class RadixCache:
         return more
 
     def release(self, idle_blocks: Sequence[int], priority: int = 0, wanted: bool = True) -> None:
-        """Nobody refers to these cached blocks any more (as BlockPool.drop reports): they may be evicted.
+        """Offer cached blocks that nobody refers to any more (as BlockPool.drop reports) for eviction.
 
-        Unless `wanted`, they go first; but not those from where several sequences have gone on, and what comes before those."""
+        Unless they are `wanted` they go first. This leaves out the blocks from which several sequences have gone on, and what
+        those follow."""
         runs = self._cut_out(idle_blocks)
         num_tokens = max((run.depth for run in runs), default=0) * self._block_size
         shared = max((run.depth for run in runs if len(run.children) > 1), default=0)
@@ -174,7 +176,7 @@ class RadixCache:
                 count -= gone
 
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
+        """Return the hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
         events = tuple(self._added), tuple(self._removed)
         self._added.clear()
         self._removed.clear()
@@ -186,7 +188,7 @@ class RadixCache:
         self._added = dict.fromkeys(itertools.chain.from_iterable(run.hashes for run in self._runs))
 
     def check_integrity(self) -> None:
-        """Raises Bug where the tree and the pool disagree."""
+        """Raise Bug where the tree and the pool disagree."""
         size, num_kept = self._block_size, 0
         for run in self._runs:
             before = run.parent
@@ -222,8 +224,8 @@ class RadixCache:
         return run
 
     def _last_known(self, blocks: Sequence[int], num_known: int, twins: Sequence[int]) -> tuple[Run, int]:
-        """The run that has the last block that was handled, and how many of its blocks were. A sequence refers to all that is
-        kept of its prefix: what it last had kept, or the last twin, is still there."""
+        """Return the run with the last block that was handled, and how many of the run's blocks that covers. A sequence refers to
+        everything that is kept of its prefix, so its last kept block, or its last twin, is still there."""
         block = blocks[num_known - 1]
         if self._run_of[block] is None:
             block = twins[-1]
@@ -234,7 +236,7 @@ class RadixCache:
         return run, at
 
     def _split(self, run: Run, count: int) -> Run:
-        """A run of its first `count` blocks, which the rest follows."""
+        """Make the first `count` blocks a run of their own, which the rest follows, and return it."""
         upper = run.split(count, self._block_size)
         self._runs[upper] = None
         for block in upper.blocks:
@@ -242,9 +244,9 @@ class RadixCache:
         return upper
 
     def _keep(self, run: Run, tokens: list[int], blocks: list[int], salt: str) -> None:
-        """What follows the last block of `run`, of which nothing is kept yet. Blocks that were given up and are wanted again have
-        been used once more than before; the others as often as what they go on from. Where many go on differently (from a
-        system prompt), each of them was used once."""
+        """Keep what follows the last block of `run`, nothing of which is kept yet. Blocks that were given up and are wanted again
+        have been used once more than before. The others count as used as often as what they continue. Where many sequences
+        continue differently (from a system prompt), each continuation counts as used once."""
         hashes = self._hashes_of(run.hashes[-1], tokens, self._block_size)
         first = 0
         for uses, alike in itertools.groupby(self._retention.wanted_again(hashes)):
@@ -266,7 +268,7 @@ class RadixCache:
         uses: int,
         salt: str,
     ) -> Run:
-        """Keep some of the blocks, behind `run`, and tell of it; returns the run that has them."""
+        """Keep some of the blocks behind `run` and report them. Return the run that has them."""
         size = self._block_size
         tokens = all_tokens[which.start * size : which.stop * size]
         blocks, hashes = all_blocks[which.start : which.stop], all_hashes[which.start : which.stop]
@@ -299,7 +301,8 @@ class RadixCache:
         return run
 
     def _cut_out(self, blocks: Sequence[int]) -> list[Run]:
-        """Runs that have just these blocks: of each that has some, the last comes first."""
+        """Return runs that have exactly these blocks, by splitting others. The blocks come run by run, each run's last block
+        first."""
         runs: list[Run] = []
         done = 0
         while done < len(blocks):
@@ -318,7 +321,7 @@ class RadixCache:
         return runs
 
     def _give_up(self, run: Run, count: int) -> None:
-        """Its last `count` blocks."""
+        """Give up the run's last `count` blocks."""
         before, key = run.parent, run.tokens_of(self._block_size, 0)
         assert before is not None
         self._retention.given_up(run, count)
@@ -336,7 +339,7 @@ class RadixCache:
 
 
 def _note(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, None]) -> None:
-    """What happened to these blocks since events were drained, unless it undoes what happened to them before."""
+    """Note what happened to these blocks for the next `drain_events`. A change that undoes an unreported one cancels it."""
     if not opposite:
         happened.update(dict.fromkeys(hashes))
         return
@@ -346,7 +349,7 @@ def _note(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, 
 
 
 def _next_blocks(run: Run, count: int, size: int) -> list[tuple[tuple[int, ...], int]]:
-    """The tokens, and the block, of each that follows the first `count` of `run`; the newest of many."""
+    """Return the tokens and the block of each continuation behind the first `count` blocks of `run`, at most the newest few."""
     if count < len(run.blocks):
         return [(run.tokens_of(size, count), run.blocks[count])]
     newest = itertools.islice(reversed(run.children.items()), _MAX_SIBLINGS_SCANNED)
@@ -354,7 +357,7 @@ def _next_blocks(run: Run, count: int, size: int) -> list[tuple[tuple[int, ...],
 
 
 def _longest_common(blocks: Sequence[tuple[tuple[int, ...], int]], wanted: Sequence[int]) -> tuple[int, int]:
-    """The block that shares the most leading tokens with `wanted`, and how many (-1, 0 if none)."""
+    """Return the block that shares the most leading tokens with `wanted`, and how many it shares: (-1, 0) if none."""
     best, best_length = -1, 0
     for tokens, block in blocks:
         length = next(

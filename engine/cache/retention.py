@@ -1,7 +1,7 @@
 """Which idle blocks of a prefix cache are given up first, and what is learned from those that were.
 
-Time is counted in blocks that fell idle. Invariant: a group is asked of the policy when a run falls idle, and stays until the run
-falls idle again."""
+Time is counted in blocks that fell idle. Invariant: the policy names a run's group when the run falls idle, and the group stays
+until the run falls idle again."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -15,16 +15,16 @@ from engine.cache.ghosts import Ghost, Ghosts, counted_up
 from engine.cache.prefix_run import Run
 
 _MIN_LESSON = 256
-"""Blocks that fall idle from one lesson of the eviction policy to the next, at least; or as many as the pool has."""
+"""The fewest blocks that fall idle between two lessons of the eviction policy. A larger pool waits for as many as it has."""
 _GHOSTS = 8
-"""So many times the pool's blocks are remembered after they were given up: a policy learns from what comes too late."""
+"""Given-up blocks are remembered up to so many times the pool's size, since a policy also learns from blocks wanted too late."""
 _UNWANTED = -1
 """The group of blocks whose client has said that nobody will ask for them again."""
 
 
 class Retention:
     def __init__(self, eviction: Eviction, pool: BlockPool, runs: Collection[Run]) -> None:
-        """`runs`: those of the cache, as they are at any time."""
+        """`runs` is the cache's own collection, which changes as the cache does."""
         self._eviction, self._pool, self._runs = eviction, pool, runs
         self._candidates = EvictionCandidates(self._may_go)
         self._ghosts = Ghosts(_GHOSTS * pool.num_blocks)
@@ -33,11 +33,11 @@ class Retention:
 
     @property
     def num_candidates(self) -> int:
-        """With those that are out of date."""
+        """The number of runs that may lose a block, outdated entries included."""
         return len(self._candidates)
 
     def used(self, run: Run) -> None:
-        """A sequence is about to refer to it, and has not counted itself yet."""
+        """Learn that a sequence is about to refer to `run`. Its reference is not counted yet."""
         idle_since = run.idle_since + len(run.blocks)
         for block in run.blocks:
             idle_since -= 1
@@ -45,27 +45,27 @@ class Retention:
                 self._reused(run.group, idle_since)
 
     def wanted_again(self, hashes: Sequence[int]) -> list[int]:
-        """Blocks are kept that follow each other. How often the first ones, which were given up before, have been used by now; of
-        those behind them nothing is known."""
+        """Learn that blocks which follow each other are kept again. Return how often the first ones, which had been given up,
+        have been used by now. Nothing is known of the blocks behind those."""
         ghosts = self._ghosts.recall(hashes)
         for ghost in ghosts:
             self._reused(ghost.group, ghost.idle_since)
         return [ghost.uses + 1 for ghost in ghosts]
 
     def fell_idle(self, run: Run, num_tokens: int, priority: int, wanted: bool) -> None:
-        """All its blocks, the last one first; a sequence of `num_tokens` had them lastly."""
+        """Note that all blocks of `run` fell idle, the last one first. The sequence that had them last has `num_tokens`."""
         run.group = self._eviction.group(run.uses, num_tokens, priority) if wanted else _UNWANTED
         run.idle_since = self._num_released
         self._num_released += len(run.blocks)
         self.offer(run)
 
     def offer(self, run: Run) -> None:
-        """Perhaps its last block may be given up now."""
+        """Make the run a candidate if its last block may be given up now."""
         if self._may_go(run):
             self._candidates.add(run, len(self._runs))
 
     def given_up(self, run: Run, count: int) -> None:
-        """Its last `count` blocks are about to be."""
+        """Remember the run's last `count` blocks, which are about to be given up."""
         if self._eviction.learns:
             assert run.parent is not None
             left = len(run.blocks) - count
@@ -74,7 +74,7 @@ class Retention:
             self._ghosts.remember(run.hashes[: -count - 1 : -1], before, ghost)
 
     def learn(self) -> None:
-        """If it is time to."""
+        """Give the policy its lesson if it is due."""
         if not self._eviction.learns or self._num_released < self._next_lesson:
             return
         self._next_lesson = self._num_released + max(_MIN_LESSON, self._pool.num_blocks)
@@ -88,7 +88,7 @@ class Retention:
         self._eviction.learn(groups[wanted], self._num_released - times[wanted])
 
     def least(self) -> tuple[int, float]:
-        """The group to take from, and what its blocks may be worth until another group is better."""
+        """Return the group to take from, and the value up to which its blocks may go before another group is better."""
         least, best, limit = -1, math.inf, math.inf
         for group in self._candidates.groups:
             run = self._candidates.first(group)
@@ -102,12 +102,13 @@ class Retention:
         return least, limit
 
     def first(self, group: int, limit: float) -> Run | None:
-        """The run to take from next; None: there is none that is worth so little."""
+        """Return the group's run to take from next, or None when none is worth so little."""
         run = self._candidates.first(group)
         return run if run is not None and self._value(group, run.idle_since) <= limit else None
 
     def num_to_go(self, run: Run, most: int, limit: float) -> int:
-        """How many of its last blocks: the first that goes is idle and worth little enough."""
+        """Return how many of the run's last blocks may go. The first one that goes is known to be idle and worth little
+        enough."""
         blocks, count = run.blocks, 1
         most = min(most, len(blocks))
         while (
@@ -119,14 +120,14 @@ class Retention:
         return count
 
     def num_idle(self, run: Run) -> int:
-        """Blocks that nobody refers to; mostly all, or none."""
+        """Return the number of blocks that nobody refers to: mostly all, or none."""
         refs, blocks = self._pool.refs, run.blocks
         if not refs(blocks[0]):
             return len(blocks)
         return 0 if refs(blocks[-1]) else sum(refs(block) == 0 for block in blocks)
 
     def _may_go(self, run: Run) -> bool:
-        """Its last block: nothing follows it, and nobody refers to it."""
+        """Return whether the run's last block may go: nothing follows it, and nobody refers to it."""
         return len(run.blocks) > 0 and not run.children and not self._pool.refs(run.blocks[-1])
 
     def _value(self, group: int, idle_since: int) -> float:

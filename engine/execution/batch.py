@@ -26,10 +26,11 @@ class RankSeq:
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
         self.pooled: torch.Tensor | None = None
-        """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far, where an embedding is wanted."""
+        """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
+        wanted."""
         is_scored = new.sampling.num_prompt_logprobs >= 0 and known == new.num_prompt
         self.scores: list[PromptScore] | None = [] if is_scored else None
-        """Scores of the prompt's tokens that are computed so far. None: nobody asks for them, or they have been sent."""
+        """Scores of the prompt's tokens computed so far. None where nobody asked for them, or they have been sent."""
         self.table: np.ndarray = np.empty(0, np.int64)
         self.table_ids: tuple[int, ...] = ()
 
@@ -53,7 +54,7 @@ class Batch:
     """(T,) int64"""
     meta: AttentionMeta
     sample_rows: torch.Tensor
-    """(N,) int64: rows of the packed tokens whose next token is drawn."""
+    """(N,) int64: rows of the packed tokens after which a token is drawn."""
 
 
 def build_batch(

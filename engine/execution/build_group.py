@@ -1,4 +1,4 @@
-"""From a model's folder and a configuration to an instance's rank: loads weights, makes the pool, binds the runner."""
+"""Builds an instance's rank from a model's folder and a configuration: loads weights, makes the pool, binds the runner."""
 
 import logging
 from pathlib import Path
@@ -33,8 +33,7 @@ def build_group(
     buffer: memoryview,
     sink: LayerSink | None,
 ) -> InlineGroup:
-    """The one rank of an instance, in this process. Its KV pool is `buffer`, or a GPU's memory with a copy in `buffer`.
-
+    """Build the only rank of an instance, in this process. Its KV pool is `buffer`, or a GPU's memory with a copy in `buffer`.
     Raises ConfigError."""
     torch.set_num_threads(size.num_threads)
     device = choose_device(engine.device)
@@ -59,8 +58,9 @@ def build_group(
 def make_graphs(
     model: CausalModel, pool: DevicePool, engine: EngineConfig, max_context_tokens: int
 ) -> DecodeGraphs | None:
-    """As `engine.cuda_graphs` says. Raises ConfigError where sizes are named that cannot be captured, and what CUDA raises while
-    it captures them; with `auto` steps are launched one kernel at a time then, so that the instance serves all the same."""
+    """Capture decode graphs as `engine.cuda_graphs` says. Raises ConfigError where named sizes cannot be captured, and CUDA's
+    error when a capture fails. With `auto` a failed capture is not an error: steps then launch one kernel at a time, so that the
+    instance still serves."""
     asked = engine.cuda_graphs
     if asked == "off":
         return None
@@ -82,7 +82,7 @@ def make_graphs(
 
 
 def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
-    """As a clause; empty where decode steps can be captured."""
+    """Return a clause that says why decode steps cannot be captured; empty where they can."""
     if pool.device.type != "cuda":
         return "CUDA graphs are captured on GPUs alone"
     if model.ops.fixed_decode is None:
@@ -91,7 +91,7 @@ def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
 
 
 def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> DevicePool:
-    """A rank's, where it lies in its instance's memory. Raises ConfigError."""
+    """Make a rank's pool in its instance's memory. Raises ConfigError."""
     buffer = memory[place.base_bytes : place.base_bytes + place.num_bytes]
     if device.type == "cpu":
         return KVPool(place.shard, place.num_blocks, buffer)

@@ -1,7 +1,8 @@
-"""Decode steps replayed from captured launches (ADR 014): padded to the next captured size, their inputs in memory that stays.
+"""Decode steps replayed from captured launches (ADR 014). A step is padded to the next captured size; its inputs lie in fixed
+memory.
 
-Only what is in that memory differs from replay to replay. Sampling, and the product with the head before it, are launched as
-ever: they take the rows that are somebody's."""
+Replays differ only in what that memory contains. The product with the head, and sampling, are launched as usual: they take only
+the rows of real sequences."""
 
 import logging
 import time
@@ -23,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 def auto_sizes(largest: int) -> tuple[int, ...]:
-    """Batch sizes worth capturing up to `largest`: steps are padded by fewer than 8 rows, 16 from 64 on and 32 from 256 on."""
+    """Return the batch sizes to capture up to `largest`. They pad steps by fewer than 8 rows, 16 from 64 on and 32 from 256
+    on."""
     sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 1, 32))
     return (*(size for size in sizes if size < largest), largest)
 
@@ -43,8 +45,8 @@ class DecodeGraphs:
     def __init__(
         self, model: CausalModel, pool: MirroredPool, block_size: int, max_blocks: int, sizes: Sequence[int], capture: Capture
     ) -> None:  # fmt: skip
-        """Captures all `sizes`, the largest first, whose scratch memory has room for the others'. `max_blocks`: of the longest
-        context."""
+        """Capture all `sizes`, the largest first, so that its scratch memory has room for the others'. `max_blocks` is the number
+        of blocks of the longest context."""
         self._model, self._pool, self._block_size, self._max_blocks = model, pool, block_size, max_blocks
         self._captured: dict[int, _Captured] = {}
         started = time.perf_counter()
@@ -65,13 +67,12 @@ class DecodeGraphs:
         return _Captured(rows, fixed, replay)
 
     def fit(self, work: Sequence[SeqWork]) -> bool:
-        """Is it decode alone, of so many sequences as were captured at most?"""
+        """Return whether the step is decode alone, of no more sequences than were captured."""
         return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
 
     def hidden(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
-        """The rows (N, hidden_size) for `logits` of work that does `fit`; all its KV is written, also to the pool's copy.
-
-        They lie where the next replay puts its own."""
+        """Return the rows (N, hidden_size) for `logits` of work that does `fit`. All its KV is written, also to the pool's copy.
+        The next replay overwrites the rows."""
         captured = self._captured[next(size for size in self._sizes if size >= len(work))]
         starts = np.array([item.start for item in work])
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]

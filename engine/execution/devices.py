@@ -10,7 +10,7 @@ from core.memory_law import DeviceMemory
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto`: the first CUDA device, or the CPU without one. Raises ConfigError where there is none that is asked for."""
+    """Return the device that `name` asks for. `auto` means the first CUDA device, or the CPU without one. Raises ConfigError."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -21,7 +21,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def memory_of(device: torch.device) -> DeviceMemory:
-    """As it is now, of a device of this process."""
+    """Return the memory of a device of this process, as it is now."""
     if device.type == "cpu":
         return host_memory()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
@@ -30,7 +30,7 @@ def memory_of(device: torch.device) -> DeviceMemory:
 
 
 def unused_gpu(index: int) -> DeviceMemory:
-    """A GPU's memory as if nobody had any of it: to ask what is free costs a process some hundred MB of that very memory."""
+    """Return a GPU's memory as if nobody used it. Asking what is free would itself take some hundred MB of that memory."""
     found = torch.cuda.get_device_properties(index)
     return DeviceMemory(
         name=f"cuda:{index} ({found.name})",
@@ -41,7 +41,7 @@ def unused_gpu(index: int) -> DeviceMemory:
 
 
 def host_memory(root: Path = Path("/")) -> DeviceMemory:
-    """What the kernel could give, and the control group that this process is in allows. `root`: for tests."""
+    """Return the memory that the kernel could give and that this process's control groups allow. `root` is for tests."""
     kib = dict(line.split(":") for line in (root / "proc/meminfo").read_text().splitlines() if ":" in line)
     total, free = (int(kib[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
     for group in _control_groups(root):
@@ -52,13 +52,14 @@ def host_memory(root: Path = Path("/")) -> DeviceMemory:
 
 
 def host_cpus() -> int:
-    """Logical processors that this process may run on."""
+    """Return the number of logical processors that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
 def host_cores(root: Path = Path("/")) -> int:
-    """Physical cores that this process may keep busy: of those that it may run on, no more than its control groups allow it time
-    of. Two threads of one core multiply no faster than one. `root`: for tests."""
+    """Return the number of physical cores that this process may keep busy. Its control groups may allow it less time than the
+    cores that it may run on have. Two threads of one core multiply no faster than one, so they count once. `root` is for
+    tests."""
     cores = {
         _core(root / f"sys/devices/system/cpu/cpu{number}/topology", number)
         for number in os.sched_getaffinity(0)
@@ -68,13 +69,13 @@ def host_cores(root: Path = Path("/")) -> int:
 
 
 def _core(topology: Path, number: int) -> tuple[int, int]:
-    """(package, core); a processor that says nothing of itself is a core of its own."""
+    """Return (package, core). A processor that says nothing of itself is a core of its own."""
     core = _number(topology / "core_id")
     return (-1, number) if core is None else (_number(topology / "physical_package_id") or 0, core)
 
 
 def _cpu_quota(path: Path) -> float:
-    """Processors' worth of time; 0: no limit."""
+    """Return how many processors' worth of time the control group allows; 0 where it sets no limit."""
     try:
         quota, period = path.read_text().split()
         return int(quota) / int(period)
@@ -83,12 +84,13 @@ def _cpu_quota(path: Path) -> float:
 
 
 def host_gpus(root: Path = Path("/")) -> int:
-    """NVIDIA's GPUs of this host, seen by this process or not; 0 also where the driver does not say. `root`: for tests."""
+    """Count the host's NVIDIA GPUs, visible to this process or not. Returns 0 also where the driver does not say. `root` is for
+    tests."""
     return len(list((root / "proc/driver/nvidia/gpus").glob("*")))
 
 
 def _control_groups(root: Path) -> list[Path]:
-    """This process' (version 2), and those above it."""
+    """Yield this process's control group (version 2) and those above it."""
     top = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -100,7 +102,7 @@ def _control_groups(root: Path) -> list[Path]:
 
 
 def _file_cache(group: Path) -> int:
-    """Bytes of files that the kernel would give up first. They count as used."""
+    """Return the bytes of cached files that count as used and that the kernel would give up first."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How often each expert is chosen, read off a model now and then."""
+"""Reads off a model, now and then, how often each expert was chosen."""
 
 import time
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from models.causal_model import CausalModel
 P = TypeVar("P")
 
 INTERVAL_S = 1.0
-"""A rank says what it has counted at most so often: reading the counts waits for the device."""
+"""The shortest time between two reports of a rank's counts, since reading them waits for the device."""
 
 
 def counted(step: Callable[[P], StepResult], model: CausalModel) -> Callable[[P], StepResult]:
-    """`step`, whose results now and then carry the loads of `model`'s experts since the last time."""
+    """Wrap `step` so that its results now and then carry the loads of `model`'s experts since the last time."""
     if not model.experts:
         return step
     due_s = time.monotonic() + INTERVAL_S

@@ -1,7 +1,7 @@
 """Which tokens the grammars of a rank's sequences allow next. Threads work it out while the model computes.
 
-Invariant: a mask is a function of the grammar and the output tokens, so a sequence that comes from elsewhere, or comes back, has
-the same one. A token that is drawn goes to a thread at once, and the next draw takes what the thread has made of it."""
+Invariant: a mask is a function of the grammar and the output tokens. So a sequence that was handed over or preempted gets the
+same mask. A drawn token goes to a thread at once, and the next draw takes the mask that the thread has made of it."""
 
 import logging
 from collections import OrderedDict
@@ -19,37 +19,37 @@ from core.types import Grammar, TokenId
 _log = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
-"""Grammars kept ready for the next sequence that asks for the same."""
+"""The number of compiled grammars kept for the next sequence that asks for the same one."""
 _LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's own: of states, of items and of work for one mask."""
+"""llguidance's own limits on states, items and the work for one mask."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """For the rows of a batch that have a grammar."""
+    """The masks of those rows of a batch that have a grammar."""
 
     rows: list[int]
     bits: np.ndarray
     """(len(rows), words) int32, as in `Ops.mask`"""
     complete: frozenset[int]
-    """Rows whose output can only end."""
+    """The rows whose output can only end."""
 
 
 class GrammarMasks:
-    """One rank's. `begin` before a step's forward pass, `masks` at its draw, `drawn` behind it."""
+    """One rank's grammars. Call `begin` before a step's forward pass, `masks` at its draw and `drawn` behind it."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`folder`: the checkpoint's, with its tokenizer.json; `vocab_size`: the width of the logits."""
+        """`folder` is the checkpoint's, with its tokenizer.json; `vocab_size` is the width of the logits."""
         self._folder, self._vocab_size = folder, vocab_size
         self._starting = ThreadPoolExecutor(1, "grammar-start")
-        """A grammar that takes long to compile holds up no mask of those that are under way."""
+        """Compiles grammars. It is separate so that a slow compilation holds up no mask of a running sequence."""
         self._advancing = ThreadPoolExecutor(1, "grammar")
         self._sequences: dict[str, Future[_Matching]] = {}
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def begin(self, plan: StepPlan) -> None:
-        """Sequences have left and come."""
+        """Take note of the sequences that have left and come."""
         for key in plan.drop:
             self._sequences.pop(key, None)
         for new in plan.new:
@@ -57,7 +57,7 @@ class GrammarMasks:
                 self._sequences[new.key] = self._starting.submit(self._start, new, new.sampling.grammar)
 
     def masks(self, keys: Sequence[str]) -> RowMasks | None:
-        """For the batch of these sequences; None where none of them has a grammar. Waits for the threads."""
+        """Return the masks for this batch; None where no sequence has a grammar. Waits for the threads."""
         found = [
             (row, self._sequences[key].result()) for row, key in enumerate(keys) if key in self._sequences
         ]
@@ -67,7 +67,7 @@ class GrammarMasks:
         return RowMasks([row for row, _ in found], np.stack([one.bits for _, one in found]), complete)
 
     def drawn(self, key: str, token: TokenId) -> None:
-        """`token` follows what the sequence has."""
+        """Advance the sequence's matcher by the drawn `token`."""
         if (before := self._sequences.get(key)) is not None:
             self._sequences[key] = self._advancing.submit(lambda: before.result().advance(token))
 
@@ -90,13 +90,13 @@ class GrammarMasks:
 
 
 class _Matching:
-    """One sequence's matcher, and the mask of its next draw. One thread at a time changes it, none while a draw reads it."""
+    """One sequence's matcher and the mask of its next draw. One thread at a time changes it, and none while a draw reads it."""
 
     def __init__(self, new: NewSeq, grammar: Grammar, matcher: LLMatcher, vocab_size: int) -> None:
         self._key, self._grammar, self._matcher = new.key, grammar, matcher
         self._stops = new.sampling.stop_token_ids
         self._is_free = grammar.think_end is not None and grammar.think_begin is None
-        """Within the reasoning."""
+        """True within the reasoning, which the grammar does not constrain."""
         self._may_think = grammar.think_begin is not None
         self.bits = np.empty((vocab_size + 31) // 32, np.int32)
         self.is_complete = False
@@ -116,7 +116,8 @@ class _Matching:
         self._may_think = False
 
     def fill(self) -> "_Matching":
-        """A stop token is allowed only where the output may end. A matcher that has hit one of its limits allows nothing else."""
+        """Fill the mask of the next draw. A stop token is allowed only where the output may end. A matcher that has hit one of
+        its limits allows nothing else."""
         matcher = self._matcher
         if self._is_free:
             self.bits.fill(-1)
@@ -145,5 +146,5 @@ class _Matching:
 
 
 def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
-    """The checkpoint's tokens as bytes. Raises ValueError where llguidance cannot read its tokenizer.json."""
+    """Return the checkpoint's tokens as bytes. Raises ValueError where llguidance cannot read its tokenizer.json."""
     return LLTokenizer(str(folder / "tokenizer.json"), n_vocab=vocab_size)

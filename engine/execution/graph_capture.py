@@ -1,4 +1,4 @@
-"""Launches of a step captured once and replayed: as a CUDA graph, or, where there is no GPU, by making them again."""
+"""Captures the launches of a step once and replays them: as a CUDA graph or, without a GPU, by launching them again."""
 
 from collections.abc import Callable
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 Launch = Callable[[], Tensor]
 Capture = Callable[[Launch], Launch]
-"""launches, which read and write the same memory whenever they are made -> what makes them again. All results are one tensor."""
+"""Takes launches that always read and write the same memory, and returns what repeats them. All results are one tensor."""
 
 _WARM_UPS = 2
-"""Before a capture, in which nothing may be compiled, chosen or allocated for good."""
+"""Launches made before a capture, during which nothing may be compiled, chosen or allocated for good."""
 
 
 class CudaCapture:
-    """Captures CUDA graphs, whose scratch memory all share: one may be replayed at a time, on one stream."""
+    """Captures CUDA graphs that share their scratch memory. One of them may be replayed at a time, on one stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -40,6 +40,6 @@ class CudaCapture:
 
 
 def again(launch: Launch) -> Launch:
-    """`Capture` without a GPU: whatever a step must not take from the time of its capture is wrong here, too."""
+    """A `Capture` without a GPU. What a step wrongly remembers from its capture is wrong here, too, so tests find it."""
     launch()
     return launch

@@ -1,4 +1,4 @@
-"""The ranks of an instance, in this process: one compute thread, strictly in the order of the calls."""
+"""The ranks of an instance in this process: one compute thread, which executes the calls strictly in order."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from core.plan import StepPlan, StepResult
 
 
 class InlineGroup:
-    """core.ports.WorkerGroup over `step`, which runs on a thread of its own."""
+    """A core.ports.WorkerGroup over `step`, which runs on a thread of its own."""
 
     def __init__(self, step: Callable[[StepPlan], StepResult]) -> None:
         self._step = step
@@ -23,5 +23,5 @@ class InlineGroup:
         )  # a rank in this process fails in `execute` or with all of it
 
     async def close(self) -> None:
-        """Waits for the running step."""
+        """Wait for the running step and end the thread."""
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)

@@ -20,7 +20,7 @@ TORCH_DTYPES = {
 
 
 class DevicePool(Protocol):
-    """The KV that a runner computes on, and what it must say of it."""
+    """The KV that a runner computes on. The runner tells it which blocks it reads and writes."""
 
     @property
     def layers(self) -> list[KVLayer]:
@@ -32,7 +32,7 @@ class DevicePool(Protocol):
 
     @property
     def is_mirrored(self) -> bool:
-        """`arrived` and `written` are to be called."""
+        """Whether `arrived` and `written` are to be called."""
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -40,20 +40,21 @@ class DevicePool(Protocol):
         ...
 
     def arrived(self, blocks: Tensor) -> None:
-        """(N,) int64: blocks about to be read whose bytes others may have put into the buffer."""
+        """Take note of (N,) int64 blocks that are about to be read and whose bytes others may have put into the buffer."""
         ...
 
     def written(self, layer: int, slots: Tensor) -> None:
-        """(T,) int64: block * block_size + offset of tokens whose K and V the device has written in the pool's layer `layer`."""
+        """Take note of (T,) int64 slots (block * block_size + offset) whose K and V the device has written in the pool's
+        `layer`."""
         ...
 
     def synchronise(self) -> None:
-        """Returns when what was `written` is in the buffer."""
+        """Wait until everything `written` is in the buffer."""
         ...
 
 
 class KVPool:
-    """Computed on where it lies. The buffer may be shared with other processes."""
+    """A pool that is computed on where it lies. The buffer may be shared with other processes."""
 
     is_mirrored = False
 
@@ -68,23 +69,23 @@ class KVPool:
                 part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
 
     def arrived(self, blocks: Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing: the buffer is the pool."""
 
     def written(self, layer: int, slots: Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing: the buffer is the pool."""
 
     def synchronise(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the buffer is the pool."""
 
 
 def bytes_of(shard: KVShard, num_blocks: int, buffer: memoryview) -> Tensor:
-    """(pool bytes,) uint8 over the beginning of `buffer`."""
+    """Return (pool bytes,) uint8 over the beginning of `buffer`."""
     return torch.frombuffer(buffer, dtype=torch.uint8, count=shard.pool_bytes(num_blocks))
 
 
 def pool_parts(shard: KVShard, num_blocks: int, flat: Tensor) -> tuple[Tensor, ...]:
-    """Over `flat`, a pool's bytes: vectors (layers, num_blocks, planes, heads, block_size, head_dim), those of 8 bits as uint8,
-    which all operations know; and, where they have scales, those, without head_dim."""
+    """Return views of `flat`, a pool's bytes: the vectors (layers, num_blocks, planes, heads, block_size, head_dim) and, where
+    there are any, their scales without head_dim. Vectors of 8 bits are uint8, which all operations know."""
     layout = shard.layout
     shape = (shard.num_layers, num_blocks, layout.num_planes, shard.num_heads, layout.block_size)
     at, dtype = shard.data_bytes(num_blocks), TORCH_DTYPES[layout.dtype]

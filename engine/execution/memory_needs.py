@@ -1,4 +1,4 @@
-"""What each rank of a model needs beside its KV pool, from the model's description alone: no weight is read for it."""
+"""What each rank of a model needs beside its KV pool, worked out from the model's description alone: no weight is read."""
 
 from dataclasses import dataclass
 
@@ -16,28 +16,29 @@ from parallel.plans import ModelShare, even_part, part_of
 
 _FLOAT, _DOUBLE = 4, 8
 _MXFP4_BYTES = 0.5 + 1 / 32
-"""Four bits, and an exponent of a byte for each 32 numbers."""
+"""Four bits a number, and an exponent of one byte for each 32 numbers."""
 _TILE_TOKENS = 128
-"""Queries that PyTorch's attention computes at once on a CPU."""
+"""The number of queries that PyTorch's attention computes at once on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """How a rank keeps a model, in bytes of each number."""
+    """How a rank keeps a model, in bytes for each number."""
 
     matrix: float
-    """Projections and the head."""
+    """Bytes of a number in the projections and the head."""
     expert: float
     other: int
-    """The embedding, activations and biases: what the model computes in."""
+    """Bytes of a number in the embedding, activations and biases: those of the dtype that the model computes in."""
     on_cpu: bool
-    """Matrices are packed: a head that is tied to the embedding is kept beside it."""
+    """Whether matrices are packed. A head that is tied to the embedding is then kept beside it."""
 
 
 def stored_as(
     spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, deterministic: bool
 ) -> Stored:
-    """`dtype`: what the model computes in. A GPU keeps quantised weights as they are, but with `deterministic`."""
+    """Return how weights are kept where the model computes in `dtype`. A GPU keeps quantised weights as they are unless it is
+    `deterministic`."""
     wide = DTYPE_BYTES[dtype]
     if device.type == "cpu":
         matrix = bytes_per_number(weights, getattr(torch, dtype))
@@ -48,7 +49,7 @@ def stored_as(
 
 
 def quantised_bytes(how: Quantisation) -> float:
-    """Bytes of each number, with its share of the scales."""
+    """Return the bytes of each number, with its share of the scales."""
     if how.kind == "scaled":
         return 1.0
     return 0.5 + (3 / how.group if how.group else 0)
@@ -64,8 +65,9 @@ def needs_of(
     num_spare: int = 0,
     num_weights: int = 0,
 ) -> list[RankNeeds]:
-    """For each rank. `context_tokens`: of the longest sequence; `num_spare`: as in `parallel.plans.check`; `num_weights`: of a
-    model on one rank whose layers its description does not tell."""
+    """Return the needs of each rank. `context_tokens` is the length of the longest sequence and `num_spare` is as in
+    `parallel.plans.check`. `num_weights` is the number of weights of a model on one rank whose layers its description does not
+    tell."""
     dims = dims_of(spec)
     shares = [part_of(dims, mesh, rank) for rank in range(mesh.size)]
     return [
@@ -80,7 +82,7 @@ def needs_of(
 
 
 def _counted_bytes(spec: ModelSpec, num_weights: int, stored: Stored) -> int:
-    """As though all but the embedding were matrices. A head that is tied to it is packed beside it."""
+    """Count all weights but the embedding as matrices. A head that is tied to the embedding is packed beside it."""
     table = spec.vocab_size * spec.hidden_size
     rest = num_weights - table * (1 if spec.tied else 2)
     return int(rest * stored.matrix + table * (stored.other + stored.matrix))
@@ -118,8 +120,8 @@ def _feed_forward_bytes(
 def _step_bytes(
     spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, stored: Stored, context_tokens: int
 ) -> int:
-    """Tensors that live at once in the step with most tokens: the residual stream, and the largest of what a layer's two halves
-    and the drawing of tokens have beside it."""
+    """Return the bytes of tensors that live at once in the largest step: the residual stream, and the most that a layer's two
+    halves and the drawing of tokens have beside it."""
     tokens, wide = engine.max_batch_tokens, stored.other
     residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
@@ -155,7 +157,8 @@ def _attention_bytes(
 
 
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:
-    """The inner rows of the widest MLP, gates and ups beside their product; a mixture's for each of the experts chosen."""
+    """Return the bytes of the inner rows of the widest MLP: gates and ups beside their product, for each chosen expert of a
+    mixture."""
     inner = -(-spec.intermediate_size // mesh.tp) * 3
     if (moe := spec.moe) is None:
         return tokens * inner * wide

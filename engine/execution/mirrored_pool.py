@@ -1,8 +1,8 @@
 """A KV pool in a GPU's memory, with a copy in host memory that transports and lower tiers read and write.
 
-Invariant: what the device has written of a block is in the host's copy when the step ends, so that the host's copy of any block
-is always whole and may be brought to the device again. The GPU itself moves the bytes, through a mapping of the host's memory:
-each vector written costs its bytes on the bus once, and so does a block that is first read after others may have filled it."""
+Invariant: when a step ends, the host's copy has what the device has written in it. So the host's copy of any block is always
+whole and may be brought to the device again. The GPU itself moves the bytes, through a mapping of the host's memory. Each vector
+that is written crosses the bus once, and so does a block that is first read after others may have filled it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from engine.execution.kv_pool import bytes_of, layers_of, pool_parts
 
 
 class MirroredPool:
-    """engine.execution.kv_pool.Pool. On a CPU the two memories are separate all the same, which is how it is tested."""
+    """An engine.execution.kv_pool.DevicePool in two memories. They are separate on a CPU too, which is how it is tested."""
 
     is_mirrored = True
 
@@ -27,7 +27,8 @@ class MirroredPool:
         own = torch.zeros(shard.pool_bytes(num_blocks + 1), dtype=flat.dtype, device=device)
         self._pool = pool_parts(shard, num_blocks + 1, own)
         self.empty_block = num_blocks
-        """Behind all others, in the device's memory alone. Nobody is given it: rows that only fill up a step write there."""
+        """One block behind all others, in the device's memory alone. No sequence gets it: rows that only fill up a step write
+        there."""
         self._block_size = shard.layout.block_size
         self.device = device
         self.layers = layers_of(shard, self._pool)
@@ -48,7 +49,7 @@ class MirroredPool:
             host[layer][block, :, :, offset] = pool[layer][block, :, :, offset]
 
     def written_in_all(self, slots: Tensor) -> None:
-        """`written` in all layers at once."""
+        """Take note of `written` slots in all layers at once."""
         block, offset = slots // self._block_size, slots % self._block_size
         for host, pool in zip(self._host, self._pool, strict=True):
             host[:, block, :, :, offset] = pool[:, block, :, :, offset]
@@ -59,7 +60,7 @@ class MirroredPool:
 
 
 class _DeviceMemory:
-    """What torch makes a tensor of, without a copy."""
+    """Device memory in the form from which torch makes a tensor without a copy."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -71,7 +72,8 @@ class _DeviceMemory:
 
 
 def _seen_by(device: torch.device, host: Tensor) -> Tensor:
-    """`host`'s memory, bytes, as a tensor of `device`: pages are locked, and mapped at the same addresses. Raises ConfigError."""
+    """Return the bytes of `host` as a tensor of `device`. Pages are locked and mapped at the same addresses. Raises
+    ConfigError."""
     if device.type == "cpu":
         return host
     address, num_bytes = host.data_ptr(), host.nbytes

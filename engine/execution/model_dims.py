@@ -32,7 +32,7 @@ def dims_of(spec: ModelSpec) -> Dims:
 
 
 def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> None:
-    """`parallel.plans.check`, and that transformers' layers are not cut. Raises ConfigError."""
+    """Run `parallel.plans.check`, and refuse to cut layers of transformers. Raises ConfigError."""
     if spec.implementation == "transformers" and mesh.size > 1:
         raise ConfigError(
             f"{role}: {mesh} is impossible for {spec.architecture}, whose layers transformers computes: an instance of it is one "
@@ -42,14 +42,14 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
 
 
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
-    """Bytes of one expert's weights in one layer, as far as a rank has them."""
+    """Return the bytes of one expert's weights in one layer, as far as a rank has them."""
     assert spec.moe is not None
     weights = spec.moe.intermediate_size * (3 * spec.hidden_size + 2 * spec.moe.by_turns)
     return -(-weights // tp) * DTYPE_BYTES[dtype]
 
 
 def rules_of(spec: ModelSpec) -> tuple[Rule, ...]:
-    """How the model's tensors are cut, as its checkpoints spell them."""
+    """Return how the model's tensors are cut, named as its checkpoints name them."""
     if spec.moe is None or not spec.moe.by_turns:
         return RULES + EXPERTS
     return RULES + (BY_TURNS_MXFP4 if spec.moe.mxfp4 else BY_TURNS)
@@ -60,13 +60,13 @@ def mesh_of(parallel: ParallelConfig) -> Mesh:
 
 
 def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, ...]:
-    """What each rank of a mesh keeps of the KV."""
+    """Return what each rank of a mesh keeps of the KV."""
     parts = [part_of(dims_of(spec), mesh, rank) for rank in range(mesh.size)]
     return tuple(KVShard(layout, part.layers, part.kv_heads) for part in parts)
 
 
 def attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:
-    """Numbers in one layer's projections, as far as they make so many of its heads."""
+    """Return the number of weights in the part of one layer's projections that makes so many of its heads."""
     if spec.mla is None:
         return spec.hidden_size * 2 * (heads + kv_heads) * spec.head_dim
     mla = spec.mla

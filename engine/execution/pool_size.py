@@ -25,14 +25,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """What an instance's ranks find on their devices."""
+    """The memory that an instance's ranks find on their devices."""
 
     devices: tuple[DeviceMemory, ...]
-    """Each rank's."""
+    """The memory of each rank's device."""
     num_sharers: int = 1
-    """Ranks, of this instance and of others, among which one device's memory is shared evenly."""
+    """The number of ranks, of this instance and of others, that share one device's memory evenly."""
     most_pool_bytes: int | None = None
-    """What each rank's pool may take of memory beside the device's: where it is copied to, or shared with others."""
+    """The most that each rank's pool may take of memory beside the device's, to which it is copied or in which it is shared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PoolSize:
     num_blocks: int
     max_context_tokens: int
     dtype: str
-    """What the model computes in."""
+    """The dtype that the model computes in."""
     weights: WeightFormat
     """How ranks on CPUs keep matrices."""
     pools: tuple[RankPool, ...]
@@ -57,7 +57,7 @@ class PoolSize:
         return memory_bytes(self.pools)
 
     def summary(self) -> str:
-        """For people: how much KV there is, and what the fullest rank has."""
+        """Return a sentence for people: how much KV there is, and what the fullest rank has."""
         pool, needs = max(
             zip(self.pools, self.needs, strict=True), key=lambda rank: rank[0].num_bytes + rank[1].num_bytes
         )
@@ -79,11 +79,10 @@ def size_pool(
     memories: Sequence[int] = (),
     found: RankMemory | None = None,
 ) -> PoolSize:
-    """How many blocks an instance has, from the model's description alone. Raises ConfigError, also where weights, the largest
-    step and the pool do not fit.
-
-    `device`: what its ranks compute on, where this process has another one. `memories`: on which of its hosts each rank is.
-    `found`: what memory they have there; None: this process' device is all theirs."""
+    """Work out how many blocks an instance has, from the model's description alone. `device` is what its ranks compute on, where
+    this process has another one. `memories` says on which of its hosts each rank is. `found` is the memory that they have there;
+    None means that all of this process's device is theirs. Raises ConfigError, also where weights, the largest step and the pool
+    do not fit."""
     spec = read_spec(folder, model.implementation)
     device = device or choose_device(engine.device)
     dtype = choose_dtype(spec, model.dtype, device)
@@ -130,12 +129,12 @@ def size_pool(
 
 
 def _threads(found: RankMemory) -> int:
-    """A rank that shares a host with others has its share of the cores. One on a GPU only launches kernels."""
+    """Return the threads of each rank. Ranks on one host share its cores. A rank on a GPU only launches kernels."""
     return max(1, host_cores() // found.num_sharers) if found.devices[0].is_host else 1
 
 
 def _asked_blocks(engine: EngineConfig, shards: Sequence[KVShard], groups: Sequence[int], mesh: Mesh) -> int:
-    """Blocks of each group of ranks, as the configuration says. Raises ConfigError."""
+    """Return the blocks of each group of ranks, as the configuration says. Raises ConfigError."""
     block_bytes = sum(shard.pool_bytes(1) for shard, dp in zip(shards, groups, strict=True) if dp == 0)
     num_blocks = (engine.num_blocks or engine.kv_bytes // block_bytes) // mesh.dp
     if num_blocks < 2:
@@ -156,8 +155,9 @@ def _blocks_with_room(
     sharing: Sequence[Sharing],
     max_context_tokens: int,
 ) -> int:
-    """Blocks of each group of ranks, for which the fullest rank has room: two at least, with which `check_fit` then says what is
-    missing, and no more than all sequences at their longest need. Mostly they are shorter, and prefixes have the rest."""
+    """Return the blocks of each group of ranks for which the fullest rank has room. It is at least two, with which `check_fit`
+    then says what is missing, and at most what all sequences need at their longest. Mostly they are shorter, and prefixes have
+    the rest."""
     most = engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size)
     for shard, need, memory, shared in zip(shards, needs, found.devices, sharing, strict=True):
         room = kv_room(memory, need, engine.memory_utilization, shared)
@@ -168,7 +168,7 @@ def _blocks_with_room(
 
 
 def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:
-    """Raises ConfigError."""
+    """Return how ranks keep the model. Raises ConfigError."""
     if kv_dtype == "auto":
         return layout
     if layout.state == "mla":

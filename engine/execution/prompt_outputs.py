@@ -1,4 +1,4 @@
-"""What is wanted of a prompt's own tokens: how likely they are, or one vector of all. Read in the steps that compute them."""
+"""Reads what is wanted of a prompt's own tokens in the steps that compute them: how likely they are, or one vector of all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,15 +11,14 @@ from engine.execution.batch import RankSeq
 from models.causal_model import CausalModel
 
 _ROWS = 128
-"""Logits held at once: of a vocabulary of 150,000 this many rows are 77 MB."""
+"""The number of rows of logits held at once. For a vocabulary of 150,000 they are 77 MB."""
 
 
 def read_prompts(
     model: CausalModel, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
 ) -> None:
-    """Keeps with each of `seqs` what it asks for. `hidden` (T, hidden_size): of all tokens of `work`, packed.
-
-    Every rank of a tensor-parallel group calls this with the same work: logits are gathered from all."""
+    """Keep with each of `seqs` what it asks for. `hidden` (T, hidden_size) belongs to all packed tokens of `work`. Every rank of
+    a tensor-parallel group calls this with the same work, since logits are gathered from all."""
     at = 0
     for item, seq in zip(work, seqs, strict=True):
         if seq.scores is not None:
@@ -30,7 +29,7 @@ def read_prompts(
 
 
 def with_prompt(drawn: Sampled, seq: RankSeq) -> Sampled:
-    """The first token of `seq`, and what was kept of its prompt, which is given up."""
+    """Return the first token of `seq` with what was kept of its prompt, which is given up."""
     scores, pooled = seq.scores, seq.pooled
     if scores is None and pooled is None:
         return drawn
@@ -61,7 +60,7 @@ def _score(model: CausalModel, hidden: torch.Tensor, seq: RankSeq, start: int) -
 
 
 def _scores(model: CausalModel, hidden: torch.Tensor, seq: RankSeq, start: int) -> list[PromptScore]:
-    """For the tokens behind each of `hidden`, the first of which is at `start`."""
+    """Return the scores of the tokens behind each of `hidden`, the first of which is at `start`."""
     logits = model.logits(hidden)
     following = seq.tokens[start + 1 : start + 1 + len(hidden)]
     tokens = torch.from_numpy(following).to(logits.device)

@@ -28,7 +28,7 @@ class Runner:
         *,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        """`graphs`: of the same model and pool. `grammars`: None where no sequence has one."""
+        """`graphs` are of the same model and pool. `grammars` is None where no sequence can have one."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._graphs, self._grammars = graphs, grammars
         self._device = pool.device
@@ -36,7 +36,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
-        """Returns when every KV write of the step is in the pool and its tokens are drawn."""
+        """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
         started = time.perf_counter()
         if self._grammars is not None:
             self._grammars.begin(plan)
@@ -60,7 +60,7 @@ class Runner:
         )
 
     def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
-        """(N, hidden_size): rows whose next token is drawn."""
+        """Return (N, hidden_size): the rows whose next token is drawn."""
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
         on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
@@ -82,7 +82,7 @@ def draw_tokens(
     seqs: list[RankSeq],
     grammars: GrammarMasks | None,
 ) -> list[Sampled]:
-    """From hidden states (N, hidden_size) of the sequences' last tokens, whose next ones are appended."""
+    """Draw the next tokens from the hidden states (N, hidden_size) of the sequences' last tokens, and append them."""
     logits = model.logits(hidden)
     masks = grammars.masks(keys) if grammars is not None else None
     out = sample(logits, keys, seqs, model.ops, masks)
@@ -97,8 +97,8 @@ def draw_tokens(
 def begin_step(
     plan: StepPlan, seqs: dict[str, RankSeq], pool: DevicePool, block_size: int, sink: LayerSink | None
 ) -> LayerDone | None:
-    """Sequences have left and come, and their blocks are as the step finds them. Returns whom to tell of its layers, if anybody
-    waits for them."""
+    """Let sequences leave and come, and bring the blocks into the state that the step expects. Returns whom to tell of the step's
+    layers, if anybody waits for them."""
     for key in plan.drop:
         seqs.pop(key, None)
     for new in plan.new:
@@ -112,9 +112,8 @@ def begin_step(
 def layer_hook(
     pool: DevicePool, slots: torch.Tensor, layer_done: LayerDone | None, first_layer: int = 0
 ) -> Callable[[int], None] | None:
-    """What is to be called with each layer of the model when its KV of the tokens at `slots` is computed.
-
-    `first_layer` is the pool's first."""
+    """Return a hook to be called with each layer of the model when its KV of the tokens at `slots` is computed. `first_layer` is
+    the pool's first."""
     if not pool.is_mirrored:
         return None if layer_done is None else lambda layer: layer_done(0, layer)
 
@@ -128,7 +127,7 @@ def layer_hook(
 
 
 def _take_in(pool: DevicePool, plan: StepPlan, block_size: int) -> None:
-    """Whatever of new sequences is computed already may have been computed elsewhere."""
+    """Take in what others may have computed of the new sequences' KV."""
     if not pool.is_mirrored:
         return
     new = {seq.key for seq in plan.new}

@@ -21,12 +21,12 @@ from kernels.ops import Ops
 from kernels.sampling import Draw, Penalties
 
 _Logprobs = tuple[float, tuple[tuple[TokenId, float], ...]]
-"""A token's, and the likeliest ones', with their ids."""
+"""The log-probabilities of a token and of the likeliest ones, with their ids."""
 _PACK = struct.Struct("<qq").pack
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1), from (seed, position) alone."""
+    """Return a number in [0, 1) that depends on (seed, position) alone."""
     digest = hashlib.blake2b(_PACK(seed, position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
@@ -38,8 +38,8 @@ def sample(
     ops: Ops,
     masks: RowMasks | None = None,
 ) -> list[Sampled]:
-    """One token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i. `masks`: of
-    the rows with a grammar."""
+    """Draw one token for each row of `logits` (N, V) float32, which is overwritten. `seqs[i]` holds the history of row i, and
+    `masks` those of the rows with a grammar."""
     asking = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
     raw = logits[asking] if asking else None
     complete = masks.complete if masks is not None else ()
@@ -72,7 +72,7 @@ def _draw_of(seq: RankSeq) -> Draw:
 
 
 def _logprobs(raw: torch.Tensor, tokens: torch.Tensor, asked: Sequence[int], ops: Ops) -> list[_Logprobs]:
-    """For each row of `raw` its token's and those of as many of the likeliest as are `asked` for."""
+    """Return, for each row of `raw`, the log-probability of its token and of as many of the likeliest as are `asked` for."""
     found = ops.logprobs(raw, tokens, min(max(asked), raw.shape[1]))
     return [
         (chosen, tuple(zip(ids[:count], values[:count], strict=True)))
@@ -87,8 +87,8 @@ def _is_shaped(sampling: SamplingParams) -> bool:
 
 
 def _shape(row: torch.Tensor, seq: RankSeq, may_end: bool) -> None:
-    """Bias, allowed and banned tokens and minimum length, in place. An output that its grammar has completed `may_end` before its
-    minimum."""
+    """Apply bias, allowed and banned tokens and the minimum length, in place. An output that its grammar has completed `may_end`
+    before its minimum."""
     sampling = seq.sampling
     for token, bias in sampling.logit_bias:
         row[token] += bias
@@ -105,7 +105,7 @@ def _shape(row: torch.Tensor, seq: RankSeq, may_end: bool) -> None:
 
 
 def _banned(words: Sequence[tuple[TokenId, ...]], seq: RankSeq) -> list[TokenId]:
-    """The tokens that would complete one of `words`."""
+    """Return the tokens that would complete one of `words`."""
     known = seq.tokens[: seq.num_tokens]
     return [
         word[-1]
@@ -116,7 +116,7 @@ def _banned(words: Sequence[tuple[TokenId, ...]], seq: RankSeq) -> list[TokenId]
 
 
 def _end_reasoning(row: torch.Tensor, seq: RankSeq, budget: ThinkingBudget) -> None:
-    """Where its budget is spent, in place."""
+    """Force the end of reasoning where its budget is spent, in place."""
     forced = forced_token(budget, seq.tokens[seq.num_prompt : seq.num_tokens])
     if forced is not None:
         row.fill_(-torch.inf)
@@ -124,7 +124,7 @@ def _end_reasoning(row: torch.Tensor, seq: RankSeq, budget: ThinkingBudget) -> N
 
 
 def _penalties(seqs: Sequence[RankSeq]) -> Penalties | None:
-    """None where no row is penalised."""
+    """Return the penalties, or None where no row is penalised."""
     entries: list[np.ndarray] = []
     for row, seq in enumerate(seqs):
         sampling, num_prompt = seq.sampling, seq.num_prompt

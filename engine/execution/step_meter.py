@@ -1,6 +1,6 @@
 """Measures steps of the real ranks: any mix of prompt pieces and decodes at any context, without computing what comes before.
 
-The KV that a step reads is whatever the pool has; how long the step takes does not depend on it."""
+A step reads whatever KV the pool has, since its duration does not depend on the values."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ class StepMeter:
     """One instance's ranks, without scheduler or cluster. Raises ConfigError as the engine's construction does."""
 
     def __init__(self, config: ClusterConfig, folder: Path, found: RankMemory | None = None) -> None:
-        """`found`: as for `size_pool`, where others are to be on this host beside the instance."""
+        """`found` is as for `size_pool`, where others are to be on this host beside the instance."""
         self.size: PoolSize = size_pool(folder, config.model, config.engine, found=found)
         self._block_size = config.engine.block_size
         buffer = memoryview(mmap.mmap(-1, self.size.num_bytes))
@@ -39,7 +39,7 @@ class StepMeter:
         self._rng = random.Random(0)
 
     def measure(self, pieces: list[PromptPiece]) -> float:
-        """Seconds of one step. Raises ConfigError when the pool or the context is too small for it."""
+        """Return the seconds of one step. Raises ConfigError when the pool or the context is too small for it."""
         needed = sum(num_blocks_for(piece.start + piece.count, self._block_size) for piece in pieces)
         longest = max(piece.start + piece.count for piece in pieces)
         if needed > self.size.num_blocks or longest >= self.size.max_context_tokens:

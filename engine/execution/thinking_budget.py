@@ -11,7 +11,7 @@ _MAX_TOKENS_BEFORE = 4
 
 
 def forced_token(budget: ThinkingBudget, output: np.ndarray) -> TokenId | None:
-    """The token that must follow `output` (N,) int64; None where the model chooses."""
+    """Return the token that must follow `output` (N,) int64, or None where the model chooses."""
     start = 0
     if budget.begin:
         at = _find(output[: _MAX_TOKENS_BEFORE + len(budget.begin)], budget.begin)
@@ -27,7 +27,7 @@ def forced_token(budget: ThinkingBudget, output: np.ndarray) -> TokenId | None:
 
 
 def _find(tokens: np.ndarray, part: tuple[TokenId, ...]) -> int | None:
-    """Where `part` begins in `tokens` first."""
+    """Return where `part` first begins in `tokens`."""
     for at in np.flatnonzero(tokens[: max(0, len(tokens) - len(part) + 1)] == part[0]).tolist():
         if tuple(tokens[at : at + len(part)].tolist()) == part:
             return at

@@ -1,4 +1,4 @@
-"""Which blocks each sequence has, and the prefix cache's part in that. Owned by StepScheduler.
+"""Which blocks each sequence has, and what the prefix cache keeps of them. Owned by StepScheduler.
 
 Invariant: every reference that the pool counts belongs to a sequence, to a step that copies from the block, or to a restore."""
 
@@ -18,12 +18,13 @@ from engine.planning.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix. Nobody else sees them until it is over."""
+    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix. No sequence sees them until they are
+    published."""
 
     tokens: tuple[int, ...]
     salt: str
     prefix: tuple[int, ...]
-    """Cached blocks before them, kept meanwhile."""
+    """The cached blocks before them, which are kept meanwhile."""
     blocks: tuple[int, ...]
 
 
@@ -51,25 +52,27 @@ class BlockLedger:
     def __init__(self, pool: BlockPool, cache: RadixCache, block_size: int) -> None:
         self._pool, self._cache, self._block_size = pool, cache, block_size
         self._copy_sources: dict[int, list[int]] = {}
-        """Step -> blocks referenced until it is committed, because it copies from them."""
+        """By step, the blocks that are referenced until it is committed because it copies from them."""
         self._restores: list[Restore] = []
         self._found: dict[bool, _Found] = {}
-        """With and without part of a block: what was looked for last, which is mostly who waits for room."""
+        """The last match with part of a block, and the last one without. The same request, waiting for room, mostly asks
+        again."""
         self.num_queried_tokens = self.num_hit_tokens = 0
-        """Known tokens of admitted sequences, and of these the cached ones."""
+        """The known tokens of admitted sequences, and how many of them were cached."""
 
     @property
     def num_available(self) -> int:
-        """Unused blocks and those that the prefix cache would give up."""
+        """The number of unused blocks and of those that the prefix cache would give up."""
         return self._pool.num_free + self._cache.num_evictable
 
     @property
     def num_restores(self) -> int:
-        """Those that are under way."""
+        """The number of restores that are under way."""
         return len(self._restores)
 
     def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> PrefixMatch:
-        """RadixCache.match of `request`, of which `tokens` are known; not looked for again while the same would be found."""
+        """Match the first `tokens` of `request` as RadixCache.match does. An earlier match is used again while it would still be
+        found."""
         if not request.reuses_prefix and len(tokens) == len(request.prompt):
             return PrefixMatch(blocks=())
         found = self._found.get(partial)
@@ -102,7 +105,7 @@ class BlockLedger:
         return True
 
     def copy_partial(self, seq: Sequence, match: PrefixMatch, step: int) -> BlockCopy:
-        """The beginning of a partly equal block, for the first block that `admit` gave fresh."""
+        """Return the copy of a partly equal block's beginning into the first block that `admit` gave fresh."""
         destination = seq.block_ids[len(match.blocks)]
         self._copy_sources.setdefault(step, []).append(match.partial_block)
         seq.num_computed += match.partial_tokens
@@ -113,11 +116,11 @@ class BlockLedger:
         self._give_back(self._copy_sources.pop(step, []))
 
     def grow(self, seq: Sequence, count: int) -> None:
-        """The caller has checked `num_available`."""
+        """Give the sequence more blocks. The caller has checked `num_available`."""
         seq.grow(self._take(count))
 
     def offer(self, seq: Sequence, num_tokens: int) -> None:
-        """The KV of the first `num_tokens` tokens is complete: the cache may keep their full blocks."""
+        """Offer the cache the full blocks of the sequence's first `num_tokens` tokens, whose KV is complete."""
         num_full = min(num_tokens, len(seq.tokens)) // self._block_size
         if num_full > seq.num_kept:
             twins = self._cache.insert(
@@ -152,7 +155,7 @@ class BlockLedger:
         self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
 
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:
-        """Raises Bug where the sequences, the pool and the prefix cache disagree."""
+        """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         refs = [0] * self._pool.blocks.stop
         held = [block for blocks in self._copy_sources.values() for block in blocks]
         held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]

@@ -1,8 +1,8 @@
-"""Data-parallel attention, as the planner sees it: a StepScheduler for each group of ranks that serves sequences of its own.
+"""Data-parallel attention as the planner sees it: one StepScheduler for each group of ranks, which serves sequences of its own.
 
-Blocks are numbered over all groups, each group having a range of them, so that a block's number says who holds it. A sequence
-belongs to one group from its admission to its end, and is preempted, shared with and computed there. All groups' plans of a step
-are one plan: the ranks execute it together, since a layer's experts are spread over all of them."""
+Blocks are numbered over all groups. Each group has a range of them, so a block's number says who holds it. A sequence belongs to
+one group from its admission to its end, and is preempted, shared with and computed there. The plans of all groups make up one
+plan: the ranks execute it together, since a layer's experts are spread over all of them."""
 
 import itertools
 from collections import Counter
@@ -21,11 +21,11 @@ from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler
 
 _READ_COST = 1 / 16
-"""What a token of context costs a group in each step, where a prompt's token that is to be computed costs 1."""
+"""What a token of context costs a group in each step, where a prompt's token that must be computed costs 1."""
 
 
 class DpScheduler:
-    """As StepScheduler, over `num_groups` of them. `num_blocks` are all blocks, a multiple of `num_groups`."""
+    """A Planner over `num_groups` StepSchedulers. `num_blocks` counts all blocks and is a multiple of `num_groups`."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class DpScheduler:
         self.num_blocks, self._blocks_each = each * num_groups, each
         self._steps = itertools.count()
         self._planned: dict[int, list[StepPlan | None]] = {}
-        """By step, of each group its part."""
+        """By step, each group's part of the plan."""
         self._cached: Counter[int] = Counter()
-        """How many groups have kept the block of this hash."""
+        """By hash, the number of groups that keep the block."""
 
     @property
     def num_used_blocks(self) -> int:
@@ -98,7 +98,7 @@ class DpScheduler:
         return [key for group in self._groups for key in group.stuck_pushes]
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """A block counts as kept as long as any group keeps it."""
+        """Return the hashes of blocks kept and given up. A block counts as kept as long as any group keeps it."""
         before: dict[int, int] = {}
         for group in self._groups:
             added, removed = group.drain_cache_events()
@@ -167,7 +167,8 @@ class DpScheduler:
         return max(group.num_cached_blocks(request) for group in self._groups)
 
     def begin_restore(self, request: Request, count: int) -> Restore | None:
-        """Behind the longest cached prefix; of the groups that have as much of it, where the least is to do."""
+        """Restore behind the longest cached prefix. Among the groups that have as much of it, the one with the least to do is
+        chosen."""
         most = self.num_cached_blocks(request)
         for group in self._by_cost(request):
             if group.num_cached_blocks(request) == most and (found := group.begin_restore(request, count)):
@@ -209,12 +210,13 @@ class DpScheduler:
             group.check_integrity()
 
     def _of(self, key: str) -> list[StepScheduler]:
-        """The group that has this sequence; none when it is not here any more."""
+        """Return the group that has this sequence, or None when it is not here any more."""
         return [group for group in self._groups if group.knows(key)]
 
     def _by_cost(self, request: Request) -> list[StepScheduler]:
-        """A step lasts as long as the busiest group computes: the one with the least to do, this request included, comes first.
-        What it has cached of the prompt need not be computed. Who cannot take it now comes behind who can."""
+        """Order the groups by what they have to do, this request included, since a step lasts as long as the busiest group
+        computes. What a group has cached of the prompt need not be computed. Groups that cannot take the request now come
+        last."""
         size = self._block_size
 
         def cost(group: StepScheduler) -> tuple[bool, float]:

@@ -23,7 +23,7 @@ class ExpertCounts:
             self._changed = True
 
     def drain(self, again: bool = False) -> tuple[LayerExperts, ...]:
-        """All layers, if there is anything new since the last call, or with `again` in any case."""
+        """Return the counts of all layers if any is new since the last call; with `again` in any case."""
         if not (self._changed or again):
             return ()
         self._changed = False

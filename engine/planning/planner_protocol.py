@@ -12,9 +12,10 @@ from engine.planning.block_ledger import Reservation, Restore
 
 
 class Planner(Protocol):
-    """Owns an instance's blocks and sequences. One task calls it; nothing here waits. StepScheduler says what each method does.
+    """Owns an instance's blocks and sequences. One task calls it, and nothing here waits. StepScheduler says what each method
+    does.
 
-    `plan` and `commit` alternate by step, `commit` in the order of the plans; at most two plans are uncommitted."""
+    `plan` and `commit` alternate by step. Plans are committed in their order, and at most two are uncommitted."""
 
     @property
     def num_preempted(self) -> int: ...

@@ -1,7 +1,7 @@
 """How fast an instance computes prompts, as it reports it.
 
-The median of a few steps, so that one that something else held up decides nothing. Without recent steps it is unknown: whoever
-places requests then assumes what is usual, and an instance that was slow for a moment is tried again instead of shunned."""
+It is the median of a few steps, so that one disturbed step decides nothing. Without recent steps it is unknown. Placement then
+assumes the usual pace, so that an instance that was slow for a moment is tried again."""
 
 from collections import deque
 from statistics import median
@@ -20,5 +20,5 @@ class PromptPace:
         self._last_s = now
 
     def tokens_per_s(self, now: float) -> float:
-        """0: unknown."""
+        """The median pace of recent steps; 0 when it is unknown."""
         return median(self._rates) if self._rates and now - self._last_s < _FRESH_S else 0.0

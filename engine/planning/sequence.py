@@ -1,4 +1,4 @@
-"""One sequence on one instance. Owned by StepScheduler; nobody else changes it.
+"""One sequence on one instance. StepScheduler owns it and alone changes it.
 
 `tokens` are known; `num_pending` more were drawn by steps that have not been committed yet (lookahead). `num_computed` counts
 tokens whose KV exists once every planned step has run."""
@@ -32,28 +32,29 @@ class Sequence:
     tokens: list[int]
     num_prompt: int
     arrival: int
-    """Order of arrival on this instance."""
+    """Its place in the order of arrival on this instance."""
     push: Grant | None = None
     state: State = State.WAITING
     block_ids: list[int] = field(default_factory=list[int])
     table: tuple[int, ...] = ()
-    """`block_ids` as the plans carry it."""
+    """`block_ids` in the form that plans carry."""
     twins: list[int] = field(default_factory=list[int])
-    """Cached blocks with the same content as private ones of ours: referenced so that the cache keeps our prefix."""
+    """Cached blocks with the same content as private blocks of this sequence. They are referenced so that the cache keeps its
+    prefix."""
     num_kept: int = 0
-    """Leading blocks that the prefix cache has been offered."""
+    """The number of leading blocks that the prefix cache has been offered."""
     num_computed: int = 0
     num_pending: int = 0
     num_in_flight: int = 0
-    """Planned steps with work of this sequence that have not been committed."""
+    """The number of planned, uncommitted steps that compute something of this sequence."""
     num_pushed: int = 0
-    """Tokens whose KV the pushes so far cover (absolute)."""
+    """The number of leading tokens whose KV the pushes so far cover."""
     first_token_s: float = inf
-    """When an output token was first known here."""
+    """When an output token was first known on this instance."""
     num_first: int = 0
-    """Output tokens known then."""
+    """The number of output tokens that were known then."""
     announced: bool = False
-    """The ranks know this sequence."""
+    """Whether the ranks know this sequence."""
     aborted: bool = False
 
     @property
@@ -62,12 +63,12 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """Output tokens known, over all attempts."""
+        """The number of known output tokens, over all attempts."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_after_first(self) -> int:
-        """Output tokens since `first_token_s`, planned ones included."""
+        """The number of output tokens since `first_token_s`, planned ones included."""
         return self.num_output + self.num_pending - self.num_first
 
     @property
@@ -76,11 +77,11 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Tokens that a step could compute now."""
+        """The number of tokens that a step could compute now."""
         return self.num_planned_tokens - self.num_computed
 
     def is_complete(self, max_context_tokens: int) -> bool:
-        """Nothing may be drawn beyond what is pending: the last token is on its way."""
+        """Whether the last token is already being drawn, so that nothing more may be."""
         if self.num_pending == 0:
             return False
         return (
@@ -90,7 +91,7 @@ class Sequence:
         )
 
     def know(self, tokens: Iterable[int], now: float) -> None:
-        """They have been drawn."""
+        """Append tokens that have been drawn."""
         self.tokens += tokens
         if self.first_token_s == inf:
             self.first_token_s, self.num_first = now, self.num_output
@@ -99,7 +100,7 @@ class Sequence:
         return NewSeq(self.key, tuple(self.tokens), self.num_prompt, self.request.sampling)
 
     def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
-        """Why the last known token ends it; None: it goes on."""
+        """Return why the last known token ends the sequence, or None where it goes on."""
         sampling = self.request.sampling
         if self.tokens[-1] in sampling.stop_token_ids and self.num_output > sampling.min_tokens:
             return FinishReason.STOP
@@ -108,7 +109,7 @@ class Sequence:
         return None
 
     def last_token(self, drawn: Sampled, finish: FinishReason | None) -> TokenOut:
-        """The last known token, as the client's side gets it."""
+        """Return the last known token in the form that the client's side gets."""
         request, index = self.request, self.num_output - 1
         return TokenOut(
             request_id=request.id,
@@ -128,7 +129,7 @@ class Sequence:
             self.table = tuple(self.block_ids)
 
     def next_push(self, end: int) -> KVPush | None:
-        """What is to be sent on once the KV of the first `end` tokens is computed; counted as sent."""
+        """Return what is to be sent on once the KV of the first `end` tokens is computed, and count it as sent."""
         grant = self.push
         if grant is None:
             return None

@@ -9,7 +9,7 @@ from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan
 class StepBuilder:
     step: int
     budget: int
-    """Tokens that it may still compute."""
+    """The number of tokens that the step may still compute."""
     new: list[NewSeq] = field(default_factory=list[NewSeq])
     copies: list[BlockCopy] = field(default_factory=list[BlockCopy])
     work: list[SeqWork] = field(default_factory=list[SeqWork])

@@ -50,7 +50,7 @@ class StepScheduler:
         self._steps = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
         self._priorities: Counter[int] = Counter()
-        """How many sequences of each are here."""
+        """The number of sequences here of each priority."""
         self._arrivals = itertools.count()
 
     @property
@@ -68,7 +68,7 @@ class StepScheduler:
 
     @property
     def num_available_blocks(self) -> int:
-        """Unused blocks and those that the prefix cache would give up."""
+        """The number of unused blocks and of those that the prefix cache would give up."""
         return self._ledger.num_available
 
     @property
@@ -77,7 +77,7 @@ class StepScheduler:
 
     @property
     def num_decoding(self) -> int:
-        """Running sequences whose prompt is computed."""
+        """The number of running sequences whose prompt is computed."""
         return sum(seq.num_missing <= 1 for seq in self._running)
 
     @property
@@ -90,7 +90,7 @@ class StepScheduler:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens still to be computed before everything here decodes."""
+        """The number of tokens to compute before everything here decodes."""
         missing = sum(seq.num_missing for seq in self._running if seq.num_missing > 1)
         return missing + sum(len(seq.tokens) for seq in self._waiting)
 
@@ -107,8 +107,8 @@ class StepScheduler:
 
     @property
     def stuck_pushes(self) -> list[str]:
-        """Keys of pushed sequences whose room only others can make, for whose writes all blocks are reserved. They may wait for
-        us in turn. To be asked when `plan` has nothing and nothing is in flight."""
+        """Return the keys of pushed sequences that cannot be admitted because every block is reserved for remote writes. The
+        instances that write may wait for this one in turn. Ask when `plan` has nothing and nothing is in flight."""
         idle = {State.WAITING, State.RESERVED}
         if self._ledger.num_restores or any(seq.state not in idle for seq in self._seqs.values()):
             return []
@@ -124,7 +124,7 @@ class StepScheduler:
         return key in self._seqs
 
     def check_fits(self, request: Request) -> None:
-        """Raises RequestError for a request that could never be served here."""
+        """Raise RequestError for a request that could never be served here."""
         size = len(request.prompt) + request.sampling.max_tokens
         if len(request.tokens) >= self._max_context_tokens:
             raise RequestError(
@@ -139,7 +139,8 @@ class StepScheduler:
             raise RequestError(f"request {request.key} is already here")
 
     def add(self, request: Request, push: Grant | None = None) -> None:
-        """Compute `request` here; with `push`, token by token until `hold`, sending its KV on. Raises RequestError."""
+        """Compute `request` here. With `push` it draws token by token until `hold`, and its KV is sent on. Raises
+        RequestError."""
         self.check_fits(request)
         seq = self._new(request, push)
         self._waiting.append(seq)
@@ -179,9 +180,10 @@ class StepScheduler:
         return Reservation(seq.key, seq.table, seq.num_computed, len(seq.tokens))
 
     def make_room(self, request: Request) -> bool:
-        """Preempt sequences of lower classes until `request` finds blocks here, if that suffices; False: it does not.
+        """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
+        does not suffice.
 
-        Blocks that a step in flight writes come free when it is committed; until then nothing more is taken."""
+        Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken."""
         victims = self._below(request.slo.priority)
         if not victims or any(seq.state is State.PREEMPTED for seq in self._seqs.values()):
             return False
@@ -197,17 +199,18 @@ class StepScheduler:
         return True
 
     def has_room(self, key: str) -> bool:
-        """Can a pushed sequence draw one more without another block? It must not wait for one: it gives none back itself."""
+        """Return whether a pushed sequence can draw one more token without another block. It must not wait for one, since it
+        gives none back itself."""
         seq = self._seqs[key]
         return seq.state is State.RUNNING and len(seq.block_ids) * self._config.block_size >= len(seq.tokens)
 
     def hold(self, key: str) -> None:
-        """A pushed sequence has drawn enough: compute no more of it, and keep its blocks until `release`. Idempotent."""
+        """Compute no more of a pushed sequence, which has drawn enough, and keep its blocks until `release`. Idempotent."""
         if self._seqs[key].state is State.RUNNING:
             self._finish(self._seqs[key])
 
     def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
-        """The KV of all known tokens, and of all of `drawn` but the last, is in the reserved blocks: go on."""
+        """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all of `drawn` but the last."""
         seq = self._reserved(key)
         seq.know((token.token for token in drawn), now)
         seq.num_computed = len(seq.tokens) - 1
@@ -218,7 +221,7 @@ class StepScheduler:
             self._run(seq)
 
     def compute(self, key: str) -> None:
-        """Nobody will write the reserved blocks: compute the missing tokens here."""
+        """Compute the missing tokens here, since nobody will write the reserved blocks."""
         self._run(self._reserved(key))
 
     def release(self, key: str) -> None:
@@ -238,26 +241,27 @@ class StepScheduler:
             seq.state = State.DONE
 
     def on_kept(self, hear: Kept) -> None:
-        """`hear` of each block whose KV is complete and kept."""
+        """Call `hear` with each block whose KV is complete and kept."""
         self._cache.on_kept = hear
 
     def num_cached_blocks(self, request: Request) -> int:
         return len(self._cache.match(request.tokens, request.salt, partial=False).blocks)
 
     def begin_restore(self, request: Request, count: int) -> Restore | None:
-        """Blocks for the `count` full blocks after the cached prefix; None while there are not enough to spare."""
+        """Reserve blocks for the `count` full blocks after the cached prefix. Returns None while there are not enough to
+        spare."""
         return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._running))
 
     def publish_restore(self, restore: Restore, count: int) -> None:
-        """The first `count` of its blocks hold their KV, or will before a step reads it: they are in the cache from now on."""
+        """Put the first `count` blocks of a restore into the cache. They hold their KV, or will before a step reads it."""
         self._ledger.publish_restore(restore, count)
 
     def end_restore(self, restore: Restore) -> None:
-        """Nobody fills its blocks any more: those that are not in the cache are free."""
+        """End a restore, which fills its blocks no more. Those that are not in the cache are free."""
         self._ledger.end_restore(restore)
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
-        """The next step, or None when nothing can be computed now. `steps`: how long this instance's steps take."""
+        """Plan the next step. Returns None when nothing can be computed now. `steps` says how long this instance's steps take."""
         builder = StepBuilder(step=next(self._steps), budget=self._config.max_batch_tokens)
         # Steps are planned as one ends or none is there, so those in flight are still to be run.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
@@ -306,7 +310,7 @@ class StepScheduler:
         return out
 
     def check_integrity(self) -> None:
-        """Raises Bug where the sequences, the pool and the prefix cache disagree."""
+        """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         self._ledger.check_integrity(self._seqs.values())
         listed = {id(seq) for seq in self._running} | {id(seq) for seq in self._waiting}
         for seq in self._seqs.values():
@@ -325,7 +329,7 @@ class StepScheduler:
             self._preempt(self._policy.victim(victims))
 
     def _below(self, priority: int) -> list[Sequence]:
-        """Running sequences of lower classes that can be preempted."""
+        """Return the running sequences of lower classes that can be preempted."""
         return [
             seq
             for seq in self._running
@@ -333,7 +337,7 @@ class StepScheduler:
         ]
 
     def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
-        """The sequences of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
+        """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
         if len(self._priorities) <= 1:
             return decoding
         prompts = [seq for seq in (*self._running, *self._waiting) if seq.num_missing > 1]
@@ -342,7 +346,7 @@ class StepScheduler:
     def _plan_prompts(
         self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_s: float
     ) -> None:
-        """By their turns; of the same turn those that have been begun, then those that wait, as long as there is room."""
+        """Plan prompts by the policy's order. Among equals, those that have been begun come before those that wait for room."""
 
         def turn(seq: Sequence) -> tuple[int, bool]:
             return self._policy.turn(seq, now, steps)
@@ -365,7 +369,7 @@ class StepScheduler:
                 may_admit = self._admit(seq, builder)
 
     def _plan_one(self, seq: Sequence, builder: StepBuilder) -> None:
-        """Adds the sequence's next work if there is any."""
+        """Add the sequence's next work if there is any."""
         if (
             seq.state is not State.RUNNING
             or seq.num_missing <= 0
@@ -396,7 +400,7 @@ class StepScheduler:
         seq.num_in_flight += 1
 
     def _grow(self, seq: Sequence, count: int) -> bool:
-        """More blocks for a running sequence, taken from a victim when none are left."""
+        """Give a running sequence more blocks, taken from a victim when none are left."""
         while self.num_available_blocks < count:
             victims = [s for s in self._running if s.push is None and s.state is State.RUNNING]
             victim = self._policy.victim(victims) if victims else None
@@ -415,7 +419,7 @@ class StepScheduler:
         self._settle(seq)
 
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
-        """Begin it; False where it must wait for a slot or for blocks, and so must all that come after it."""
+        """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
         if len(self._running) >= self._config.max_num_seqs:
             return False
         match = self._ledger.find(seq.request, seq.tokens, partial=True)
@@ -447,7 +451,7 @@ class StepScheduler:
         return seq
 
     def _disown(self, seq: Sequence) -> None:
-        """It is not here any more."""
+        """Forget a sequence that is not here any more."""
         del self._seqs[seq.key]
         priority = seq.request.slo.priority
         self._priorities[priority] -= 1
@@ -474,7 +478,7 @@ class StepScheduler:
         self._settle(seq)
 
     def _settle(self, seq: Sequence) -> None:
-        """Nothing more is in flight for a sequence that has left: give its blocks back."""
+        """Give back the blocks of a sequence that has left and has nothing more in flight."""
         if seq.num_in_flight:
             return
         if seq.state is State.DONE:

@@ -9,20 +9,21 @@ from core.steps import StepModel, StepModels, chunk_pairs
 
 _SCALES = (1.0, 512.0, 65_536.0, 64.0, 4e6)
 _NUM = len(_SCALES)
-"""Sizes of ordinary features, so that none drowns the others."""
+"""Sizes of ordinary features. They scale the features so that none outweighs the others."""
 _FORGETTING = 0.995
 _PRIOR_VARIANCE = 1.0
 """A coefficient's variance, in seconds^2 per scaled feature, before anything was seen."""
 _MAX_VARIANCE = 1e4
-"""Where steps are all alike nothing is learned about the directions they do not show: forgetting stops there."""
+"""The largest variance. Where steps are all alike nothing is learned about the directions they do not show, so forgetting
+stops."""
 _SMOOTHING = 0.05
 _TRUSTED_STEPS = 20
 _OUTLIER = 0.5
-"""A step whose duration is off by more than this share was disturbed by something else, and teaches only so much."""
+"""A step whose duration is off by more than this share was disturbed, and teaches no more than this."""
 
 
 def expected_s(plan: StepPlan, steps: StepModels) -> float:
-    """How long it takes by what `steps` say."""
+    """Return how long a step takes by what `steps` say."""
     model = steps.prompt if _has_prompt(plan) else steps.decode
     num_tokens, num_context, num_pairs = _sizes(plan)
     return model.step_s(num_tokens, num_context, len(plan.work), num_pairs)
@@ -33,14 +34,14 @@ def _has_prompt(plan: StepPlan) -> bool:
 
 
 def _sizes(plan: StepPlan) -> tuple[int, int, float]:
-    """(new tokens, tokens of KV that they follow and they themselves, pairs)"""
+    """Return (new tokens, tokens of KV that they follow and they themselves, pairs)."""
     num_context = sum(work.start + work.count for work in plan.work)
     pairs = sum(chunk_pairs(work.start, work.count) for work in plan.work if work.count > 1)
     return plan.num_tokens, num_context, pairs
 
 
 class StepFit:
-    """One regime. `prior`: what a profile says, to begin with."""
+    """The fit of one regime. `prior` is what a profile says, to begin with."""
 
     def __init__(self, prior: StepModel | None = None) -> None:
         self._theta = [0.0] * _NUM
@@ -62,7 +63,7 @@ class StepFit:
         duration_s: float,
         num_pairs: float = 0.0,
     ) -> None:
-        """One step has taken `duration_s` (> 0)."""
+        """Learn that one step has taken `duration_s` (> 0)."""
         raw = (1.0, num_tokens, num_context_tokens, num_seqs, num_pairs)
         x = [value / scale / duration_s for value, scale in zip(raw, _SCALES, strict=True)]
         theta, p = self._theta, self._covariance
@@ -98,7 +99,7 @@ class StepFit:
 
 
 class StepFits:
-    """Both regimes of one instance."""
+    """The fits of both regimes of one instance."""
 
     def __init__(self, prior: StepModels | None = None) -> None:
         prior = prior or StepModels()
@@ -110,7 +111,7 @@ class StepFits:
         return StepModels(self._decode.model(), self._prompt.model())
 
     def observe(self, plan: StepPlan, duration_s: float) -> None:
-        """`plan` has taken `duration_s`; a duration of nothing teaches nothing."""
+        """Learn that `plan` has taken `duration_s`. A duration of 0 teaches nothing."""
         if duration_s <= 0:
             return
         num_tokens, num_context, num_pairs = _sizes(plan)

@@ -1,1 +1,1 @@
-"""An instance over many ranks: processes of their own, started together, that execute every step together."""
+"""An instance over many ranks: processes of their own that are started together and execute every step together."""

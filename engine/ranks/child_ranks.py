@@ -1,7 +1,7 @@
 """An instance's ranks as child processes of its own.
 
-A rank's socket has no name and its descriptor goes to that process alone: nobody else can speak for the instance or a rank.
-The kernel's parent-death signal follows the thread that starts a process: that must be one that lives as long as the instance."""
+A rank's socket has no name and its descriptor goes to that process alone, so nobody else can speak for the instance or a rank.
+The kernel's parent-death signal follows the thread that starts a process, so that thread must live as long as the instance."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ _END_S = 3.0
 
 
 class Child:
-    """engine.ranks.rank.Rank: `python -m MODULE FD ARGUMENTS`, starting from the moment of its construction."""
+    """An engine.ranks.rank.Rank that runs `python -m MODULE FD ARGUMENTS`, started by its construction."""
 
     def __init__(self, name: str, module: str, *arguments: str, num_threads: int = 1) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Child:
         return self._process.pid
 
     def obituary(self) -> str:
-        """How it ended, or that it had to be ended, and its last words."""
+        """Return how it ended, or that it had to be ended, and its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         code = self._process.poll()
@@ -68,7 +68,7 @@ class Child:
         return f"{self.name} {how}" + (f"; its last lines: {words}" if words else "")
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Returns when it has ended: by itself, within `patience_s`, or killed."""
+        """Wait until it has ended by itself, and kill it after `patience_s`."""
         try:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -89,7 +89,7 @@ class Child:
 
 
 def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
-    """engine.ranks.rank.Start."""
+    """Start all ranks of `setups` as engine.ranks.rank.Start does."""
     ranks: list[Rank] = []
     try:
         for setup in setups:  # one by one: those that run must be ended when the next one cannot be started
@@ -103,7 +103,7 @@ def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]
 
 
 def children(engine: EngineConfig, mesh: Mesh) -> Spawner:
-    """Raises ConfigError."""
+    """Return a Spawner of child processes. Raises ConfigError."""
     if choose_device(engine.device).type == "cpu":
         return Spawner(start_children, ("cpu",) * mesh.size, (host_memory(),) * mesh.size)
     num_gpus = torch.cuda.device_count()

@@ -1,7 +1,7 @@
-"""When the experts of an instance move between its ranks, and where to: decided from what the ranks have counted.
+"""Decides when the experts of an instance move between its ranks, and where to, from what the ranks have counted.
 
 Loads are summed over a window that forgets half of itself at each decision. A layer's experts stay where they are as long as
-little would be gained, or little is known. They get to where they shall be a few at a time, so that no step waits for long."""
+little would be gained, or little is known. They move a few at a time, so that no step waits for long."""
 
 import logging
 from collections import Counter
@@ -15,25 +15,25 @@ from parallel.moves import Move, moved, next_moves
 log = logging.getLogger(__name__)
 
 _MIN_CHOICES = 32
-"""For each slot of a layer, on average, in the window before its experts are moved."""
+"""The average number of choices for each slot of a layer that the window must have before the layer's experts move."""
 
 
 class Balancer:
     def __init__(self, first: Placement, num_ranks: int, interval_s: float, now: float, most: int) -> None:
-        """`first`: where every layer's experts are in the beginning; `interval_s` 0: they stay there. `most`: experts that a rank
-        gets from others, or sends to them, before a step."""
+        """`first` is where every layer's experts are in the beginning; with an `interval_s` of 0 they stay there. A rank
+        receives, and sends, at most `most` experts before a step."""
         self._first, self._num_ranks, self._interval_s, self._most = first, num_ranks, interval_s, most
         self._due_s = now + interval_s
         self._placements: dict[int, Placement] = {}
         self._undecided: list[int] = []
-        """Layers that have their turn still before them, the last one first."""
+        """The layers that are still to be decided in this round, the last one first."""
         self._target: tuple[int, Placement] | None = None
-        """The layer whose experts are on their way, and where to."""
+        """The layer whose experts are being moved, and where to."""
         self._num_moves: Counter[int] = Counter()
         self._window: dict[int, list[int]] = {}
 
     def observe(self, loads: Iterable[ExpertLoad]) -> tuple[ExpertLoad, ...]:
-        """Counts them, and says of each how unevenly its window falls on the ranks."""
+        """Add counts, and return how unevenly each layer's window falls on the ranks."""
         out: list[ExpertLoad] = []
         for load in loads:
             window = self._window.setdefault(load.layer, [0] * len(load.counts))
@@ -47,9 +47,9 @@ class Balancer:
         return self._placements.get(layer, self._first)
 
     def next_moves(self, now: float) -> Mapping[int, tuple[Move, ...]]:
-        """The experts that change their slots before the next step, by layer: of one at the most, and mostly of none.
+        """Return the experts that change their slots before the next step, by layer: those of one layer at most, and mostly none.
 
-        Layers are decided one by one, the most uneven first: that takes its time, too."""
+        Layers are decided one by one, the most uneven first, since a decision takes time, too."""
         if self._target is None and not self._undecided and self._interval_s and now >= self._due_s:
             self._due_s = now + self._interval_s
             self._undecided = sorted(self._window, key=self._imbalance)

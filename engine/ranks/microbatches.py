@@ -1,4 +1,4 @@
-"""A step's work in parts that follow each other through the stages of a pipeline.
+"""Cuts a step's work into parts that follow each other through the stages of a pipeline.
 
 While a stage computes one part, the stage before it computes the next. Every rank cuts alike, from the plan alone."""
 
@@ -9,10 +9,10 @@ from core.plan import SeqWork
 
 
 def micro_batches(work: Sequence[SeqWork], num_parts: int) -> list[tuple[SeqWork, ...]]:
-    """At most `num_parts` parts of about equal tokens, in order; none is empty.
+    """Cut the work into at most `num_parts` parts of about equal tokens, in order; none is empty.
 
-    A prompt's chunk may be cut: its later tokens find the KV of the earlier ones, which have passed every stage before them.
-    Only its last piece draws a token and is pushed as a whole."""
+    A prompt's chunk may be cut: its later tokens find the KV of the earlier ones, which have passed every stage before them. Only
+    its last piece draws a token, and only that piece has the chunk's push."""
     total = sum(item.count for item in work)
     num_parts = min(num_parts, total)
     parts: list[list[SeqWork]] = [[] for _ in range(num_parts)]

@@ -1,4 +1,4 @@
-"""What one rank has: its communicators, its part of the model, the shard of the KV that belongs to it."""
+"""What one rank has: its communicators, its part of the model, and its shard of the KV."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Comms:
     pp: Comm
     ep: Comm
     experts: Comm
-    """All ranks that share a layer's experts."""
+    """The group of all ranks that share a layer's experts."""
 
     def close(self) -> None:
         for comm in {id(comm): comm for comm in (self.tp, self.pp, self.ep, self.experts)}.values():
@@ -43,7 +43,7 @@ class ModelPart:
     part: ModelShare
     comms: Comms
     spread: Spread | None
-    """None where the model has no experts."""
+    """Where the experts are; None where the model has none."""
 
     @property
     def bytes_read(self) -> int:
@@ -51,9 +51,9 @@ class ModelPart:
 
     @torch.inference_mode()
     def relocate(self, layers: Mapping[int, Sequence[Move]]) -> int:
-        """Moves experts of these layers, as far as they are this stage's; returns the bytes that came from other ranks.
+        """Move the experts of these layers, as far as this stage has them. Returns the bytes that came from other ranks.
 
-        To be called between the same two steps on all ranks. Nothing that is computed changes."""
+        All ranks must call it between the same two steps. Nothing that is computed changes."""
         num_bytes = 0
         for layer, moves in layers.items():
             if self.spread is not None and (held := self.model.experts.get(layer)) is not None:
@@ -78,9 +78,9 @@ def load_part(
     kv_dtype: str = "",
     weights: WeightFormat = "full",
 ) -> ModelPart:
-    """`rank`'s of `mesh`; all ranks must call. `store` is where they find each other, `address` where they reach this one's host;
-    `num_spare`: slots for more copies of experts; `block_size`, `kv_dtype`, `weights`: see `load_model`. Raises ConfigError and
-    ReplicaLost."""
+    """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
+    where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype` and `weights`
+    are as in `load_model`. Raises ConfigError and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)

@@ -1,6 +1,6 @@
 """One rank of a pipeline: receives hidden states from the stage before, computes its layers, sends them on.
 
-The last stage draws the tokens and sends them to the first, which needs them for the next step and waits for them only there:
+The last stage draws the tokens and sends them to the first, which needs them for the next step and waits for them only there. So
 steps and their micro-batches follow each other without a gap as long as the next plan is here."""
 
 import time
@@ -20,7 +20,7 @@ from models.causal_model import CausalModel
 from parallel.comm import Comm
 
 _STEPS_AHEAD = 2
-"""Tokens of steps before that are certainly on their way: the engine plans one step ahead."""
+"""The tokens of a step so many steps back are certainly on their way, since the engine plans one step ahead."""
 
 
 class StageRunner:
@@ -35,20 +35,21 @@ class StageRunner:
         *,
         grammars: GrammarMasks | None = None,
     ) -> None:
-        """`comm`: this rank's stages, in order. `grammars`: on the last stage, where tokens are drawn."""
+        """`comm` joins this rank's stages, in order. `grammars` are on the last stage, where tokens are drawn."""
         self._grammars = grammars
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._comm, self._num_micro_batches = comm, num_micro_batches
         self._device, self._dtype = pool.device, model.dtype
         self._seqs: dict[str, RankSeq] = {}
         self._owed: deque[tuple[int, list[RankSeq]]] = deque()
-        """On the first stage: (step, sequences) whose tokens the last stage sends, in this order."""
+        """On the first stage, the (step, sequences) whose tokens the last stage will send, in this order."""
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
-        """Returns when this stage's KV is in the pool; the last stage's result has the tokens.
+        """Execute this stage's part of a plan. Returns when its KV is in the pool; the last stage's result has the tokens.
 
-        `most_tokens`: of the ranks that share this stage's experts and have the most to do; others join in without rows."""
+        `most_tokens` is the number of tokens of that group, among those that share this stage's experts, which has the most to
+        do. Others join in without rows."""
         started = time.perf_counter()
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()

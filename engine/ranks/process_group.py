@@ -1,6 +1,6 @@
-"""core.ports.WorkerGroup over ranks in processes of their own: every rank gets every plan and executes it with the others.
+"""A core.ports.WorkerGroup over ranks in processes of their own. Every rank gets every plan and executes it with the others.
 
-One failed rank fails them all: the others are killed, whatever they wait for, before anybody hears of it."""
+One failed rank fails them all: the others are killed, whatever they wait for, before the failure is reported."""
 
 import asyncio
 import logging
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 START_S = 600.0
 _SETTLE_S = 0.2
-"""When one rank ends, its peers' collectives fail, too: who ended first is asked after this."""
+"""The time to wait before asking which rank ended first, since its end makes its peers' collectives fail, too."""
 _END_S = 3.0
 
 
@@ -47,7 +47,7 @@ class _Step:
 
 
 class ProcessGroup:
-    """Created on the event loop that uses it; its constructor blocks until all ranks are ready, or raises when one is not."""
+    """Ranks in processes. Make it on the event loop that uses it. Its constructor blocks until all ranks are ready, or raises."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class ProcessGroup:
         companions: Sequence[Companion] = (),
         store_host: str = "",
     ) -> None:
-        """`balancer`: says where experts go; None: the model has none, or they are all on one rank. A lost companion is as a lost
-        rank. `store_host`: where ranks on other hosts reach this one; empty: there are none."""
+        """`balancer` says where experts go; None means that the model has none, or that they are all on one rank. Losing a
+        companion is like losing a rank. `store_host` is where ranks on other hosts reach this one; empty where there are none."""
         self._store = StoreServer(store_host) if store_host else StoreFile()
         self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
@@ -78,14 +78,14 @@ class ProcessGroup:
         self._lost: asyncio.Future[Exception] = loop.create_future()
         self._reasons: dict[int, str] = {}
         self._ended: list[int] = []
-        """Whose connections have ended, in this order."""
+        """The ranks whose connections have ended, in this order."""
         self._closing = False
         self._connecting = loop.create_task(self._connect())
         self._tasks: list[asyncio.Task[None]] = []
         self._watching = [loop.create_task(self._watch(companion)) for companion in companions]
 
     async def execute(self, plan: StepPlan) -> StepResult:
-        """Raises ReplicaLost once a rank has failed."""
+        """Execute a plan. Raises ReplicaLost once a rank has failed."""
         await asyncio.shield(self._connecting)
         if self._lost.done():
             raise self._lost.result()
@@ -107,7 +107,7 @@ class ProcessGroup:
         return await asyncio.shield(self._lost)
 
     async def close(self) -> None:
-        """Ranks finish what they have been given, for a moment, and end."""
+        """Let the ranks finish what they have been given, for a moment, and end them."""
         self._closing = True
         for task in self._watching:
             task.cancel()
@@ -173,7 +173,8 @@ class ProcessGroup:
             await self._give_up(error)
 
     async def _fail(self) -> None:
-        """The first rank whose connection ends gets here; the others' ends are its consequence, or the other way round."""
+        """Fail the group. The first rank whose connection ends gets here. It may be the cause of the others' ends or a
+        consequence."""
         self._closing = True
         await asyncio.sleep(_SETTLE_S)
         culprit = self._culprit()
@@ -190,7 +191,8 @@ class ProcessGroup:
         self._steps.clear()
 
     def _culprit(self) -> int:
-        """Who ended without a word was killed and has caused it; then who failed by itself; then who was the first to go."""
+        """Return the rank that caused the failure. A rank that ended without a word was killed, and comes first; then a rank that
+        failed by itself; then the first that ended."""
         speechless = [number for number in self._ended if number not in self._reasons]
         own = [n for n, reason in self._reasons.items() if not reason.startswith(ReplicaLost.__name__)]
         return next(iter([*speechless, *own, *self._ended]))

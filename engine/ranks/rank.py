@@ -1,4 +1,4 @@
-"""The seam between an instance and whoever starts its ranks: processes of its own on this host, or Ray actors.
+"""The seam between an instance and what starts its ranks: child processes on this host, or Ray actors.
 
 However a rank came to be, the instance speaks with it over one connected socket, and its end is the socket's end."""
 
@@ -21,11 +21,11 @@ class Rank(Protocol):
     sock: socket.socket
 
     def obituary(self) -> str:
-        """How it ended, or that it had to be ended, and its last words where there are any."""
+        """Return how it ended, or that it had to be ended, and its last words where there are any."""
         ...
 
     def end(self, patience_s: float = 0.0) -> None:
-        """Returns when it has ended: by itself, within `patience_s`, or killed."""
+        """Wait until it has ended by itself, and kill it after `patience_s`."""
         ...
 
 
@@ -33,12 +33,13 @@ class Companion(Protocol):
     """A process beside the ranks without which they are of no use."""
 
     async def lost(self) -> Exception:
-        """Returns when it has ended, or does not do its part any more."""
+        """Wait until it has ended, or does not do its part any more."""
         ...
 
 
 Start = Callable[[Sequence[RankSetup], float], list[Rank]]
-"""(setups, deadline in seconds) -> all ranks, each waiting for its setup, or none. Blocks. Raises ConfigError and ReplicaLost."""
+"""(setups, deadline in seconds) -> all ranks, each waiting for its setup. Starts all or none, and blocks. Raises ConfigError and
+ReplicaLost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,17 @@ class Spawner:
 
     start: Start
     devices: tuple[str, ...]
-    """Each rank's device, as the rank itself will call it."""
+    """Each rank's device, under the name that the rank itself gives it."""
     memory: tuple[DeviceMemory, ...]
-    """Each device's."""
+    """The memory of each device."""
     memories: tuple[int, ...] = ()
-    """On which of the instance's hosts each rank is, 0 its own; none: all there."""
+    """The number of the host of each rank within the instance. 0 is the instance's own, and () means that all ranks are there."""
     addresses: tuple[str, ...] = ("127.0.0.1",)
     """Where ranks on each of the hosts are reached by the others."""
 
     @property
     def num_far(self) -> int:
-        """Hosts beside the instance's own."""
+        """The number of hosts beside the instance's own."""
         return max(self.memories, default=0)
 
 
@@ -66,7 +67,7 @@ def rank_name(setup: RankSetup) -> str:
 
 
 def start_all(start: Start, setups: Sequence[RankSetup], deadline_s: float) -> tuple[list[Rank], list[Ready]]:
-    """All of them, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost."""
+    """Start all ranks, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost."""
     deadline = time.monotonic() + deadline_s
     ranks = start(setups, deadline_s)
     try:
@@ -80,7 +81,7 @@ def start_all(start: Start, setups: Sequence[RankSetup], deadline_s: float) -> t
 
 
 def _all_ready(ranks: Sequence[Rank], deadline: float, deadline_s: float) -> list[Ready]:
-    """The first failure of any ends the waiting for all."""
+    """Wait until all ranks are ready. The first failure ends the waiting."""
     ready: dict[int, Ready] = {}
     with selectors.DefaultSelector() as selector:
         for number, rank in enumerate(ranks):
@@ -97,7 +98,8 @@ def _all_ready(ranks: Sequence[Rank], deadline: float, deadline_s: float) -> lis
 
 
 def _read_ready(rank: Rank) -> Ready:
-    """Its first word, which has begun to arrive. Raises ConfigError for what it cannot do, ReplicaLost if it ended."""
+    """Read a rank's first message, which has begun to arrive. Raises ConfigError for what it cannot do, ReplicaLost if it
+    ended."""
     try:
         answer = read_frame(rank.sock, FROM_RANK)
     except OSError:

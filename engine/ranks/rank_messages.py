@@ -1,7 +1,7 @@
 """What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
 
-To a rank: RankSetup, then StepPlans, and Relocates between them. From it: Ready, then for each plan its layers (where a work is
-pushed) and a StepResult; or RankFailed, as its last word."""
+A rank gets a RankSetup, then StepPlans, with Relocates between them. It sends Ready, and then for each plan its layers (where a
+work is pushed) and a StepResult. RankFailed is its last message if it fails."""
 
 import asyncio
 import socket
@@ -44,20 +44,20 @@ class RankSetup:
     deterministic: bool
     num_threads: int
     pools: tuple[RankPool, ...]
-    """The pools of all ranks; this one's lies in the memory behind `memory_path`."""
+    """The pools of all ranks. This rank's pool lies in the memory behind `memory_path`."""
     memory_path: str
     memory_bytes: int
     num_spare: int = 0
-    """Slots for more copies of experts, over all ranks that share a layer's."""
+    """The number of slots for more copies of experts, over all ranks that share a layer's."""
     address: str = "127.0.0.1"
     """Where other ranks reach this one's host."""
     meeting: Meeting = Meeting()
-    """Where the ranks find each other; the group says it."""
+    """Where the ranks find each other, as the group says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Before the next plan experts of these layers change their slots."""
+    """Experts of these layers change their slots before the next plan."""
 
     layers: tuple[tuple[int, tuple[Move, ...]], ...]
 
@@ -65,10 +65,10 @@ class Relocate:
 @dataclass(frozen=True, slots=True)
 class Ready:
     bytes_read: int
-    """Bytes of the checkpoint."""
+    """The bytes of the checkpoint that it read."""
     load_s: float
     peak_bytes: int
-    """Resident memory, at the most so far."""
+    """The most resident memory that it has had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ def frame(message: Any) -> bytes:
 
 
 def read_frame(sock: socket.socket, kinds: dict[str, type[Any]]) -> Any | None:
-    """Waits; None at the end of the stream. Raises ProtocolError, and OSError for a broken one."""
+    """Read a frame, and wait for it. Returns None at the end of the stream. Raises ProtocolError, and OSError for a broken
+    stream."""
     head = _read(sock, _LENGTH.size)
     if not head:
         return None
@@ -112,13 +113,14 @@ def _read(sock: socket.socket, size: int) -> bytes:
 
 
 async def open_streams(sock: socket.socket) -> tuple[StreamReader, StreamWriter]:
-    """For conversations on an event loop, over a socket of either family."""
+    """Open streams for conversations on an event loop, over a socket of either family."""
     is_local = sock.family == socket.AF_UNIX
     connect = asyncio.open_unix_connection if is_local else asyncio.open_connection
     return await connect(sock=sock, limit=_BUFFER_BYTES)
 
 
 async def next_frame(reader: StreamReader, kinds: dict[str, type[Any]]) -> Any:
-    """Raises asyncio.IncompleteReadError at the end of the stream, ProtocolError, and OSError for a broken one."""
+    """Read the next frame. Raises asyncio.IncompleteReadError at the end of the stream, ProtocolError, and OSError for a broken
+    one."""
     (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     return decode_one_of(kinds, await reader.readexactly(size))

@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Sink:
-    """core.ports.LayerSink of the instance, from afar."""
+    """The instance's core.ports.LayerSink, reached over the socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def serve_instance(sock: socket.socket) -> int:
-    """Until the instance ends the stream, or something fails here. Returns the process' exit code."""
+    """Serve until the instance ends the stream, or something fails here. Returns the process's exit code."""
     try:
         setup = read_frame(sock, TO_RANK)
         if setup is not None:
@@ -144,13 +144,13 @@ def _map(path: str, num_bytes: int) -> memoryview:
 
 
 def _peak_bytes() -> int:
-    """Resident memory, at the most so far. (What getrusage says begins with the parent's.)"""
+    """Return the most resident memory so far. (getrusage's figure begins with the parent's.)"""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
 def _die_with_parent() -> None:
-    """End with the parent. The socket's end tells of a parent that has died before this."""
+    """End with the parent. The socket's end tells of a parent that died before this call."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

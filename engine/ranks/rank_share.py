@@ -1,7 +1,7 @@
-"""What of a step is one rank's: the work on the blocks that it holds.
+"""One rank's share of a step: the work on the blocks that it holds.
 
-Each rank gets the whole plan, and so knows what the others do: all groups of ranks pass a stage as often, since the experts of
-its layers are spread over all of them. A group without work, or with less, passes it without rows."""
+Each rank gets the whole plan and so knows what the others do. All groups of ranks pass a stage equally often, since the experts
+of its layers are spread over all of them. A group with less work, or none, passes it without rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from core.plan import BlockCopy, StepPlan
 @dataclass(frozen=True, slots=True)
 class RankShare:
     plan: StepPlan
-    """With the numbers that the rank's pool has for its blocks."""
+    """The rank's part of the plan, with the numbers that its pool has for its blocks."""
     most_tokens: int
-    """Tokens of the group that has the most in this step."""
+    """The number of tokens of the group that has the most in this step."""
 
 
 def share_of(plan: StepPlan, pools: Sequence[RankPool], rank: int) -> RankShare:
-    """`pools`: of all ranks of the instance."""
+    """Return the rank's share of `plan`. `pools` are those of all ranks of the instance."""
     pool = pools[rank]
     if all(other.first_block == pool.first_block for other in pools):
         return RankShare(plan, plan.num_tokens)

@@ -1,4 +1,4 @@
-"""Where ranks find each other: a file on one host; between hosts a store that the instance keeps.
+"""Where ranks find each other: a file on one host, or a store that the instance keeps for several hosts.
 
 The store speaks over `net/channel.py`: both sides prove a secret of this start before a key is read or written. It lives as long
 as the ranks, since communicators may ask it again when they first speak to a peer."""
@@ -25,7 +25,7 @@ _WAIT_S = 300.0
 
 
 def join(meeting: Meeting) -> Any:
-    """A torch.distributed Store. Raises ReplicaLost, ProtocolError."""
+    """Return the torch.distributed Store where the ranks meet. Raises ReplicaLost, ProtocolError."""
     if meeting.secret:
         return RemoteStore(meeting.place, meeting.secret)
     return dist.FileStore(meeting.place)  # pyright: ignore[reportPrivateImportUsage]
@@ -95,7 +95,7 @@ class StoreServer:
             log.debug("%s", error)
 
     async def _answer(self, kind: str, keys: Sequence[str], value: Any = b"", wanted: Any = b"") -> Any:
-        """What the keys have in the end; None: they were not there in time."""
+        """Return what the keys have in the end; None where they were not there in time."""
         values = self._values
         async with self._changed:
             match kind:
@@ -130,14 +130,14 @@ class StoreServer:
 class RemoteStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     """A torch.distributed Store at an instance's StoreServer. For any thread, one call at a time.
 
-    Methods have the names by which torch's C++ calls them. Whoever makes one keeps it as long as communicators may use it."""
+    Methods have the names by which torch's C++ calls them. Keep it as long as communicators may use it."""
 
     def __init__(self, address: str, secret: bytes) -> None:
         """Raises ReplicaLost, ProtocolError."""
         super().__init__()
         self._address, self._secret = address, secret
         self._clones: list[RemoteStore] = []
-        """C++ keeps no Python object alive."""
+        """References to the clones that C++ holds, since C++ keeps no Python object alive."""
         self._lock, self._loop = threading.Lock(), asyncio.new_event_loop()
         identity = Identity("", "rank", os.getpid())
         try:

@@ -1,4 +1,4 @@
-"""From a configuration to the running ranks of an instance that has several."""
+"""Starts the ranks of an instance that has several, from a configuration."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,10 +28,9 @@ def start_ranks(
     spawner: Spawner,
     companions: Sequence[Companion] = (),
 ) -> ProcessGroup:
-    """`memories`: of each of the instance's hosts the path by which ranks there can map what their pools lie in, and its bytes.
-    `companions`: other processes without which the ranks are of no use.
-
-    Blocks until all ranks are ready. Raises ConfigError and ReplicaLost."""
+    """Start the ranks and block until all are ready. `memories` has, for each of the instance's hosts, the path by which ranks
+    there can map what their pools lie in, and its bytes. `companions` are other processes without which the ranks are of no use.
+    Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
     if (moe := spec.moe) is not None and mesh.num_expert_ranks > 1:
@@ -69,7 +68,7 @@ def setups_of(
     num_spare: int = 0,
     addresses: Sequence[str] = ("127.0.0.1",),
 ) -> list[RankSetup]:
-    """For each rank. A group says where they find each other."""
+    """Return each rank's setup. The group adds where the ranks find each other."""
     return [
         RankSetup(
             rank=rank,

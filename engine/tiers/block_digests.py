@@ -8,7 +8,7 @@ DIGEST_BYTES = 16
 
 
 def root_digest(fingerprint: bytes, salt: str) -> bytes:
-    """`fingerprint`: of the model, its weights and the pool's layout."""
+    """Return the digest that all chains begin with. `fingerprint` is of the model, its weights and the pool's layout."""
     return hashlib.blake2b(fingerprint + b"\0" + salt.encode(), digest_size=DIGEST_BYTES).digest()
 
 
@@ -18,7 +18,7 @@ def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def prefix_digests(root: bytes, tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """One for each full block of `tokens`, made as they are asked for."""
+    """Yield one digest for each full block of `tokens`, made as it is asked for."""
     digest = root
     for start in range(0, len(tokens) - block_size + 1, block_size):
         digest = child_digest(digest, tokens[start : start + block_size])

@@ -1,6 +1,6 @@
-"""One KV block as the ranks that hold it do: a piece of each one's pool, all in the memory of their instance.
+"""One KV block as the pieces of it that ranks hold, all in the memory of their instance.
 
-Invariant: ranks either hold the same of a block or nothing in common, so each different piece is kept once, and put back
+Invariant: ranks hold either the same part of a block or nothing in common. So each different piece is kept once, and put back
 wherever it belongs. Ranks that serve other sequences hold other blocks, cut alike."""
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,8 @@ from core.kv import KVShard, RankPool
 
 
 class BlockPieces:
-    """`memory` is what the ranks' `pools` lie in. A block's content is its different pieces, in the order of the ranks."""
+    """The pieces of a block in `memory`, in which the ranks' `pools` lie. A block's content is its different pieces, in rank
+    order."""
 
     def __init__(self, memory: memoryview, pools: Sequence[RankPool]) -> None:
         self._memory = memory
@@ -19,12 +20,12 @@ class BlockPieces:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a block's content."""
+        """The bytes of a block's content."""
         return sum(shard.pool_bytes(1) for shard in self._holders)
 
     @property
     def fingerprint(self) -> bytes:
-        """Equal for contents that lie alike."""
+        """A name of the layout, equal for contents that are laid out alike."""
         return "|".join(str(shard) for shard in self._holders).encode()
 
     @property
@@ -45,7 +46,7 @@ class BlockPieces:
         return b"".join(self._memory[start : start + size] for _, start, size in sorted(spans))
 
     def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
-        """Put a layer of a block back wherever it belongs. `content`: the whole block's, of `num_bytes`."""
+        """Put a layer of a block back wherever it belongs. `content` is the whole block's, of `num_bytes`."""
         base = 0
         for shard, pools in self._holders.items():
             if shard.layers[0] <= layer < shard.layers[1]:
@@ -56,8 +57,8 @@ class BlockPieces:
 
 
 def _spans(pool: RankPool, block: int, row: int) -> Iterator[tuple[int, int, int]]:
-    """The row-th layer that the rank holds, its vectors and then its scales: (where in memory, where in the rank's piece of a
-    block's content, bytes)."""
+    """Yield the spans of the row-th layer that the rank holds, its vectors and then its scales: (where in memory, where in the
+    rank's piece of a block's content, bytes)."""
     shard, num_blocks = pool.shard, pool.num_blocks
     index = row * num_blocks + block - pool.first_block
     scales_bytes = shard.block_vectors * shard.layout.scale_bytes

@@ -1,4 +1,4 @@
-"""From the configuration to an instance's lower tiers."""
+"""Builds an instance's lower tiers from the configuration."""
 
 import fcntl
 import itertools
@@ -21,9 +21,8 @@ _MAX_INSTANCES = 256
 def build_tiers(
     config: EngineConfig, memory: memoryview, pools: Sequence[RankPool], revision: str
 ) -> TierStore | None:
-    """None when both tiers are off. `pools`: of the instance's ranks, in `memory`; `revision`: of the weights.
-
-    Raises ConfigError."""
+    """Return the tiers, or None when both are off. `pools` are those of the instance's ranks, in `memory`; `revision` is that of
+    the weights. Raises ConfigError."""
     if not config.host_cache_bytes and not config.disk_cache_bytes:
         return None
     pieces = BlockPieces(memory, pools)
@@ -40,7 +39,8 @@ def _disk(config: EngineConfig, block_bytes: int, root: bytes) -> DiskTier | Non
 
 
 def _own_file(folder: Path) -> tuple[Path, int]:
-    """The first file in `folder` that no living instance has; after a restart that is one with content. The lock holds it."""
+    """Return the first file in `folder` that no living instance has; after a restart it is one with content. The lock holds
+    it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number in itertools.islice(itertools.count(), _MAX_INSTANCES):

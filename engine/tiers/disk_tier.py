@@ -1,8 +1,8 @@
 """The disk tier: one file of fixed slots, each with a header that says what it holds and a checksum of it.
 
-It survives a restart: the headers are read again, and those of another model or layout are ignored. Direct I/O where the file
-system has it, so that KV does not push other files out of the page cache. A damaged slot, a full disk or a failing one costs
-hits, never a wrong token: what cannot be read back exactly is not there."""
+It survives a restart: the headers are read again, and those of another model or layout are ignored. Direct I/O is used where the
+file system has it, so that KV does not push other files out of the page cache. A damaged slot, a full disk or a failing one costs
+hits, never a wrong token: a block that cannot be read back exactly counts as missing."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ _MAGIC = b"BATONKV1"
 _HEADER = struct.Struct(f"<8s{DIGEST_BYTES}s{DIGEST_BYTES}sII")
 _PAGE = 4096
 _MAX_ERRORS = 16
-"""Failed writes in a row after which the disk is left alone."""
+"""The number of failed writes in a row after which the disk is not used any more."""
 
 
 class DiskTier:
@@ -31,7 +31,7 @@ class DiskTier:
     def __init__(
         self, path: Path, max_bytes: int, block_bytes: int, fingerprint: bytes, lock: int | None = None
     ) -> None:
-        """`lock`: a descriptor that keeps others away from the file; closed with it."""
+        """`lock` is a descriptor that keeps others away from the file. It is closed with the tier."""
         self._lock = lock
         self._block_bytes, self._fingerprint = block_bytes, fingerprint[:DIGEST_BYTES].ljust(DIGEST_BYTES)
         self._slot_bytes = _PAGE + -(-block_bytes // _PAGE) * _PAGE
@@ -61,11 +61,11 @@ class DiskTier:
 
     @property
     def is_off(self) -> bool:
-        """The disk has failed too often."""
+        """Whether the disk has failed too often."""
         return self._num_errors >= _MAX_ERRORS
 
     def put(self, digest: bytes, content: bytes) -> None:
-        """In place of the least recently used block when all slots are taken."""
+        """Write a block, in place of the least recently used one when all slots are taken."""
         if self.is_off or digest in self._slots:
             return
         slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
@@ -83,7 +83,7 @@ class DiskTier:
         self._slots[digest] = slot
 
     def get(self, digest: bytes) -> bytes | None:
-        """None when it is not there, or not as it was written: then it is forgotten."""
+        """Read a block. Returns None when it is not there, or not as it was written, in which case it is forgotten."""
         slot = self._slots.get(digest)
         if slot is None or self.is_off:
             return None
@@ -117,7 +117,7 @@ class DiskTier:
         return content
 
     def _read_headers(self) -> list[int]:
-        """Take over what an earlier life has left. Returns the other slots."""
+        """Take over what an earlier process has left. Returns the other slots."""
         free: list[int] = []
         head = mmap.mmap(-1, _PAGE)
         for slot in range(self._num_slots):

@@ -1,4 +1,4 @@
-"""The host-memory tier: a bounded number of blocks, the least recently used given up first."""
+"""The host-memory tier: a bounded number of blocks. The least recently used is given up first."""
 
 import threading
 from collections import OrderedDict
@@ -17,7 +17,7 @@ class HostTier:
         return digest in self._blocks
 
     def put(self, digest: bytes, content: bytes) -> list[tuple[bytes, bytes]]:
-        """Returns what had to go for it."""
+        """Keep a block, and return the blocks that had to make room."""
         with self._lock:
             self._blocks[digest] = content
             self._blocks.move_to_end(digest)

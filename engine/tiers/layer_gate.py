@@ -1,5 +1,5 @@
-"""Lets a step begin before its prefix is all there: what comes from a lower tier is filled in layer by layer, on a thread, and
-the step waits for layer l's blocks only before layer l reads them.
+"""Lets a step begin before its whole prefix is there. What comes from a lower tier is filled in layer by layer, on a thread. The
+step waits for layer l's blocks only before layer l reads them.
 
 Invariant: a block is known here from before any step can use it until all of its layers are filled."""
 
@@ -20,7 +20,7 @@ class Fill:
         self._whole = False
 
     def done(self, layer: int) -> None:
-        """Layers come in order."""
+        """Note that a layer is filled. Layers come in order."""
         with self._changed:
             self._num_layers = layer + 1
             self._changed.notify_all()
@@ -31,7 +31,7 @@ class Fill:
             self._changed.notify_all()
 
     def wait(self, layer: int | None) -> None:
-        """Blocks until it is there; None: until all are. Raises what broke the filling."""
+        """Block until `layer` is there; None means all layers. Raises what broke the filling."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._whole or self._has(layer))
             if self._error is not None:
@@ -42,7 +42,7 @@ class Fill:
 
 
 class LayerGate:
-    """Which blocks are being filled. Written by the event loop's thread, asked by compute threads."""
+    """Which blocks are being filled. The event loop's thread writes it, and compute threads ask it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,7 +55,7 @@ class LayerGate:
         return fill
 
     def end(self, fill: Fill) -> None:
-        """Its blocks are as any others."""
+        """End a fill: its blocks are like any others."""
         with self._changed:
             for block in fill.blocks:
                 del self._fills[block]
@@ -68,13 +68,13 @@ class LayerGate:
 
 
 class GatedSink:
-    """A core.ports.LayerSink before another: what it calls back with a layer waits for what that layer reads."""
+    """A core.ports.LayerSink before another one. Its callback for a layer waits for what that layer reads."""
 
     def __init__(self, gate: LayerGate, inner: LayerSink) -> None:
         self._gate, self._inner = gate, inner
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
-        """Blocks while a block that the step copies from, which it does at once, is being filled."""
+        """Start the step. Blocks while a block that the step copies from, which it does at once, is being filled."""
         for fill in self._gate.fills_of(copy.src for copy in plan.copies):
             fill.wait(None)
         inner = self._inner.step_started(plan)

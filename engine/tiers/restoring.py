@@ -1,7 +1,7 @@
-"""When a request comes whose prefix lies in a lower tier, its blocks are read first; then it goes on like any other.
+"""Reads a request's blocks first when its prefix lies in a lower tier; then the request goes on like any other.
 
-With a gate (`layer_gate.py`) it goes on while they are being copied into the device's pool, layer by layer; without one,
-when they are there. What is damaged is noticed as it is read, before anything is computed from it: the prefix ends there."""
+With a gate (`layer_gate.py`) it goes on while the blocks are being copied into the device's pool, layer by layer. Without one it
+waits until they are there. Damage is noticed on reading, before anything is computed from it, and the prefix ends there."""
 
 import asyncio
 import itertools
@@ -24,22 +24,23 @@ _MAX_TENANTS = 4096
 
 
 class Restoring:
-    """Owned by the engine. `forward` calls back at once, or when the request can find its blocks in the prefix cache."""
+    """Holds requests back while their prefix is read. The engine owns it. `forward` calls back at once, or when the request can
+    find its blocks in the prefix cache."""
 
     def __init__(
         self, scheduler: Planner, store: TierStore, block_size: int, gate: LayerGate | None = None
     ) -> None:
-        """`gate`: what the ranks' steps wait at."""
+        """`gate` is what the ranks' steps wait at."""
         self._scheduler, self._store, self._block_size, self._gate = scheduler, store, block_size, gate
         self._roots: dict[str, bytes] = {}
         self._digests: dict[int, bytes] = {}
-        """By block of the pool: of what it held when it was last kept."""
+        """By block of the pool, the digest of what it held when it was last kept."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
         self._freed: Callable[[], None] = lambda: None
         self._publishing = False
-        """What the cache begins to keep meanwhile has come from below."""
+        """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
         scheduler.on_kept(self._kept)
 
     @property
@@ -51,11 +52,11 @@ class Restoring:
         return self._store.counts
 
     def on_freed(self, hear: Callable[[], None]) -> None:
-        """`hear` whenever blocks that were being loaded may be had by others."""
+        """Call `hear` whenever blocks that were being loaded are free for others."""
         self._freed = hear
 
     def forward(self, request: Request, then: Callable[[], None]) -> None:
-        """Raises RequestError for a request that is waiting here already."""
+        """Pass a request on when its prefix is read. Raises RequestError for a request that is waiting here already."""
         if request.key in self._under_way:
             raise RequestError(f"request {request.key} is already here")
         restore, digests = self._begin(request)
@@ -66,20 +67,20 @@ class Restoring:
         self._under_way[request.key] = task
 
     def abort(self, key: str) -> bool:
-        """Do not go on with it. True when it was waiting here."""
+        """Do not go on with the request. Returns True when it was waiting here."""
         if key not in self._under_way:
             return False
         self._cancelled.add(key)
         return True
 
     async def close(self) -> None:
-        """What is being loaded is finished first: nobody may free blocks under a thread that fills them."""
+        """End, after what is being loaded: nobody may free blocks under a thread that fills them."""
         self._cancelled |= set(self._under_way)
         await self.settled()
         await self._store.close()
 
     async def settled(self) -> None:
-        """Returns when nothing is being loaded any more."""
+        """Wait until nothing is being loaded any more."""
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
         await asyncio.gather(*self._filling, return_exceptions=True)
 

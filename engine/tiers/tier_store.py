@@ -1,7 +1,8 @@
-"""Both tiers behind one face: blocks are saved as their KV is completed, and loaded into fresh blocks when a prompt needs them.
+"""Both tiers behind one interface. Blocks are saved as their KV is completed, and loaded into fresh blocks when a prompt needs
+them.
 
-Saving copies a block out before anything can overwrite it; the disk is written and read on a thread of its own. Another one fills
-device blocks, which steps may be waiting for, so that they do not wait for the disk."""
+Saving copies a block out before anything can overwrite it. One thread reads and writes the disk. Another one fills device blocks,
+so that steps which wait for them do not wait for the disk."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -13,20 +14,20 @@ from engine.tiers.disk_tier import DiskTier
 from engine.tiers.host_tier import HostTier
 
 _MAX_UNWRITTEN = 256
-"""Blocks on their way to the disk; more are not saved there."""
+"""The number of blocks that may be on their way to the disk. Further ones are not saved there."""
 
 
 class TierStore:
-    """The store of all ranks of an instance together: `pieces` are what they hold of each block."""
+    """The store of all ranks of an instance together. `pieces` are what they hold of each block."""
 
     def __init__(self, pieces: BlockPieces, host: HostTier, disk: DiskTier | None, root: bytes) -> None:
-        """`root`: the fingerprint that digests begin with."""
+        """`root` is the fingerprint that digests begin with."""
         self._pieces, self._host, self._disk, self.root = pieces, host, disk, root
         self._unwritten: dict[bytes, bytes] = {}
         self._thread = ThreadPoolExecutor(1, "kv-tiers")
         self._filler = ThreadPoolExecutor(1, "kv-fill")
         self.on_saved: Callable[[bytes, bytes], None] | None = None
-        """Hears of each saved block's digest and content."""
+        """Called with each saved block's digest and content."""
         self._saved = self._host_hits = self._disk_hits = self._missed = 0
 
     @property
@@ -38,7 +39,7 @@ class TierStore:
         return digest in self._host or digest in self._unwritten or on_disk
 
     def save(self, digest: bytes, block: int) -> None:
-        """Copy a block whose KV is complete. Returns when it may be overwritten."""
+        """Copy out a block whose KV is complete. On return it may be overwritten."""
         if digest not in self._host:
             self._save(digest, self._pieces.gather(block))
 
@@ -49,7 +50,7 @@ class TierStore:
             self.on_saved(digest, content)
 
     def accept(self, digest: bytes, content: bytes) -> None:
-        """Keep a block that another instance has computed. One of another size is none of this layout's."""
+        """Keep a block that another instance has computed. A block of another size does not have this layout and is refused."""
         if len(content) == self._pieces.num_bytes and digest not in self._host:
             self._keep(digest, content)
 
@@ -60,7 +61,8 @@ class TierStore:
                 self._thread.submit(self._write, self._disk, gone)
 
     async def fetch(self, digests: Sequence[bytes]) -> list[bytes]:
-        """The blocks' contents, in order, up to the first that cannot be had; what was on disk only is saved again above it."""
+        """Return the blocks' contents, in order, up to the first that cannot be had. What was on disk only is saved again above
+        it."""
         loop = asyncio.get_running_loop()
         contents = await loop.run_in_executor(self._thread, self._fetch, digests)
         for digest, content in zip(digests, contents, strict=False):
@@ -76,7 +78,7 @@ class TierStore:
         await loop.run_in_executor(self._filler, self._fill, blocks, contents, layer_done)
 
     async def close(self) -> None:
-        """Waits for what is on its way to the disk."""
+        """Close, after what is on its way to the disk."""
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._filler.shutdown()
         if self._disk is not None:
