@@ -17,13 +17,14 @@ Bytes = npt.NDArray[np.uint8]
 FP8_MAX = 448.0
 INT8_MAX = 127.0
 _FP8_TINY = 2.0**-6
-"""The smallest normal number of float8_e4m3fn; below it steps are 2**-9."""
+"""The smallest normal number of float8_e4m3fn. Below it numbers are 2**-9 apart."""
 
 
 def convert(
     source: KVLayout, data: Bytes, scales: Floats | None, target: KVLayout
 ) -> tuple[Bytes, Floats | None]:
-    """Vectors as `source` stores them, `data` (n * vector bytes,) and `scales` (n,) if it has any, as `target` stores them."""
+    """Return vectors stored as `source` stores them, `data` (n * vector bytes,) and `scales` (n,) if it has any, as `target`
+    stores them."""
     values = _LOAD[source.dtype](data).reshape(-1, source.head_dim)
     if scales is not None:
         values = values * scales[:, None]
@@ -59,7 +60,7 @@ _FP8 = _fp8_table()
 
 
 def _store_fp8(values: Floats) -> Bytes:
-    """Saturates at ±448."""
+    """Round to float8_e4m3fn; numbers beyond ±448 become ±448."""
     magnitude = np.minimum(np.nan_to_num(np.abs(values), nan=0.0, posinf=FP8_MAX), np.float32(FP8_MAX))
     bits = np.ascontiguousarray(magnitude, np.float32).view(np.uint32)
     rounded = (bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20

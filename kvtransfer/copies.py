@@ -40,7 +40,7 @@ class Side:
         return self.base_bytes + self.shard.data_bytes(self.num_blocks)
 
     def place(self, token: int) -> tuple[int, int]:
-        """The block and slot of a token."""
+        """Return the block and slot of a token."""
         index = token - self.first_token
         size = self.shard.layout.block_size
         return self.block_ids[index // size], index % size
@@ -56,9 +56,10 @@ class VectorRun:
 
 
 def plan_vectors(source: Side, destination: Side, start: int, count: int) -> list[VectorRun]:
-    """Runs for tokens [start, start + count) of the first layer that each side holds; `at_layer` moves them to others.
+    """Return the runs for tokens [start, start + count) of the first layer that each side holds. `at_layer` moves them to other
+    layers.
 
-    Neighbouring runs are joined, so that a sequence in consecutive blocks is one run a layer."""
+    Neighbouring runs are joined, so a sequence in consecutive blocks is one run a layer."""
     heads = _shared(source.shard.heads, destination.shard.heads)
     runs: list[VectorRun] = []
     for token, length in _segments(source, destination, start, count):
@@ -76,7 +77,7 @@ def plan_vectors(source: Side, destination: Side, start: int, count: int) -> lis
 
 
 def at_layer(runs: Sequence[VectorRun], source: Side, destination: Side, layer: int) -> list[VectorRun]:
-    """The runs of `plan_vectors` for model layer `layer`; none when the destination does not hold it."""
+    """Return the runs of `plan_vectors` for model layer `layer`; none when the destination does not hold it."""
     if not destination.shard.layers[0] <= layer < destination.shard.layers[1]:
         return []
     down = (layer - source.shard.layers[0]) * source.layer_vectors
@@ -85,7 +86,7 @@ def at_layer(runs: Sequence[VectorRun], source: Side, destination: Side, layer: 
 
 
 def as_bytes(runs: Sequence[VectorRun], source: Side, destination: Side) -> list[CopyRun]:
-    """Data, and scales where there are any, between two sides that store vectors alike."""
+    """Return the byte runs of data, and of scales where there are any, between two sides that store vectors alike."""
     size, scale = source.shard.layout.vector_bytes, source.shard.layout.scale_bytes
     down, up = source.base_bytes, destination.base_bytes
     copies = [
@@ -101,10 +102,10 @@ def as_bytes(runs: Sequence[VectorRun], source: Side, destination: Side) -> list
 
 
 def duties(sources: Sequence[KVShard], destinations: Sequence[KVShard]) -> list[list[int]]:
-    """For each source rank the destination ranks that it writes to.
+    """Return, for each source rank, the destination ranks that it writes to.
 
-    Ranks may hold the same shard (a latent cache, or fewer KV heads than ranks): of those sources one serves a destination, by
-    turns, so that every vector of every destination is written once and the ranks share the work."""
+    Ranks may hold the same shard (a latent cache, or fewer KV heads than ranks). One of those sources serves each destination, in
+    turn, so that every vector of every destination is written once and the ranks share the work."""
     found: list[list[int]] = [[] for _ in sources]
     for number, destination in enumerate(destinations):
         groups: dict[tuple[tuple[int, int], tuple[int, int]], list[int]] = {}
@@ -121,15 +122,14 @@ def duties(sources: Sequence[KVShard], destinations: Sequence[KVShard]) -> list[
 
 
 def same_storage(source: KVShard, destination: KVShard) -> bool:
-    """Can vectors be copied as they are stored?"""
+    """Return whether vectors can be copied as they are stored."""
     a, b = source.layout, destination.layout
     return (a.dtype, a.scales) == (b.dtype, b.scales)
 
 
 def split_runs(runs: Sequence[CopyRun], num_parts: int, min_part_bytes: int) -> list[list[CopyRun]]:
-    """The runs in at most `num_parts` groups of about equal size, cutting runs in two, each of at least `min_part_bytes`.
-
-    A single group where there is less than two such parts."""
+    """Split the runs into at most `num_parts` groups of about equal size, each of at least `min_part_bytes`; a run may be cut.
+    There is a single group where there is less than two such parts."""
     total = sum(run.num_bytes for run in runs)
     num_parts = max(1, min(num_parts, total // max(1, min_part_bytes)))
     if num_parts == 1:
@@ -138,7 +138,7 @@ def split_runs(runs: Sequence[CopyRun], num_parts: int, min_part_bytes: int) -> 
 
 
 def chunk_runs(runs: Sequence[CopyRun], max_bytes: int) -> list[list[CopyRun]]:
-    """The runs, in order, in groups of `max_bytes` (the last may be smaller); a run may be cut."""
+    """Split the runs, in order, into groups of `max_bytes` (the last may be smaller); a run may be cut."""
     groups: list[list[CopyRun]] = []
     room = 0
     for run in runs:
@@ -174,7 +174,8 @@ def _segments(source: Side, destination: Side, start: int, count: int) -> Iterat
 def _segment_runs(
     source: Side, destination: Side, token: int, length: int, heads: tuple[int, int]
 ) -> Iterator[VectorRun]:
-    """One run for each plane (K, V, or the one of a latent cache) and head; one for a whole block that looks alike."""
+    """Return one run for each plane (K, V, or the one of a latent cache) and head, or one for a whole block that is laid out
+    alike."""
     (from_block, from_slot), (to_block, to_slot) = source.place(token), destination.place(token)
     same_heads = source.shard.heads == destination.shard.heads
     same_size = source.shard.layout.block_size == destination.shard.layout.block_size
@@ -192,6 +193,6 @@ def _segment_runs(
 
 
 def _vector(shard: KVShard, block: int, plane: int, head: int, slot: int) -> int:
-    """The index of a vector of the shard's first layer."""
+    """Return the index of a vector of the shard's first layer."""
     row = plane * shard.num_heads + head - shard.heads[0]
     return block * shard.block_vectors + row * shard.layout.block_size + slot

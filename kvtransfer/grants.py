@@ -1,7 +1,7 @@
-"""The holder's ledger: who may write which of its blocks.
+"""The holder's ledger of who may write which of its blocks.
 
-Invariant: a block is in at most one live grant. A grant ends when all bytes of its writer's Commit are here, by its writer's
-last word (Drained, PrefillFailed) or by a fence of the writer; until then its blocks belong to nobody else, however long that
+Invariant: a block is in at most one live grant. A grant ends when all bytes of its writer's Commit are here, by its writer's last
+message (Drained, PrefillFailed) or by a fence of the writer. Until then its blocks belong to nobody else, however long that
 takes."""
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ class LiveGrant:
     writer: str
     """Address of the prefill instance."""
     blocks: tuple[int, ...]
-    """The holder's own numbers of them; the grant has those of a rank's pool."""
+    """The holder's own block numbers. The grant itself has the numbers of a rank's pool."""
     arrived_bytes: int = 0
     expected_bytes: int = -1
-    """-1 until the writer's Commit says it."""
+    """-1 until the writer's Commit tells it."""
 
 
 class GrantLedger:
@@ -31,7 +31,7 @@ class GrantLedger:
         return len(self._live)
 
     def open(self, grant: Grant, writer: str, blocks: tuple[int, ...]) -> None:
-        """Raises Bug when a block could be written by two."""
+        """Add a grant. Raises Bug when two grants could write one block."""
         if grant.id in self._live:
             raise Bug(f"grant {grant.id} is open already")
         for block in blocks:
@@ -44,14 +44,14 @@ class GrantLedger:
         return self._live.get(grant_id)
 
     def close(self, grant_id: str) -> None:
-        """The writer will never write again. Idempotent: its last word may come more than once."""
+        """End a grant: its writer will never write again. Idempotent, since a writer's last message may come more than once."""
         live = self._live.pop(grant_id, None)
         if live is not None:
             for block in live.blocks:
                 del self._owner[block]
 
     def check_integrity(self) -> None:
-        """Raises Bug where the two views differ."""
+        """Raise Bug where the two views differ."""
         granted = {block: live.grant.id for live in self._live.values() for block in live.blocks}
         if granted != self._owner:
             raise Bug("the grant ledger's blocks and grants disagree")

@@ -26,7 +26,7 @@ from enum import Enum, auto
 class Fact(Enum):
     RESERVED = auto()
     RESERVED_LOCAL = auto()
-    """The blocks are there, and nobody else is to compute them."""
+    """The blocks are reserved, and this instance computes them itself."""
     COMPLETE = auto()
     """Every byte has arrived and the first token is known."""
     WRITER_FAILED = auto()
@@ -50,9 +50,9 @@ class Action(Enum):
     COMPUTE = auto()
     RELEASE = auto()
     GIVE_UP = auto()
-    """Send the client elsewhere: the blocks cannot be had back yet."""
+    """Send the client elsewhere: the blocks cannot be taken back yet."""
     WITHDRAW = auto()
-    """Take back a reservation that was not served yet."""
+    """Take back a reservation that has not been served yet."""
 
 
 class DecodeState(Enum):
@@ -106,7 +106,7 @@ DECODE_TABLE: dict[tuple[DecodeState, Fact], tuple[DecodeState, Action | None]] 
     (_D.CLOSING, _F.COMPLETE): (_D.RELEASED, _A.RELEASE),
 }
 MAY_BE_WRITTEN = frozenset({_D.GRANTED, _D.FENCING, _D.RECALLING, _D.REVOKING, _D.CLOSING})
-"""States in which somebody else may write the reserved blocks."""
+"""The states in which somebody else may write the reserved blocks."""
 DECODE_OVER = frozenset({_D.ACTIVE, _D.LOCAL, _D.RELEASED})
 
 
@@ -118,7 +118,7 @@ class DecodeHandoff:
         self.epoch = 0
 
     def on(self, fact: Fact) -> Action | None:
-        """The one thing to do about `fact`, if anything."""
+        """Take a fact in and return the one thing to do about it, if anything."""
         entry = DECODE_TABLE.get((self.state, fact))
         if entry is None:
             return None
@@ -141,9 +141,9 @@ class PushFact(Enum):
 
 class PushAction(Enum):
     STOP = auto()
-    """Compute no more, write no more, then say Drained: also to a holder that seems lost, which may only be cut off."""
+    """Compute no more, write no more, then say Drained. A holder that seems lost is told, too, since it may only be cut off."""
     GIVE_UP = auto()
-    """The same, but say PrefillFailed."""
+    """As STOP, but say PrefillFailed."""
     RELEASE = auto()
 
 
@@ -173,7 +173,7 @@ class PushHandoff:
         self.state = PushState.COMPUTING
 
     def on(self, fact: PushFact) -> PushAction | None:
-        """What is to be done; None: nothing, also where the fact means nothing in this state."""
+        """Take a fact in and return what is to be done. None means nothing, also where the fact means nothing in this state."""
         entry = PUSH_TABLE.get((self.state, fact))
         if entry is None:
             return None

@@ -1,7 +1,7 @@
 """The holder's side of a transfer: offers its pool, counts what arrives, and says when a grant is complete.
 
-A grant ends in one of three ways, and only then do its blocks leave the ledger: every byte is here, the writer's last word
-(`end`), or a fence of the writer."""
+A grant's blocks leave the ledger only when every byte is here, by the writer's last message (`end`), or by a fence of the
+writer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from kvtransfer.wire import content_of, pack
 
 
 class Inbox:
-    """`on_complete(commit)` is called once for a grant whose every byte is in the pool, and which has ended thereby;
-    `on_corrupted(grant_id)` for one with damaged bytes.
+    """The grants of one holder. `on_complete(commit)` is called once for a grant whose every byte is in the pool, which ends it.
+    `on_corrupted(grant_id)` is called for one with damaged bytes.
 
-    Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them. A pool's number of
-    its memory is that of `remote`, counted from 1; 0 is the memory of this process."""
+    Receivers need `may_write`, `arrived` and `corrupted` of the inbox: create it first, then `attach` them. The number of a
+    memory is 0 for this process's own, and counts from 1 in `remote` for the others."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Inbox:
         pools: Sequence[RankPool] = (),
         remote: Sequence[Memory] = (),
     ) -> None:
-        """`model`: the weights' revision. `pools`: those of the instance's ranks; none: one rank with all of `shard`. `remote`:
-        the memories of other hosts that some of them lie in."""
+        """`model` is the weights' revision. `pools` are those of the instance's ranks; none means one rank with all of `shard`.
+        `remote` are the memories of other hosts that some of them lie in."""
         self._shard = shard
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._contents = [pack(content_of(pool.shard, model, pool.base_bytes)) for pool in self._pools]
@@ -47,7 +47,7 @@ class Inbox:
         self._own = OwnMemory([pool for pool in self._pools if not pool.memory])
         self._memories: list[Memory] = [self._own, *remote]
         self.num_granted = self.num_fenced = 0
-        """Since it was made."""
+        """The number of grants since the inbox was made."""
 
     @property
     def block_size(self) -> int:
@@ -72,9 +72,8 @@ class Inbox:
         num_tokens: int,
         ttl_s: float,
     ) -> Grant:
-        """The right to write tokens [first_token, num_tokens), and what follows them as far as the blocks go.
-
-        `block_ids` is the sequence's table."""
+        """Grant the right to write tokens [first_token, num_tokens), and what follows them as far as the blocks go. `block_ids`
+        is the sequence's table."""
         size = self._shard.layout.block_size
         granted = tuple(block_ids[first_token // size :])
         holders = [rank for rank, pool in enumerate(self._pools) if pool.holds(block_ids[0])]
@@ -98,13 +97,13 @@ class Inbox:
         return grant
 
     def when_open(self, then: Callable[[], None]) -> None:
-        """Calls `then` once writes are admitted under every grant that has been opened: not before that may it be given away."""
+        """Call `then` once writes are admitted under every grant that has been opened. A grant may not be given away before."""
         each = when_all(len(self._memories), then)
         for memory in self._memories:
             memory.when_open(each)
 
     def regions(self, ranks: Sequence[int] | None = None) -> tuple[RegionKey, ...]:
-        """How each transport reaches the pools of these ranks, or of all."""
+        """Return how each transport reaches the pools of these ranks, or of all."""
         ranks = range(len(self._pools)) if ranks is None else ranks
         return tuple(
             replace(region, content=self._contents[rank], rank=rank)
@@ -113,18 +112,18 @@ class Inbox:
         )
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
-        """Do the bytes [start, end) of this process's memory lie in blocks of this live grant, in one rank's pool?"""
+        """Return whether the bytes [start, end) of this process's memory lie in blocks of this live grant, in one rank's pool."""
         return self._own.may_write(grant_id, start, end)
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
-        """So many more bytes are in the pool. Unknown grants are none of ours any more."""
+        """Count bytes that are in the pool. Bytes of an unknown grant are not counted."""
         live = self._ledger.get(grant_id)
         if live is not None:
             live.arrived_bytes += num_bytes
             self._check(grant_id)
 
     def committed(self, commit: Commit) -> None:
-        """The writer's last word. It may come before the last bytes, which travel on another connection."""
+        """Take the writer's last message. It may come before the last bytes, which travel on another connection."""
         live = self._ledger.get(commit.grant_id)
         if live is not None:
             live.expected_bytes = commit.num_bytes
@@ -137,9 +136,10 @@ class Inbox:
             memory.refuse(grant_id)
 
     def end(self, grant_id: str, then: Callable[[], None]) -> None:
-        """The writer has said its last word. `then` is called once nothing of what it sent before is still being received.
+        """Note that the writer has sent its last message, and call `then` once nothing that it sent before is still being
+        received.
 
-        That is at once, unless a frame is half-way into the pool: the word travels on another connection."""
+        That is at once, unless a frame is half-way into the pool: the message travels on another connection."""
         self.refuse(grant_id)
 
         def idle() -> None:

@@ -1,9 +1,9 @@
-"""In which order writes share the link: the request whose first token is due earliest goes first, layer by layer.
+"""The order in which writes share the link: the request whose first token is due earliest goes first, layer by layer.
 
-A holder takes a few writes at once, so that the next one's head follows the last one's tail without a pause, and a nearer
+A holder takes a few writes at once, so that the next one's begin follows the last one's end without a pause, and an earlier
 deadline waits for no more than these. Items of one grant keep their order. Only so many holders are written to at once, because
-more would share the link instead of following the deadlines; one that does not get on stops counting against that number
-(`slow`), so that it does not hold up the others."""
+more would share the link instead of following the deadlines. A holder that is slow stops counting against that number (`slow`),
+so that it does not hold up the others."""
 
 import heapq
 from collections import deque
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 Urgency = tuple[float, float]
-"""(minus the priority, when the first token is due): smaller goes first."""
+"""(minus the priority, when the first token is due). Smaller goes first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class _Flow(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class Turn(Generic[T]):
-    """One write: `items` of a grant that go out together, until `done` is called."""
+    """One write: `items` of a grant that go out together. It lasts until `done` is called."""
 
     grant_id: str
     holder: str
@@ -41,7 +41,7 @@ class Turn(Generic[T]):
 
 class LinkQueue(Generic[T]):
     def __init__(self, max_active: int, depth: int, take: Callable[[deque[T]], list[T]]) -> None:
-        """`max_active` holders are written to at once, each by at most `depth` writes; `take` pops one write's items."""
+        """Up to `max_active` holders are written to at once, each by at most `depth` writes. `take` pops one write's items."""
         self._max_active, self._depth, self._take = max_active, depth, take
         self._flows: dict[str, _Flow[T]] = {}
         self._waiting: dict[str, list[tuple[Urgency, int, str]]] = {}
@@ -61,7 +61,7 @@ class LinkQueue(Generic[T]):
         flow.items.append(item)
 
     def drop(self, grant_id: str) -> Sequence[T]:
-        """Take a grant's items out; what is under way is not touched."""
+        """Take a grant's items out. Writes under way are not touched."""
         flow = self._flows.get(grant_id)
         if flow is None:
             return ()
@@ -69,7 +69,7 @@ class LinkQueue(Generic[T]):
         return flow.items
 
     def next(self) -> Turn[T] | None:
-        """What may start now, if anything."""
+        """Return the write that may start now, if any."""
         active = sum(not any(turn.slow for turn in turns) for turns in self._under_way.values())
         ready = [
             (heap[0], holder)

@@ -1,7 +1,7 @@
 """One host's memory in which pools of an instance's ranks lie: how it is reached, and which writes into it are admitted.
 
 An instance has a ledger of its grants and, on each of its hosts, a memory that admits what the ledger says. `OwnMemory` is this
-process's; memories that this process cannot map are reached through whoever can."""
+process's. Memories that this process cannot map are reached through a process that can."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from kvtransfer.transport.base import Receiver
 
 
 class Memory(Protocol):
-    """What is said of a grant takes effect in the order in which it was said."""
+    """A memory on one host. Calls about a grant take effect in their order."""
 
     def regions(self, pool: RankPool) -> list[RegionKey]:
         """The regions of a pool in this memory, one for each way to it."""
@@ -25,7 +25,7 @@ class Memory(Protocol):
         ...
 
     def when_open(self, then: Callable[[], None]) -> None:
-        """Calls `then` once every grant that has been opened so far is admitted."""
+        """Call `then` once every grant that has been opened so far is admitted."""
         ...
 
     def refuse(self, grant_id: str) -> None:
@@ -33,22 +33,22 @@ class Memory(Protocol):
         ...
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
-        """Calls `then` once no write under this grant, which is refused, is half done."""
+        """Call `then` once no write under this grant, which is refused, is half done."""
         ...
 
     def ended(self, grant_id: str) -> None:
-        """The grant's writer is done with it. For any grant, also an unknown one."""
+        """Note that the grant's writer is done with it. Unknown grants are allowed."""
         ...
 
     async def fence(self, writer: str, grant_id: str) -> None:
-        """Returns once `writer` cannot change this memory under the grant, which is refused, any more."""
+        """Wait until `writer` cannot change this memory under the grant, which is refused, any more."""
         ...
 
     async def close(self) -> None: ...
 
 
 class OwnMemory:
-    """Admits for its receivers: make them with `may_write`, then `attach` them. `may_write` is for any thread."""
+    """Memory of this process. Make its receivers with `may_write`, then `attach` them. `may_write` is for any thread."""
 
     def __init__(self, pools: Sequence[RankPool]) -> None:
         self._pools = tuple(pools)
@@ -59,7 +59,7 @@ class OwnMemory:
         self._receivers = list(receivers)
 
     def may_write(self, grant_id: str, start: int, end: int) -> bool:
-        """Do the memory's bytes [start, end) lie in blocks of this live grant, in one rank's pool?"""
+        """Return whether the memory's bytes [start, end) lie in blocks of this live grant, in one rank's pool."""
         granted = self._granted.get(grant_id)
         if granted is None:
             return False
@@ -98,7 +98,7 @@ class OwnMemory:
 
 
 def when_all(count: int, then: Callable[[], None]) -> Callable[[], None]:
-    """To be called `count` times; the last one calls `then`."""
+    """Return a function to be called `count` times. Its last call calls `then`."""
 
     def one() -> None:
         nonlocal count

@@ -1,10 +1,9 @@
 """The writer's side of a transfer: after each layer, the fresh KV goes out while the next layer computes.
 
-The compute thread only queues (grant, layer). Writes go out in the order of `kvtransfer/linkqueue.py`, two at a time to a holder,
-layers that have queued up together as one. What will have been written in all is known when the last layer is computed: so the
-Commit, with the token that decode goes on with, does not wait for the writes before it, and the holder counts them. A grant's
-writes end before its Drained is sent; stopping it means dropping what is queued.
-Back-pressure: the compute thread waits while too many bytes are queued."""
+The compute thread only queues (grant, layer), and waits while too many bytes are queued. Writes go out in the order of
+`kvtransfer/linkqueue.py`, two at a time to a holder, layers that have queued up together as one. How many bytes a grant takes is
+known when the last layer is computed. So the Commit, with the token that decode goes on with, does not wait for the writes before
+it, and the holder counts them. A grant's writes end before its Drained is sent; stopping it means dropping what is queued."""
 
 import asyncio
 import logging
@@ -41,11 +40,11 @@ log = logging.getLogger(__name__)
 _MAX_QUEUED_BYTES = 256 << 20
 _MAX_WAIT_S = 60.0
 _MAX_HOLDERS = 4
-"""Holders that are written to at once."""
+"""The number of holders that are written to at once."""
 MAX_WRITES = 2
-"""Under way to one holder at once: the second keeps the link busy while the end of the first is waited for."""
+"""The number of writes under way to one holder: the second keeps the link busy while the end of the first is waited for."""
 _SLOW_S = 0.25
-"""A write that takes longer no longer keeps other holders waiting."""
+"""A write that takes longer than this no longer keeps other holders waiting."""
 _LONG_WRITE_BYTES = 8 << 20
 """Layers that have queued up go out together up to this size."""
 
@@ -66,11 +65,11 @@ class Pusher:
         now: Callable[[], float] | None = None,
         remote_senders: Sequence[Sequence[Sender]] = (),
     ) -> None:
-        """`staging` is where KV is converted for holders that store it otherwise; without it they are refused, as they are where
-        pools lie on several hosts.
+        """`staging` is where KV is converted for holders that store it otherwise. Without it they are refused, as they are where
+        pools lie on several hosts. `pools` are those of the instance's ranks; none means one rank with all of `shard`. `senders`
+        read this process's memory, number 0, and each of `remote_senders` one of another host, from 1 on. Ranks that hold the
+        same share the work.
 
-        `pools`: those of the instance's ranks; none: one rank with all of `shard`. `senders` read this process's memory, number
-        0, and each of `remote_senders` one of another host, from 1 on. Ranks that hold the same share the work.
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._shard, self._model = shard, model
@@ -120,8 +119,8 @@ class Pusher:
         )
 
     def remaining_s(self, grant_id: str) -> float:
-        """How long the writes that are queued for this grant will take: by the last ones to its holder, and no less than the
-        one under way has taken already."""
+        """Return how long the writes that are queued for this grant will take, by the last ones to its holder. It is no less than
+        what the one under way has taken already."""
         push = self._pushes.get(grant_id)
         if push is None:
             return 0.0
@@ -130,7 +129,8 @@ class Pusher:
         return max(elapsed_s, push.queued_bytes * pace.s_per_byte if pace else 0.0)
 
     def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
-        """All layers of all chunks are queued: say so, with the drawn tokens, while the last ones are being written."""
+        """Note that all layers of all chunks are queued, and send the Commit with the drawn tokens while the last ones are being
+        written."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.closing:
             commit = Commit(
@@ -173,7 +173,7 @@ class Pusher:
             await sender.close()
 
     def _agree(self, grant: Grant) -> None:
-        """Once for each region of a holder. Raises TransferError."""
+        """Agree with a holder on each of its regions, once. Raises TransferError."""
         agreed = self._agreed.setdefault(grant.holder, set())
         for region in grant.regions:
             if region in agreed:
@@ -188,7 +188,7 @@ class Pusher:
             agreed.add(region)
 
     def _duties(self, targets: Sequence[KVShard]) -> list[list[int]]:
-        """For each of our ranks, were the sequence in its blocks, the targets that it would write to."""
+        """Return, for each of our ranks, the targets that it would write to if the sequence were in its blocks."""
         found: list[list[int]] = [[] for _ in self._pools]
         for first_block in {pool.first_block for pool in self._pools}:
             ranks = [rank for rank, pool in enumerate(self._pools) if pool.first_block == first_block]
@@ -197,7 +197,7 @@ class Pusher:
         return found
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
-        """Plan the copies of every pushed work once; layers only shift them."""
+        """Plan the copies of every pushed work once. Layers only shift them."""
         chunks: list[Chunk] = []
         for work in plan.work:
             push = self._pushes.get(work.push.grant_id) if work.push else None
@@ -285,14 +285,14 @@ class Pusher:
         self._serve()
 
     def _serve(self) -> None:
-        """Start what may be on its way now."""
+        """Start the writes that may start now."""
         while turn := self._queue.next():
             task = self._loop.create_task(self._work(turn))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _work(self, turn: Turn[LinkWrite]) -> None:
-        """One long write."""
+        """Send one long write."""
         push = turn.items[0].chunk.push
         slow = self._loop.call_later(_SLOW_S, self._slow, turn)
         try:
@@ -309,7 +309,7 @@ class Pusher:
         self._serve()
 
     async def _write(self, push: ActivePush, items: list[LinkWrite]) -> None:
-        """Layers of one grant."""
+        """Write layers of one grant."""
         size = sum(item.num_bytes for item in items)
         started_s = self._now()
         push.writing_since_s.append(started_s)
@@ -340,7 +340,7 @@ class Pusher:
             self._room.notify_all()
 
     async def _write_layers(self, push: ActivePush, items: list[LinkWrite]) -> None:
-        """What goes from one memory to the same rank of the holder leaves as one write."""
+        """Write the layers. What goes from one memory to one rank of the holder leaves as one write."""
         for sender, region in (way for ways in push.ways for way in ways):
             copies: list[CopyRun] = []
             for item in items:
@@ -357,7 +357,7 @@ class Pusher:
                 self._chunk_done(item.chunk)
 
     async def _layer_copies(self, push: ActivePush, item: LinkWrite, plan: TargetPlan) -> list[CopyRun]:
-        """What is to be written as it is stored; what must be converted has been written on return."""
+        """Return what is to be written as it is stored. What must be converted has been written on return."""
         runs = at_layer(plan.runs, plan.source, plan.side, item.layer)
         if not runs:
             return []
@@ -390,7 +390,7 @@ class Pusher:
         self._mail.send(grant.holder, done)
 
     def _close(self, push: ActivePush) -> None:
-        """It ends with its last write, in a later turn of the loop at the soonest."""
+        """Close a grant with its last write, in a later turn of the loop at the soonest."""
         push.closing = True
         self._loop.call_soon(self._end_if_quiet, push)
 
@@ -410,7 +410,7 @@ class Pusher:
 
 
 def _take_writes(items: deque[LinkWrite]) -> list[LinkWrite]:
-    """As many layers from the left as make one long write."""
+    """Take as many layers from the left as make one long write."""
     taken = [items.popleft()]
     num_bytes = taken[0].num_bytes
     while items and (num_bytes := num_bytes + items[0].num_bytes) <= _LONG_WRITE_BYTES:

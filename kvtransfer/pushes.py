@@ -1,4 +1,4 @@
-"""What the pusher has in hand: grants that are being filled, the chunks of a step, and what waits to go out."""
+"""The pusher's state: grants that are being filled, the chunks of a step, and what waits to go out."""
 
 import math
 from collections.abc import Callable
@@ -15,10 +15,10 @@ _SMOOTHING = 0.3
 
 @dataclass(slots=True)
 class Pace:
-    """How fast recent writes to a holder were; they may overlap."""
+    """How fast recent writes to a holder were, which may overlap."""
 
     s_per_byte: float = 0.0
-    """0: unknown."""
+    """0 when it is unknown."""
     _ended_s: float = -math.inf
 
     def note(self, started_s: float, ended_s: float, num_bytes: int) -> None:
@@ -33,7 +33,7 @@ class ActivePush:
 
     grant: Grant
     ways: list[list[tuple[Sender, RegionKey]]]
-    """From each memory of the writer to each of the holder's ranks."""
+    """The transport from each memory of the writer to each of the holder's ranks."""
     urgency: Urgency
     on_delivered: Callable[[str], None]
     on_quiet: Callable[[str], None]
@@ -42,20 +42,20 @@ class ActivePush:
     duties: list[list[int]]
     """For each rank of the writer the targets that it writes to."""
     started_s: float | None = None
-    """The first step with its prompt."""
+    """When the first step with its prompt started."""
     written_s: float | None = None
-    """The end of its first write."""
+    """When its first write ended."""
     closing: bool = False
-    """It ends when its writes do; nothing that is computed from now on is sent."""
+    """Whether it ends when its writes do. Nothing that is computed from now on is sent."""
     stopped: bool = False
     reason: str | None = None
-    """Why, if somebody else is to be told."""
+    """Why it failed, if the holder is to be told."""
     num_chunks: int = 0
     num_bytes: int = 0
     """Bytes of all writes that have been queued, as the holder stores them."""
     queued_bytes: int = 0
     num_writes: int = 0
-    """Queued and under way."""
+    """The number of writes that are queued or under way."""
     writing_since_s: list[float] = field(default_factory=list[float])
     """When each write under way began."""
 
@@ -70,7 +70,7 @@ class ActivePush:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
-    """What of a chunk goes from one of our ranks to one of the holder's, for the first layer."""
+    """The part of a chunk that goes from one of our ranks to one of the holder's, for the first layer."""
 
     sender: Sender
     region: RegionKey
@@ -83,7 +83,7 @@ class TargetPlan:
         return self._num_bytes(self.source.shard.layout)
 
     def written_bytes(self, layer: int) -> int:
-        """What arrives of a model layer at a holder that may store it otherwise, or not hold it."""
+        """Return the bytes of a model layer that arrive at a holder, which may store it otherwise or not hold it."""
         shard = self.side.shard
         return self._num_bytes(shard.layout) if shard.layers[0] <= layer < shard.layers[1] else 0
 
@@ -93,7 +93,7 @@ class TargetPlan:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Chunk:
-    """One work of a step."""
+    """The pushed part of one sequence's work in a step."""
 
     push: ActivePush
     seq: int
@@ -102,7 +102,7 @@ class Chunk:
     plans: dict[int, list[TargetPlan]]
     """The plans of each of our ranks that holds the sequence."""
     num_left: int
-    """Layers that are still to be written, over all ranks."""
+    """The number of layers that are still to be written, over all ranks."""
     vouched_bytes: int = 0
 
     def layer_bytes(self, rank: int) -> int:

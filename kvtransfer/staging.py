@@ -17,7 +17,7 @@ Send = Callable[[list[CopyRun]], Awaitable[None]]
 
 
 class Staging:
-    """`memory` is a pool of `pool_bytes` followed by the room to convert in: two vectors with their scales at least."""
+    """Room to convert in. `memory` is a pool of `pool_bytes` followed by that room: two vectors with their scales at least."""
 
     def __init__(self, memory: memoryview, pool_bytes: int) -> None:
         self._memory = np.frombuffer(memory, np.uint8)
@@ -27,7 +27,7 @@ class Staging:
             self._slots.put_nowait(pool_bytes + number * self._slot_bytes)
 
     async def push(self, runs: Sequence[VectorRun], source: Side, destination: Side, send: Send) -> int:
-        """Converts the runs and hands them to `send`, a slot at a time; returns the bytes sent."""
+        """Convert the runs and hand them to `send`, a slot at a time. Returns the bytes sent."""
         layout = destination.shard.layout
         capacity = self._slot_bytes // (layout.vector_bytes + layout.scale_bytes)
         num_bytes = 0
@@ -44,7 +44,7 @@ class Staging:
     def _convert(
         self, runs: Sequence[VectorRun], source: Side, destination: Side, slot: int
     ) -> list[CopyRun]:
-        """On a thread. Data of all runs first, then their scales."""
+        """Convert on a thread. Data of all runs comes first, then their scales."""
         ours, theirs = source.shard.layout, destination.shard.layout
         total = sum(run.count for run in runs)
         gathered = np.concatenate([self._vectors(source, run) for run in runs])
@@ -72,7 +72,7 @@ class Staging:
 
 
 def _spread(runs: Sequence[VectorRun], staged: int, base: int, item_bytes: int) -> list[CopyRun]:
-    """From one piece of staged items to where each run goes, counted from `base`."""
+    """Return the runs from one piece of staged items to where each belongs, counted from `base`."""
     copies: list[CopyRun] = []
     for run in runs:
         copies.append(CopyRun(staged, base + run.destination * item_bytes, run.count * item_bytes))
@@ -81,7 +81,7 @@ def _spread(runs: Sequence[VectorRun], staged: int, base: int, item_bytes: int) 
 
 
 def _groups(runs: Sequence[VectorRun], capacity: int) -> list[list[VectorRun]]:
-    """In order, of at most `capacity` vectors each; a run may be cut."""
+    """Split the runs, in order, into groups of at most `capacity` vectors; a run may be cut."""
     groups: list[list[VectorRun]] = []
     room = 0
     for run in runs:

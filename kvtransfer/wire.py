@@ -1,9 +1,9 @@
 """What the two sides of a hand-over must agree on before a byte is written.
 
-A `KVContent` describes KV state as the model means it: which model, which layers and heads, what kind of state, in what dtype
-and with what scales. It says nothing of a cache's blocks, so pools of any layout can be compared by it. It travels in each
-RegionKey as a msgpack map with names, so that releases may add to it: what a reader does not know it skips, unless the writer
-lists it in `requires`. Both sides say which versions of the rules they speak and use the highest that both do."""
+A `KVContent` describes KV state as the model means it: which model, which layers and heads, what kind of state, in what dtype and
+with what scales. It says nothing of a cache's blocks, so pools of any layout can be compared by it. It travels in each RegionKey
+as a msgpack map with names, so that releases may add to it. A reader skips names that it does not know, unless the writer lists
+them in `requires`. Both sides say which versions of the rules they speak and use the highest that both do."""
 
 import importlib.metadata
 from dataclasses import asdict, dataclass, fields, replace
@@ -27,7 +27,7 @@ _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVContent:
     model: str
-    """The revision of the weights; empty: not known, and taken to fit."""
+    """The revision of the weights. An empty one is unknown, and taken to fit."""
     state: str
     """`kv`: keys and values of each head; `mla`: one latent vector for all."""
     num_layers: int
@@ -35,7 +35,7 @@ class KVContent:
     head_dim: int
     layers: tuple[int, int]
     heads: tuple[int, int]
-    """What of the model's state is here."""
+    """Which of the model's heads are here."""
     dtype: str
     scales: str
     packing: str = POOL_FORMAT
@@ -58,7 +58,7 @@ _SOFTWARE = software()
 
 
 def content_of(shard: KVShard, model: str = "", base_bytes: int = 0) -> KVContent:
-    """What a rank's pool holds, in this release's words."""
+    """Return what a rank's pool holds, in this release's words."""
     layout = shard.layout
     return KVContent(
         model=model,
@@ -80,7 +80,7 @@ def pack(content: KVContent) -> bytes:
 
 
 def unpack(data: bytes) -> KVContent:
-    """Raises TransferError for what no release can have written."""
+    """Read a description. Raises TransferError for what no release can have written."""
     try:
         found: Any = msgpack.unpackb(data)
         values = {name: _tupled(found[name]) for name in _NAMES if name in found}
@@ -97,7 +97,7 @@ def _tupled(value: Any) -> Any:
 
 
 def agree(ours: KVContent, theirs: KVContent, us: str = "prefill", them: str = "decode") -> int:
-    """The version of the rules that both follow. Raises TransferError, naming both sides, when nothing written could be right."""
+    """Return the version of the rules that both follow. Raises TransferError, naming both sides, when no write could be right."""
     version = min(ours.speaks[1], theirs.speaks[1])
     lowest = max(ours.speaks[0], theirs.speaks[0])
     mine, its = (
@@ -136,7 +136,7 @@ def agree(ours: KVContent, theirs: KVContent, us: str = "prefill", them: str = "
 
 
 def convertible(ours: KVContent, theirs: KVContent) -> bool:
-    """Is there a rule that makes the one's vectors into the other's? Integers mean nothing without scales."""
+    """Return whether there is a rule that makes vectors of one kind into the other's. Integers mean nothing without scales."""
     known = ours.dtype in DTYPE_BYTES and theirs.dtype in DTYPE_BYTES
     meant = all(
         side.dtype in _FLOATS or side.scales == "vector" or side.dtype.startswith("float8")
@@ -159,7 +159,7 @@ def _storage(content: KVContent) -> str:
 
 
 def content_of_region(region: RegionKey) -> KVContent:
-    """The holder's description; that of a release from before there was one is made from its layout."""
+    """Return the holder's description. Releases from before there was one get it made from their layout."""
     if region.content:
         return unpack(region.content)
     return replace(content_of(region.shard), packing=region.name, speaks=(1, 1), software="")
@@ -168,7 +168,7 @@ def content_of_region(region: RegionKey) -> KVContent:
 def check_compatible(
     source: KVShard, region: RegionKey, model: str = "", us: str = "prefill", them: str = "decode"
 ) -> int:
-    """As `agree`, of a source shard and a holder's region."""
+    """Check, as `agree` does, a source shard and a holder's region."""
     theirs = content_of_region(region)
     described = (
         theirs.state,
@@ -195,7 +195,7 @@ def check_compatible(
 
 
 def check_grant(grant: Grant) -> None:
-    """Raises TransferError for a grant whose blocks do not hold its tokens."""
+    """Raise TransferError for a grant whose blocks do not hold its tokens."""
     if grant.num_tokens <= 0 or grant.first_token < 0 or not grant.regions:
         raise TransferError(
             f"grant {grant.id} is empty: {grant.num_tokens} tokens, {len(grant.regions)} regions"

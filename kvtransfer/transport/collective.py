@@ -1,11 +1,11 @@
-"""torch.distributed, point to point: NCCL between GPUs, gloo standing in on processors.
+"""Transfers by torch.distributed, point to point: NCCL between GPUs, gloo in its place between CPUs.
 
 Each pair of processes has a communicator of its own, made when the first KV is to be moved, over a store that lives in the
 authenticated connection of `kvtransfer/transport/pull.py`. The holder receives into a bounce buffer and copies from there into
-its pool under a lock: whatever a dead, stopped or aborted peer's communicator still does, it does to the bounce buffer. So the
-fence need not wait for the communicator's end, which may take its timeout; the next write makes a new one.
+its pool under a lock. So whatever a dead, stopped or aborted peer's communicator still does, it does to the bounce buffer, and
+the fence need not wait for the communicator's end, which may take its timeout. The next write makes a new one.
 
-gloo's and NCCL's own connections are neither authenticated nor encrypted: for networks where that is given."""
+gloo's and NCCL's own connections are neither authenticated nor encrypted: use them on networks that are trusted."""
 
 import contextlib
 import threading
@@ -27,7 +27,7 @@ _TIMEOUT = timedelta(seconds=30)
 
 
 def check(backend: Backend) -> None:
-    """Raises ConfigError where this machine cannot do it."""
+    """Raise ConfigError where this machine lacks the backend."""
     if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
         raise ConfigError(
             "transfer.transport nccl needs NVIDIA GPUs and a CUDA build of torch; use auto, shm or tcp"
@@ -37,7 +37,7 @@ def check(backend: Backend) -> None:
 
 
 class ChannelStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """What two ranks tell each other while they connect: what one sets the other gets. Values come when somebody waits."""
+    """The store in which two ranks find each other while they connect. What one sets is sent to the other, which waits for it."""
 
     def __init__(self, exchange: Exchange) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class ChannelStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The exchange has its own."""
+        """Do nothing: the exchange has its own timeout."""
 
 
 class CollectiveMedium:
@@ -95,10 +95,10 @@ class CollectiveMedium:
         return _CollectiveOutlet(self.pool, self._connect(exchange, 1))
 
     def close(self) -> None:
-        """Communicators belong to the connections."""
+        """Do nothing: communicators belong to the connections."""
 
     def _connect(self, exchange: Exchange, rank: int) -> Any:
-        """The pair's communicator, after a first byte has gone through it. Raises TransferError."""
+        """Return the pair's communicator, after a first byte has gone through it. Raises TransferError."""
         store = ChannelStore(exchange)
         try:
             group = self._make(store, rank)
@@ -125,7 +125,7 @@ class CollectiveMedium:
 
 
 def _finish(work: Any) -> None:
-    """Raises TransferError when the peer did not do its part."""
+    """Wait for the operations. Raises TransferError when the peer did not do its part."""
     try:
         work.wait(_TIMEOUT)
         if torch.cuda.is_available():
@@ -140,7 +140,7 @@ def _end(group: Any) -> None:
 
 
 class _Bounce:
-    """Two buffers on the pool's device: one is on its way while the other is packed or emptied."""
+    """Two buffers on the pool's device. One is being sent or received while the other is packed or emptied."""
 
     def __init__(self, like: torch.Tensor) -> None:
         self._buffers = [torch.empty(_CHUNK_BYTES, dtype=torch.uint8, device=like.device) for _ in range(2)]

@@ -21,21 +21,21 @@ from kvtransfer.transport.shm import host_id
 _HANDLE_BYTES = 64
 _LAZY_PEER_ACCESS = 1
 Copy = tuple[int, int, int]
-"""Destination and source address, and bytes."""
+"""(destination address, source address, bytes)."""
 
 
 class Driver(Protocol):
-    """What is needed of the CUDA driver, for one device; for any thread. Methods raise TransferError."""
+    """The calls of the CUDA driver that are needed, for one device and any thread. Methods raise TransferError."""
 
     def allocate(self, num_bytes: int) -> int: ...
     def export(self, address: int) -> tuple[bytes, int]:
-        """A handle of the allocation that `address` lies in, and how far into it."""
+        """Return a handle of the allocation that `address` lies in, and how far into it that is."""
         ...
 
     def map(self, handle: bytes) -> int: ...
     def unmap(self, address: int) -> None: ...
     def copy(self, copies: Sequence[Copy]) -> None:
-        """Returns when all are done."""
+        """Make the copies. Returns when all are done."""
         ...
 
 
@@ -45,7 +45,7 @@ class CudaIpcMedium:
     needs_go = False
 
     def __init__(self, driver: Driver, address: int, num_bytes: int) -> None:
-        """For the pool of `num_bytes` at `address` on the driver's device."""
+        """Serves the pool of `num_bytes` at `address` on the driver's device."""
         self.driver, self.address, self.num_bytes = driver, address, num_bytes
         self.host = host_id()
         self.scratch = driver.allocate(SCRATCH_BYTES)
@@ -69,15 +69,15 @@ class CudaIpcMedium:
         return _CudaOutlet()
 
     def close(self) -> None:
-        """The process's end gives everything back."""
+        """Do nothing: the driver takes everything back when the process ends."""
 
 
 class _CudaOutlet:
     def supply(self, runs: Sequence[CopyRun], answered: threading.Event) -> None:
-        """The holder copies by itself."""
+        """Do nothing: the holder copies by itself."""
 
     def close(self) -> None:
-        """The holder unmaps."""
+        """Do nothing: the holder unmaps."""
 
 
 class _CudaIntake:
@@ -115,7 +115,7 @@ class LibCuda:
     """`Driver` over libcuda, in the device's primary context (the one that torch uses)."""
 
     def __init__(self, device: int) -> None:
-        """Raises ConfigError where there is no driver or no such device."""
+        """Open the driver. Raises ConfigError where there is no driver or no such device."""
         try:
             self._lib = ctypes.CDLL("libcuda.so.1")
         except OSError as error:

@@ -1,8 +1,8 @@
 """One writer's way to one endpoint: several streams, each with a thread of its own that sends what is queued for it, in order.
 
 So a write's first byte follows the last write's last one without a turn of the event loop between them, and frames of concurrent
-writes stay apart. Invariant: only its own thread uses a stream, but for `cut` and for what the loop's thread sends while the lane
-is idle, which nobody but the loop's thread can end."""
+writes stay apart. Invariant: only its own thread uses a stream. There are two exceptions: `cut`, and what the loop's thread sends
+while the lane is idle. Only the loop's thread can end that idleness."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from kvtransfer.transport.streams import Stream
 Job = Callable[[Stream], None]
 
 _SHARED_BYTES = 8 << 20
-"""A write of less goes to one lane while others are busy: two frames cost more than sharing gains."""
+"""A write of fewer bytes goes to one lane while others are busy: two frames cost more than sharing gains."""
 
 
 class Lane:
@@ -23,13 +23,13 @@ class Lane:
         self.stream = stream
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._num_given = self._num_done = 0
-        """Written by the loop's thread and by the lane's: neither needs a lock."""
+        """The loop's thread writes `_num_given` and the lane's `_num_done`, so neither needs a lock."""
         self._thread = threading.Thread(target=self._run, name=f"kv to {stream.peer}", daemon=True)
         self._thread.start()
 
     @property
     def num_waiting(self) -> int:
-        """Jobs given and not done, the one under way included."""
+        """The number of jobs given and not done, the one under way included."""
         return self._num_given - self._num_done
 
     def give(self, job: Callable[[], None]) -> None:
@@ -42,7 +42,7 @@ class Lane:
         self._jobs.put(None)
 
     def join(self) -> None:
-        """Blocks until its thread has ended."""
+        """Block until its thread has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -55,20 +55,19 @@ class LaneLink:
     """The lanes to one endpoint. All methods are for the event loop's thread."""
 
     def __init__(self, owner: str, streams: Sequence[Stream]) -> None:
-        """`owner`: the mail address of the holder there."""
+        """`owner` is the mail address of the holder there."""
         self.owner = owner
         self.lanes = [Lane(stream) for stream in streams]
         self._closed = False
 
     def lanes_for(self, num_bytes: int) -> list[Lane]:
-        """Among which a write is to be shared out, the emptiest first."""
+        """Return the lanes among which a write is to be shared out, the emptiest first."""
         lanes = sorted(self.lanes, key=lambda lane: lane.num_waiting)
         return lanes[:1] if lanes[-1].num_waiting and num_bytes < _SHARED_BYTES else lanes
 
     async def run(self, jobs: Sequence[tuple[Lane, Job]]) -> None:
-        """Returns or raises only when all of the jobs have ended; the last one wakes the event loop, once.
-
-        Raises ReplicaLost, after which the link is cut, or TransferError, after which it is as good as before."""
+        """Run the jobs. Returns or raises only when all of them have ended; the last one wakes the event loop, once. Raises
+        ReplicaLost, after which the link is cut, or TransferError, after which it can still be used."""
         if self._closed:
             raise ReplicaLost(f"the KV connections to {self.owner} have been closed")
         if not jobs:
@@ -86,7 +85,7 @@ class LaneLink:
             raise error
 
     def close(self) -> None:
-        """Cut it: jobs under way fail soon. Idempotent."""
+        """Cut the link: jobs under way fail soon. Idempotent."""
         if not self._closed:
             self._closed = True
             self._cut()
@@ -94,7 +93,7 @@ class LaneLink:
                 lane.end()
 
     async def ended(self) -> None:
-        """After `close`: returns when no thread reads the source any more."""
+        """Wait, after `close`, until no thread reads the source any more."""
         for lane in self.lanes:
             await asyncio.to_thread(lane.join)
 
@@ -104,7 +103,7 @@ class LaneLink:
 
 
 class _Batch:
-    """Jobs whose last one completes `over`."""
+    """Jobs. The last one completes `over`."""
 
     def __init__(self, num_jobs: int, on_broken: Callable[[], None]) -> None:
         self._loop, self._on_broken = asyncio.get_running_loop(), on_broken
@@ -113,7 +112,7 @@ class _Batch:
         self._num_left, self._lock = num_jobs, threading.Lock()
 
     def anew(self) -> "asyncio.Future[None]":
-        """What completes with the last job, after `over` has been cancelled."""
+        """Return a new future that completes with the last job, after `over` has been cancelled."""
         self.over = self._loop.create_future()
         if not self._num_left:
             self.over.set_result(None)

@@ -1,4 +1,5 @@
-"""Within one process: the executable specification. Under virtual time pools have no bytes and writes take modelled time."""
+"""Transfers within one process: the executable specification. Under virtual time pools have no bytes and writes take modelled
+time."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -10,7 +11,7 @@ from kvtransfer.transport.base import Arrived, MayWrite
 from kvtransfer.wire import POOL_FORMAT
 
 Delay = Callable[[int], Awaitable[None]]
-"""Waits for as long as so many bytes would take."""
+"""Waits for as long as the transfer of so many bytes would take."""
 
 
 class LoopbackFabric:
@@ -63,10 +64,10 @@ class LoopbackReceiver:
         then()  # `accept` is never half done
 
     def ended(self, grant_id: str) -> None:
-        """Nothing is kept for a grant."""
+        """Do nothing: no state is kept for a grant."""
 
     async def fence(self, writer: str, grant_id: str) -> None:
-        """Writes are checked against live grants as they are made, on this very loop: there is nothing to wait for."""
+        """Return at once: writes are checked against live grants as they are made, on this very loop."""
 
     async def close(self) -> None:
         self._fabric.receivers.pop(self._endpoint, None)
@@ -96,10 +97,10 @@ class LoopbackSender:
         return num_bytes
 
     def ended(self, grant_id: str) -> None:
-        """Nothing is kept between writes."""
+        """Do nothing: no state is kept between writes."""
 
     def forget(self, endpoint_owner: str) -> None:
-        """Nothing is kept between writes."""
+        """Do nothing: no state is kept between writes."""
 
     async def close(self) -> None:
-        """Nothing is kept between writes."""
+        """Do nothing: no state is kept between writes."""

@@ -26,12 +26,12 @@ from kvtransfer.transport.pull import SCRATCH_BYTES, Exchange
 
 _BUILDS = ("nixl_cu13", "nixl_cu12")
 _POLL_S = 50e-6
-"""NIXL has no way to wait for a transfer but to ask."""
+"""The time between two questions whether a transfer has ended, since NIXL has no way to wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredMemory:
-    """A pool by address: `device` is a GPU's number, -1 for host memory, which `view` then shows."""
+    """A pool by address. `device` is a GPU's number, or -1 for host memory, which `view` then shows."""
 
     address: int
     num_bytes: int
@@ -48,7 +48,7 @@ def available() -> bool:
 
 
 def load() -> Any:
-    """NIXL's Python API, without the CUDA detection of its meta package (which imports torch). Raises ConfigError."""
+    """Load NIXL's Python API, without the CUDA detection of its meta package (which imports torch). Raises ConfigError."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     for name in _BUILDS:
         with contextlib.suppress(ModuleNotFoundError):
@@ -64,7 +64,7 @@ class NixlMedium:
     needs_go = False
 
     def __init__(self, memory: RegisteredMemory) -> None:
-        """Registers the pool. Raises ConfigError without NIXL, TransferError when it cannot register."""
+        """Register the pool. Raises ConfigError without NIXL, TransferError when it cannot register."""
         api = load()
         self.memory, self.num_bytes = memory.view, memory.num_bytes
         self.pool = memory
@@ -132,12 +132,12 @@ class _NixlOutlet:
         self._medium = medium
 
     def supply(self, runs: Sequence[CopyRun], answered: threading.Event) -> None:
-        """The holder reads by itself; where UCX has only TCP, this side must serve its reads."""
+        """Serve the holder's reads where UCX has only TCP. Otherwise the holder reads by itself."""
         while not answered.wait(_POLL_S):
             self._medium.agent.get_new_notifs()
 
     def close(self) -> None:
-        """Nothing is kept for a holder."""
+        """Do nothing: no state is kept for a holder."""
 
 
 class _NixlIntake:
@@ -180,7 +180,7 @@ class _NixlIntake:
         self.abort()
 
     def _finish(self, agent: Any, handle: Any, state: str) -> None:
-        """Returns when the read has ended, which alone makes the pool safe. Raises TransferError."""
+        """Wait until the read has ended, which alone makes the pool safe. Raises TransferError."""
         while state == "PROC":
             if self._aborted:
                 self._disconnect()

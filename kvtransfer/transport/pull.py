@@ -1,10 +1,10 @@
-"""Transports in which the holder fetches: the writer says over an authenticated connection what lies where, the holder asks its
+"""Transports in which the holder fetches. The writer says over an authenticated connection what lies where. The holder asks its
 ledger, moves the bytes into its own pool by whatever medium the two have (NIXL, CUDA IPC, gloo, NCCL), and answers.
 
-That is what makes a fence possible where memory access cannot be revoked: nobody but the holder ever writes the pool, so a writer
-that is dead, stopped or cut off can do nothing to it. The fence cuts the connection and waits until the holder's own fetch under
-way (`Intake.abort`) can change the pool no more. The other way round, a holder that died may still read the source for a while:
-whatever it reads then is nobody's.
+This makes a fence possible where memory access cannot be revoked: nobody but the holder ever writes the pool, so a writer that is
+dead, stopped or cut off can do nothing to it. The fence cuts the connection and waits until the holder's own fetch under way
+(`Intake.abort`) can change the pool no more. The other way round, a holder that died may still read the source for a while, but
+nobody uses what it reads.
 
 Messages: `[grant id, sources, destinations, sizes, crc or nil, attempt]`, then `[verdict, reason]`, with a `[go]` before it where
 the writer takes part (gloo, NCCL). Before the first the two media set themselves up with messages of their own: `Exchange`."""
@@ -34,23 +34,23 @@ _SETUP_S = 20.0
 _STALL_S = 60.0
 _MAX_MESSAGE_RUNS = 8192
 SCRATCH_BYTES = 4 << 20
-"""What an `Intake` can fetch in a probe."""
+"""The most bytes that an `Intake` can fetch in a probe."""
 _GO, _TAKEN, _REFUSED, _DAMAGED, _FAILED = "go", "taken", "refused", "damaged", "failed"
 T = TypeVar("T")
 
 
 class Exchange:
-    """Setup messages of two media, for a thread; in order, nothing else on the connection meanwhile."""
+    """Setup messages between two media, in order, for a thread. Nothing else is on the connection meanwhile."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._loop = channel, asyncio.get_running_loop()
 
     def send(self, data: bytes) -> None:
-        """Raises ReplicaLost."""
+        """Send a message. Raises ReplicaLost."""
         self._wait(self._channel.send(data))
 
     def recv(self) -> bytes:
-        """Raises ReplicaLost and ProtocolError."""
+        """Receive a message. Raises ReplicaLost and ProtocolError."""
         data: Any = msgpack.unpackb(self._wait(self._channel.recv())[0])
         if not isinstance(data, bytes):
             raise ProtocolError(f"a setup message was expected from {self._channel.peer.address}")
@@ -67,11 +67,11 @@ class Intake(Protocol):
     """The holder's end of one medium to one writer. All methods block and are for threads."""
 
     def fetch(self, runs: Sequence[CopyRun], *, scratch: bool) -> None:
-        """Returns when the bytes are in the pool (in scratch memory, from its beginning, where so). Raises TransferError."""
+        """Fetch bytes. Returns when they are in the pool, or in the scratch memory from its beginning. Raises TransferError."""
         ...
 
     def abort(self) -> None:
-        """Returns when no fetch, also one that is under way in another thread, can change the pool any more."""
+        """Wait until no fetch, also one that is under way in another thread, can change the pool any more."""
         ...
 
     def close(self) -> None: ...
@@ -81,7 +81,7 @@ class Outlet(Protocol):
     """The writer's end of one medium to one holder. All methods block and are for threads."""
 
     def supply(self, runs: Sequence[CopyRun], answered: threading.Event) -> None:
-        """What the writer itself has to do while the holder fetches; `answered` once it has. Raises TransferError."""
+        """Do the writer's part while the holder fetches. `answered` completes once it has. Raises TransferError."""
         ...
 
     def close(self) -> None: ...
@@ -92,13 +92,14 @@ class Medium(Protocol):
 
     name: str
     host: str
-    """Only peers of the same host are reached; empty: any."""
+    """Only peers of this host are reached; empty means any host."""
     needs_go: bool
-    """The writer's part may only begin when the holder has begun: a refusal would leave it waiting for a partner."""
+    """Whether the writer's part may only begin when the holder has begun. A refusal would otherwise leave it waiting for a
+    partner."""
     num_bytes: int
-    """Bytes of its pool."""
+    """The bytes of its pool."""
     memory: memoryview | None
-    """The pool, if the processor can read it: for checksums."""
+    """The pool, if the processor can read it, for checksums."""
 
     def take(self, exchange: Exchange) -> Intake: ...
     def give(self, exchange: Exchange) -> Outlet: ...
@@ -132,7 +133,7 @@ class PullReceiver:
         self._admission.when_idle(grant_id, then)
 
     def ended(self, grant_id: str) -> None:
-        """Nothing is kept for a grant."""
+        """Do nothing: no state is kept for a grant."""
 
     async def fence(self, writer: str, grant_id: str) -> None:
         await asyncio.gather(*(link.abort() for link in list(self._links.get(writer, ()))))
@@ -218,7 +219,7 @@ class _Incoming:
             raise TransferError(reason)
 
     def _fetch(self, intake: Intake, runs: list[CopyRun], scratch: bool, crc: int | None) -> bool:
-        """On a thread: True when the bytes are not what the writer's checksum says."""
+        """Fetch on a thread. Returns True when the bytes are not what the writer's checksum says."""
         intake.fetch(runs, scratch=scratch)
         if crc is None or scratch:
             return False
@@ -230,7 +231,7 @@ class PullSender:
     vouches = False
 
     def __init__(self, key: bytes, me: Identity, medium: Medium, checksum: bool) -> None:
-        """Raises TransferError for checksums of memory that the processor cannot read."""
+        """Makes the sender. Raises TransferError for checksums of memory that the processor cannot read."""
         if checksum and medium.memory is None:
             raise TransferError(
                 f"transfer.checksum needs a KV pool in host memory; {medium.name} moves device memory"
@@ -253,7 +254,7 @@ class PullSender:
         return num_bytes
 
     def ended(self, grant_id: str) -> None:
-        """Nothing is kept for a grant."""
+        """Do nothing: no state is kept for a grant."""
 
     def forget(self, endpoint_owner: str) -> None:
         for endpoint, link in list(self._links.items()):
@@ -312,7 +313,7 @@ class PullSender:
         raise _Refused(f"KV arrived corrupted twice at {link.owner}")
 
     async def _answer(self, link: "_Outgoing", runs: list[CopyRun]) -> tuple[str, str]:
-        """The holder's, while this side does its part."""
+        """Return the holder's answer, while this side does its part."""
         if self._medium.needs_go:
             verdict, reason = await link.answer()
             if verdict != _GO:
@@ -334,7 +335,7 @@ class PullSender:
 
 
 class _Refused(Exception):
-    """An answer after which the connection is as good as before."""
+    """An answer after which the connection can still be used."""
 
 
 class _Outgoing:
@@ -375,7 +376,7 @@ class _Outgoing:
 
 
 async def _in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """Ends only when the thread has, also if cancelled."""
+    """Run in a thread. Ends only when the thread has, also if cancelled."""
     job = asyncio.get_running_loop().run_in_executor(threads, work)
     try:
         return await asyncio.shield(job)

@@ -1,4 +1,4 @@
-"""Which transport reaches a holder best: measured once for each holder, when the first grant of it comes.
+"""Which transport reaches a holder best, measured once for each holder, when the first grant of it comes.
 
 Until the figures are there the senders' own order decides, so that no request waits for a measurement. A way that fails its probe
 is used only when there is no other."""
@@ -15,23 +15,23 @@ log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 4 << 20
 _NUM_PROBES = 4
-"""The first also connects, and is not counted."""
+"""The number of probes. The first one also connects, and is not counted."""
 _PROBE_S = 10.0
 
 Way = tuple[Sender, RegionKey]
 
 
 class Routes:
-    """For the event loop's thread."""
+    """Routes to holders, for the event loop's thread."""
 
     def __init__(self, senders: Sequence[Sender]) -> None:
         self._senders = senders
         self._measured: dict[str, dict[tuple[str, str], float]] = {}
-        """Holder -> (transport, endpoint) -> bytes per second; 0: it cannot be reached that way."""
+        """Holder -> (transport, endpoint) -> bytes per second; 0 where it cannot be reached that way."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def choose(self, holder: str, regions: Sequence[RegionKey]) -> list[Way]:
-        """For each rank of the holder the best way to it. Raises TransferError when there is none."""
+        """Return the best way to each rank of the holder. Raises TransferError when there is none."""
         ways = reachable(self._senders, regions)
         if holder not in self._measured and any(len(candidates) > 1 for candidates in ways):
             self._measured[holder] = {}
@@ -41,7 +41,7 @@ class Routes:
         return [max(candidates, key=lambda way: figures.get(_key(way), 0.0)) for candidates in ways]
 
     def forget(self, holder: str) -> None:
-        """It is gone; one at the same address is measured again."""
+        """Forget a holder that is gone. Another one at the same address is measured anew."""
         self._measured.pop(holder, None)
         task = self._tasks.get(holder)
         if task is not None:
@@ -74,7 +74,7 @@ def _key(way: Way) -> tuple[str, str]:
 
 
 async def _bandwidth(sender: Sender, region: RegionKey) -> float:
-    """Bytes per second, the best of a few probes; 0 when it cannot be reached."""
+    """Return bytes per second, the best of a few probes; 0 when it cannot be reached."""
     loop = asyncio.get_running_loop()
     best = 0.0
     try:

@@ -32,19 +32,20 @@ _FOLDER = Path("/dev/shm")
 _PREFIX = "baton-kv"
 _TAKEN_BACK = "taken back"
 _TURN_BYTES = 4 << 20
-"""What is copied in one turn of the event loop: a tenth or two of a millisecond, less than another thread's wake-up costs."""
+"""Bytes copied in one turn of the event loop: a tenth or two of a millisecond, less than another thread's wake-up costs."""
 _LONG_BYTES = 64 << 20
-"""A longer run is copied in one go, on a thread: memmove then writes past the caches, which pieces are too short for."""
+"""A longer run is copied in one go, on a thread: memmove then writes past the caches, for which smaller pieces are too short."""
 
 
 def host_id() -> str:
-    """Equal for two processes exactly when they share /dev/shm and see each other's pids: boot, mount and pid namespace."""
+    """Return a name that two processes share exactly when they share /dev/shm and see each other's pids: boot, mount and pid
+    namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{os.stat(_FOLDER).st_dev}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _stat(pid: int) -> tuple[str, str]:
-    """A process's state and its start in clock ticks since boot; empty when there is none."""
+    """Return a process's state and its start in clock ticks since boot; empty when there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -94,7 +95,7 @@ def remove_orphans() -> None:
 
 
 async def _process_end(pid: int, start: str) -> None:
-    """Returns when all threads of the process that is `pid` since `start` have ended."""
+    """Wait until all threads of the process that is `pid` since `start` have ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -134,7 +135,7 @@ class ShmReceiver:
             os.unlink(_claim_path(str(self._segment.path), grant_id))
 
     async def fence(self, writer: str, grant_id: str) -> None:
-        """Takes the grant's claim, or waits for the process that has it to end, for as long as that takes."""
+        """Take the grant's claim, or wait for the process that has it to end, for as long as that takes."""
         claim = _claim_path(str(self._segment.path), grant_id)
         with contextlib.suppress(FileExistsError):
             os.symlink(_TAKEN_BACK, claim)
@@ -191,7 +192,7 @@ class ShmSender:
             await asyncio.sleep(0)
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
-        """As fast as a write, for the bytes go into memory of the same kind."""
+        """Copy into memory of the same kind, which takes as long as a write."""
         self._map(region)
         num_bytes = min(num_bytes, self._source.size)
         if self._scratch.size < num_bytes:
@@ -203,7 +204,7 @@ class ShmSender:
         self._claims.pop(grant_id, None)
 
     def forget(self, endpoint_owner: str) -> None:
-        """Unmap segments that have been unlinked, or can be: their holders are gone."""
+        """Unmap segments whose holders are gone: they have been unlinked, or can be."""
         remove_orphans()
         for path in [path for path in self._maps if not os.path.exists(path)]:
             del self._maps[path]
@@ -261,7 +262,7 @@ class ShmSender:
 
 
 async def _in_thread(work: Callable[[], None]) -> None:
-    """Ends only when the thread has, also if cancelled: until then it reads and writes the pools."""
+    """Run in a thread. Ends only when the thread has, also if cancelled, since until then it reads and writes the pools."""
     job = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         await asyncio.shield(job)

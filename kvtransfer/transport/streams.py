@@ -14,7 +14,7 @@ from pathlib import Path
 from core.errors import ConfigError, ReplicaLost
 
 _MAX_PIECES = 1024
-"""IOV_MAX of Linux: what one scatter or gather call takes."""
+"""IOV_MAX of Linux, the number of pieces that one scatter or gather call takes."""
 _TLS_PIECE_BYTES = 1 << 20
 _HANDSHAKE_S = 5
 STALL_S = 60
@@ -23,16 +23,15 @@ STALL_S = 60
 
 @dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """For either side of a connection; both ask for a certificate that the cluster's authority has signed."""
+    """TLS contexts for either side of a connection. Both ask for a certificate that the cluster's authority has signed."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
 
 
 def tls_contexts(cert: str, key: str, ca: str) -> TlsContexts:
-    """From PEM files. Names in certificates are not compared with addresses: whoever the authority signed is of the cluster.
-
-    Raises ConfigError, naming the file."""
+    """Make the contexts from PEM files. Names in certificates are not compared with addresses, since every holder of a signed
+    certificate is of the cluster. Raises ConfigError, naming the file."""
     made: list[ssl.SSLContext] = []
     for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
         context = ssl.SSLContext(protocol)
@@ -55,7 +54,7 @@ class Stream:
     def __init__(self, sock: socket.socket, peer: str, tls: TlsContexts | None, *, dialled: bool) -> None:
         """Blocks for the TLS handshake where `tls` is given. Raises ReplicaLost.
 
-        Whoever accepted waits for frames without a limit, whoever dialled for answers only so long."""
+        The side that accepted waits for frames without a limit. The side that dialled waits for answers only so long."""
         self.peer = peer
         self._plain = tls is None
         self._sock: socket.socket = sock
@@ -70,7 +69,7 @@ class Stream:
         _limit(self._sock, STALL_S, STALL_S if dialled else 0)
 
     def try_send(self, pieces: Sequence[memoryview]) -> list[memoryview]:
-        """Give the kernel what it takes at once; returns what is left. Raises ReplicaLost."""
+        """Give the kernel what it takes at once. Returns what is left. Raises ReplicaLost."""
         if not self._plain:
             return list(pieces)
         try:
@@ -82,7 +81,7 @@ class Stream:
         return _without(pieces, sent)
 
     def send(self, pieces: Sequence[memoryview]) -> None:
-        """Returns when the kernel has every byte. Raises ReplicaLost."""
+        """Send everything. Returns when the kernel has every byte. Raises ReplicaLost."""
         try:
             if self._plain:
                 while pieces:
@@ -109,11 +108,11 @@ class Stream:
             pieces = _without(pieces, count)
 
     def cut(self) -> None:
-        """End the stream for whichever thread is using it: its call returns or raises soon. Idempotent."""
+        """End the stream for the thread that is using it: its call returns or raises soon. Idempotent."""
         cut(self._sock)
 
     def close(self) -> None:
-        """By the owner, when no call is in progress."""
+        """Close the stream. Only its owner may, when no call is in progress."""
         self.cut()
         self._sock.close()
 
@@ -131,13 +130,13 @@ def cut(sock: socket.socket) -> None:
 
 
 def _limit(sock: socket.socket, send_s: int, receive_s: int) -> None:
-    """How long one blocking call may take; 0: for ever."""
+    """Return how long one blocking call may take; 0 means for ever."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", send_s, 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", receive_s, 0))
 
 
 def _without(pieces: Sequence[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left after the first `num_bytes`."""
+    """Return what is left after the first `num_bytes`."""
     for index, piece in enumerate(pieces):
         if num_bytes < piece.nbytes:
             return [piece[num_bytes:], *pieces[index + 1 :]]

@@ -41,7 +41,7 @@ _SCRATCH_BYTES = 1 << 20
 _MIN_PART_BYTES = 512 << 10
 """Smaller parts cost more in switching threads than a second stream gains."""
 _DIRECT_BYTES = 128 << 10
-"""Up to so many bytes the event loop's thread hands to the kernel itself, if they fit into the socket's buffer."""
+"""The event loop's thread itself hands writes up to so many bytes to the kernel, if they fit into the socket's buffer."""
 _TAKEN, _REFUSED, _DAMAGED = b"+", b"x", b"-"
 
 
@@ -84,7 +84,7 @@ class TcpReceiver:
         self._admission.when_idle(grant_id, then)
 
     def ended(self, grant_id: str) -> None:
-        """Nothing is kept for a grant."""
+        """Do nothing: no state is kept for a grant."""
 
     async def fence(self, writer: str, grant_id: str) -> None:
         readers = list(self._readers.get(writer, ()))
@@ -214,7 +214,7 @@ class TcpSender:
         tls: TlsContexts | None = None,
         num_streams: int = 0,
     ) -> None:
-        """`num_streams` to each endpoint; 0: four, or as many as there are cores if those are fewer."""
+        """Opens `num_streams` to each endpoint. 0 means four, or as many as there are cores if those are fewer."""
         self.name = _name(tls)
         self._key, self._me, self._source, self._checksum, self._tls = key, me, source, checksum, tls
         self._num_streams = num_streams or default_streams()
@@ -227,13 +227,13 @@ class TcpSender:
         await self._deliver(region.endpoint, grant_id, runs, self._checksum)
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
-        """Raises ReplicaLost."""
+        """Measure as `Sender.probe` says. Raises ReplicaLost."""
         num_bytes = min(num_bytes, len(self._source))
         await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, num_bytes)], True)
         return num_bytes
 
     def ended(self, grant_id: str) -> None:
-        """Nothing is kept for a grant."""
+        """Do nothing: no state is kept for a grant."""
 
     def forget(self, endpoint_owner: str) -> None:
         for endpoint in [e for e, task in self._links.items() if _owner(task) == endpoint_owner]:
@@ -288,7 +288,7 @@ class TcpSender:
     def _jobs(
         self, link: LaneLink, grant_id: str, runs: Sequence[CopyRun], answered: bool
     ) -> list[tuple[Lane, Job]]:
-        """What is left to the lanes' threads. Raises ReplicaLost."""
+        """Return what is left to the lanes' threads. Raises ReplicaLost."""
         total = sum(run.num_bytes for run in runs)
         lanes = link.lanes_for(total)
         lane = lanes[0]
@@ -302,7 +302,8 @@ class TcpSender:
         ]
 
     def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], answered: bool) -> None:
-        """On a thread. Raises ReplicaLost, or TransferError when the holder refused the runs or got them damaged twice."""
+        """Send a part, on a thread. Raises ReplicaLost, or TransferError when the holder refused the runs or got them damaged
+        twice."""
         for start in range(0, len(runs), _MAX_FRAME_RUNS):
             part = runs[start : start + _MAX_FRAME_RUNS]
             checked = answered and grant_id != PROBE

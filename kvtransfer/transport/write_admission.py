@@ -26,7 +26,7 @@ class WriteAdmission:
         self.num_refused = 0
 
     def begin(self, grant_id: str, ranges: Sequence[Range]) -> bool:
-        """May these bytes of the pool be written now? When True, `over` must follow."""
+        """Admit these bytes of the pool to be written now, or refuse them. When it returns True, `over` must follow."""
         with self._lock:
             if not all(self._may_write(grant_id, at, at + size) for at, size in ranges):
                 self.num_refused += 1
@@ -35,7 +35,7 @@ class WriteAdmission:
             return True
 
     def over(self, grant_id: str, num_bytes: int, *, corrupted: bool = False) -> None:
-        """A frame that was begun is not being read any more; `num_bytes` of it (0: it broke off) are in the pool."""
+        """Note that a frame is not being read any more. `num_bytes` of it are in the pool; 0 means that it broke off."""
         with self._lock:
             self._reading[grant_id] -= 1
             idle: list[Callable[[], None]] = []
