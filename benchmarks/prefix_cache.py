@@ -1,14 +1,13 @@
-"""Prefix-cache hits by eviction policy and cache size, against the offline optimum (Belady), on a trace with prefix ids.
+"""Prefix-cache hits by cache size and by what clients say, against the offline optimum (Belady), on a trace with prefix ids.
 
     python -m benchmarks.prefix_cache TRACE [--json FILE]
 
 The production prefix cache (`radix_cache`) serves the trace's prompts one after another, a whole block of the trace for a
 block of the cache. Hits are shares of those of an endless cache. `told` is what clients can say with
 prompt_cache_retention="none": here the trace's future says it of those requests from which nothing goes on, all of them or a
-random half. `second time`: the same policy once more, which has learned its rates from this very trace: what better rates
-would give.
-Prediction: hit_density closes 15 to 20 % of the gap from LRU to Belady at 4 M tokens, since a conversation's past says little
-about its future; all told, 95 % or more."""
+random half.
+Prediction: nobody telling, hits lie far below Belady's, since a conversation's past says little about its future; all
+telling, 95 % of the gap is closed at 4 M tokens."""
 
 import heapq
 import random
@@ -23,22 +22,10 @@ from rich.progress import track
 from baton.bench.traces import TraceRow, read_trace
 from benchmarks.report import parser, write
 from engine.cache.block_pool import BlockPool
-from engine.cache.eviction_policy import Eviction, HitDensity, LeastRecentlyUsed
 from engine.cache.radix_cache import RadixCache
 
 MILLIONS = (2, 4, 6, 8)
 Prompts = Sequence[tuple[int, ...]]
-
-
-class OfTrace(HitDensity):
-    """Hit density over a cache in which one token stands for a trace's block."""
-
-    def __init__(self, block_tokens: int) -> None:
-        super().__init__()
-        self._block_tokens = block_tokens
-
-    def group(self, uses: int, num_tokens: int, priority: int) -> int:
-        return super().group(uses, num_tokens * self._block_tokens, priority)
 
 
 def endless_hits(prompts: Prompts) -> int:
@@ -72,23 +59,22 @@ def belady_hits(prompts: Prompts, num_blocks: int) -> int:
     return hits
 
 
-def cache_hits(prompts: Prompts, num_blocks: int, policy: Eviction, wanted: Sequence[bool]) -> int:
+def cache_hits(prompts: Prompts, num_blocks: int, wanted: Sequence[bool]) -> int:
     """Hits of the production cache, with `num_blocks` between prompts; a running prompt's own come on top, as in Belady's."""
     room = num_blocks + max(map(len, prompts))
     pool = BlockPool(room)
-    cache = RadixCache(pool, 1, True, policy)
+    cache = RadixCache(pool, 1)
     hits = 0
     for prompt, go_on in zip(prompts, wanted, strict=True):
         found = cache.match((*prompt, -1), "", partial=False).blocks
         hits += len(found)
-        cache.use(found)
         pool.share(found)
         missing = len(prompt) - len(found)
         surplus = room - pool.num_free + missing - num_blocks
         cache.evict(max(0, min(surplus, cache.num_evictable)))
         blocks = [*found, *pool.take(missing)]
         cache.insert(prompt, len(prompt), blocks, "", len(found))
-        cache.release(pool.drop([*reversed(blocks)]), 0, go_on)
+        cache.release(pool.drop([*reversed(blocks)]), go_on)
     cache.check_integrity()
     return hits
 
@@ -116,17 +102,12 @@ def run(prompts: Prompts, block_tokens: int, seed: int) -> list[dict[str, Any]]:
     for millions in track(MILLIONS, "cache sizes"):
         size = millions * 1_000_000 // block_tokens
         start_s = time.process_time()
-        lru = cache_hits(prompts, size, LeastRecentlyUsed(), always)
-        middle_s = time.process_time()
-        policy = OfTrace(block_tokens)
-        density = cache_hits(prompts, size, policy, always)
-        end_s = time.process_time()
+        lru = cache_hits(prompts, size, always)
+        took_s = time.process_time() - start_s
         hits = {
             "lru": lru,
-            "hit_density": density,
-            "hit_density, second time": cache_hits(prompts, size, policy, always),
-            "hit_density, half told": cache_hits(prompts, size, OfTrace(block_tokens), half),
-            "hit_density, all told": cache_hits(prompts, size, OfTrace(block_tokens), told),
+            "half told": cache_hits(prompts, size, half),
+            "all told": cache_hits(prompts, size, told),
             "belady": belady_hits(prompts, size),
         }
         gap = max(1, hits["belady"] - lru)
@@ -136,10 +117,7 @@ def run(prompts: Prompts, block_tokens: int, seed: int) -> list[dict[str, Any]]:
                 "million_tokens": millions,
                 "hits": {name: round(count / endless, 4) for name, count in hits.items()},
                 "gap_closed": {name: round((count - lru) / gap, 3) for name, count in hits.items()},
-                "us_per_block": {
-                    "lru": round((middle_s - start_s) / blocks * 1e6, 1),
-                    "hit_density": round((end_s - middle_s) / blocks * 1e6, 1),
-                },
+                "us_per_block": round(took_s / blocks * 1e6, 1),
             }
         )
     return rows

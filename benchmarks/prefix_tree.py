@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.report import parser, write
 from engine.cache.block_pool import BlockPool
-from engine.cache.eviction_policy import HitDensity
 from engine.cache.radix_cache import RadixCache
 
 BLOCK = 16
@@ -24,7 +23,7 @@ def measure(num_tokens: int) -> dict[str, float]:
     """Medians in ms."""
     num_blocks = num_tokens // BLOCK
     pool = BlockPool(num_blocks)
-    cache = RadixCache(pool, BLOCK, eviction=HitDensity())
+    cache = RadixCache(pool, BLOCK)
     rng, took = random.Random(0), dict[str, list[float]]()
 
     def timed(name: str, call: Callable[[], Any]) -> Any:
@@ -36,10 +35,6 @@ def measure(num_tokens: int) -> dict[str, float]:
     def release(blocks: tuple[int, ...]) -> None:
         cache.release(pool.drop([*reversed(blocks)]))
 
-    def use(blocks: tuple[int, ...]) -> None:
-        cache.use(blocks)
-        pool.share(blocks)
-
     for _ in range(ROUNDS):
         text = " ".join(str(rng.randrange(100_000)) for _ in range(num_tokens + 1))
         prompt, again = ([int(token) for token in text.split()] for _ in range(2))
@@ -47,7 +42,7 @@ def measure(num_tokens: int) -> dict[str, float]:
         timed("keep", lambda prompt=prompt, taken=taken: cache.insert(prompt, num_blocks, taken, ""))
         timed("give back", lambda taken=taken: release(taken))
         match = timed("find", lambda again=again: cache.match(again, "", partial=True))
-        timed("use", lambda match=match: use(match.blocks))
+        pool.share(match.blocks)
         release(match.blocks)
         timed("evict", lambda: cache.evict(num_blocks))
     return {name: round(statistics.median(times), 2) for name, times in took.items()}

@@ -76,9 +76,7 @@ class EngineConfig(_Frozen):
     lookahead: bool = True
     """Plan the next step while one runs."""
     prefix_cache: bool = True
-    """Keep the KV of ended sequences for prompts that begin alike."""
-    eviction: Literal["hit_density", "lru"] = "hit_density"
-    """Which cached block is given up first: the one with the least expected use, or the one that was not used for longest."""
+    """Keep the KV of ended sequences for prompts that begin alike; what was not used for longest is given up first."""
     host_cache_bytes: int = Field(default=0, ge=0)
     """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
     disk_cache_bytes: int = Field(default=0, ge=0)

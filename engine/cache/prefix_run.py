@@ -1,7 +1,7 @@
-"""A stretch of the prefix tree in which nothing branches: full blocks that follow each other and were used alike.
+"""A stretch of the prefix tree in which nothing branches: full blocks that follow each other.
 
 Invariant: for each of `blocks`, `tokens` has one block's tokens and `hashes` one hash. The blocks that nobody refers to are the
-last ones. They are in one `group`, and each fell idle just after the one behind it."""
+last ones, and each fell idle just after the one behind it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,12 +19,11 @@ class Run:
     """None for a root, which has no block. A root's `hashes` has what the chain of hashes begins with."""
     depth: int
     """The number of blocks from the root to this run's last."""
-    uses: int = 1
-    """The number of sequences that had these blocks; when the blocks were new, that had the blocks they continue."""
     children: Children = field(default_factory=Children)
     idle_since: int = 0
     """When the last block was released. The one before it was released a moment later, and so on."""
-    group: int = 0
+    wanted: bool = True
+    """False where the client that used the blocks last has said that nobody will ask for them again."""
     num_changes: int = 0
     """The number of blocks and children that came or went. The run's own removal counts, too."""
 
@@ -49,9 +48,8 @@ class Run:
             hashes=self.hashes[:count],
             parent=self.parent,
             depth=self.depth - left,
-            uses=self.uses,
             idle_since=self.idle_since + left,
-            group=self.group,
+            wanted=self.wanted,
         )
         self.parent.children[upper.tokens_of(block_size, 0)] = upper
         del self.tokens[:size], self.blocks[:count], self.hashes[:count]

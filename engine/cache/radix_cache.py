@@ -2,7 +2,7 @@
 
 Blocks between which nothing branches are one node, a run (`prefix_run`). So a prompt that nobody shares costs a few objects, not
 a few for each block. Invariant: a block's ancestors hold exactly the tokens before it, and are referenced whenever it is. Blocks
-that nobody refers to and nothing follows are evicted, in the order that `eviction_policy` gives."""
+that nobody refers to and nothing follows are evicted, in the order that `eviction_order` gives."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from core.errors import Bug
 from core.kv import hash_chain, root_hash
 from engine.cache.block_pool import BlockPool
-from engine.cache.eviction_policy import Eviction, LeastRecentlyUsed
+from engine.cache.eviction_order import EvictionOrder
 from engine.cache.prefix_run import Run, num_equal
-from engine.cache.retention import Retention
 
 _MAX_SIBLINGS_SCANNED = 64
 
@@ -44,7 +43,6 @@ class RadixCache:
         pool: BlockPool,
         block_size: int,
         enabled: bool = True,
-        eviction: Eviction | None = None,
         hashes_of: HashesOf = hash_chain,
     ) -> None:
         self._pool, self._block_size, self._enabled = pool, block_size, enabled
@@ -55,7 +53,7 @@ class RadixCache:
         """All runs but the roots."""
         self._run_of: list[Run | None] = [None] * pool.blocks.stop
         """The run of each block; None where it is not kept."""
-        self._retention = Retention(eviction or LeastRecentlyUsed(), pool, self._runs.keys())
+        self._order = EvictionOrder(pool, self._runs.keys())
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
 
@@ -71,7 +69,7 @@ class RadixCache:
     @property
     def num_candidates(self) -> int:
         """The number of runs from which blocks may be given up, outdated entries included."""
-        return self._retention.num_candidates
+        return self._order.num_entries
 
     def match(self, tokens: Sequence[int], salt: str, *, partial: bool) -> PrefixMatch:
         """Find the longest cached prefix that leaves at least one token to compute. Takes no reference."""
@@ -104,18 +102,6 @@ class RadixCache:
         """Return whether the same tokens would still have this match. The run where it ends tells: what it follows is kept with
         it."""
         return match.end is not None and match.end.num_changes == match.num_changes
-
-    def use(self, blocks: Sequence[int]) -> None:
-        """Count the use of cached blocks that `match` found and that a sequence is about to refer to."""
-        first = 0
-        while first < len(blocks):
-            run = self._run_with(blocks[first])
-            left = len(blocks) - first
-            if left < len(run.blocks):
-                run = self._split(run, left)
-            self._retention.used(run)
-            run.uses += 1
-            first += len(run.blocks)
 
     def insert(
         self,
@@ -154,26 +140,23 @@ class RadixCache:
             self._keep(run, [*tokens[index * size : num_full * size]], [*blocks[index:num_full]], salt)
         return more
 
-    def release(self, idle_blocks: Sequence[int], priority: int = 0, wanted: bool = True) -> None:
+    def release(self, idle_blocks: Sequence[int], wanted: bool = True) -> None:
         """Offer cached blocks that nobody refers to any more (as BlockPool.drop reports) for eviction.
 
         Unless they are `wanted` they go first. This leaves out the blocks from which several sequences have gone on, and what
         those follow."""
         runs = self._cut_out(idle_blocks)
-        num_tokens = max((run.depth for run in runs), default=0) * self._block_size
         shared = max((run.depth for run in runs if len(run.children) > 1), default=0)
         for run in runs:
-            self._retention.fell_idle(run, num_tokens, priority, wanted or run.depth <= shared)
-        self._retention.learn()
+            self._order.fell_idle(run, wanted or run.depth <= shared)
 
     def evict(self, count: int) -> None:
         """Give `count` blocks back to the pool. The caller has checked `num_evictable`."""
         while count:
-            group, limit = self._retention.least()
-            while count and (run := self._retention.first(group, limit)) is not None:
-                gone = self._retention.num_to_go(run, count, limit)
-                self._give_up(run, gone)
-                count -= gone
+            run = self._order.first()
+            gone = self._order.num_to_go(run, count)
+            self._give_up(run, gone)
+            count -= gone
 
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
@@ -205,7 +188,7 @@ class RadixCache:
             num_kept += len(run.blocks)
         if num_kept != sum(run is not None for run in self._run_of):
             raise Bug(f"{num_kept} blocks are in the prefix tree, and others are said to be")
-        idle = sum(map(self._retention.num_idle, self._runs))
+        idle = sum(map(self._order.num_idle, self._runs))
         if self.num_evictable != idle:
             raise Bug(f"{self.num_evictable} blocks look evictable, the tree knows {idle}")
 
@@ -244,46 +227,15 @@ class RadixCache:
         return upper
 
     def _keep(self, run: Run, tokens: list[int], blocks: list[int], salt: str) -> None:
-        """Keep what follows the last block of `run`, nothing of which is kept yet. Blocks that were given up and are wanted again
-        have been used once more than before. The others count as used as often as what they continue. Where many sequences
-        continue differently (from a system prompt), each continuation counts as used once."""
-        hashes = self._hashes_of(run.hashes[-1], tokens, self._block_size)
-        first = 0
-        for uses, alike in itertools.groupby(self._retention.wanted_again(hashes)):
-            after = first + len(list(alike))
-            run = self._add(run, tokens, blocks, hashes, which=range(first, after), uses=uses, salt=salt)
-            first = after
-        if first < len(blocks):
-            uses = max(1, run.uses // (1 + len(run.children)))
-            self._add(run, tokens, blocks, hashes, which=range(first, len(blocks)), uses=uses, salt=salt)
-
-    def _add(
-        self,
-        run: Run,
-        all_tokens: list[int],
-        all_blocks: list[int],
-        all_hashes: list[int],
-        *,
-        which: range,
-        uses: int,
-        salt: str,
-    ) -> Run:
-        """Keep some of the blocks behind `run` and report them. Return the run that has them."""
+        """Keep what follows the last block of `run`, nothing of which is kept yet."""
         size = self._block_size
-        tokens = all_tokens[which.start * size : which.stop * size]
-        blocks, hashes = all_blocks[which.start : which.stop], all_hashes[which.start : which.stop]
+        hashes = self._hashes_of(run.hashes[-1], tokens, size)
         before = run.blocks[-1] if run.blocks else -1
-        if run.blocks and not run.children and run.uses == uses:
+        if run.blocks and not run.children:
             run.extend(tokens, blocks, hashes)
         else:
-            child = Run(
-                tokens=tokens,
-                blocks=blocks,
-                hashes=hashes,
-                parent=run,
-                depth=run.depth + len(blocks),
-                uses=uses,
-            )
+            depth = run.depth + len(blocks)
+            child = Run(tokens=tokens, blocks=blocks, hashes=hashes, parent=run, depth=depth)
             run.children[child.tokens_of(size, 0)] = child
             run.num_changes += 1
             self._runs[child] = None
@@ -298,7 +250,6 @@ class RadixCache:
             for index, block in enumerate(blocks):
                 self.on_kept(salt, before, tuple(tokens[index * size : (index + 1) * size]), block)
                 before = block
-        return run
 
     def _cut_out(self, blocks: Sequence[int]) -> list[Run]:
         """Return runs that have exactly these blocks, by splitting others. The blocks come run by run, each run's last block
@@ -324,7 +275,6 @@ class RadixCache:
         """Give up the run's last `count` blocks."""
         before, key = run.parent, run.tokens_of(self._block_size, 0)
         assert before is not None
-        self._retention.given_up(run, count)
         blocks, hashes = run.blocks[: -count - 1 : -1], run.hashes[: -count - 1 : -1]
         run.truncate(count, self._block_size)
         for block in blocks:
@@ -335,7 +285,7 @@ class RadixCache:
             del before.children[key], self._runs[run]
             before.num_changes += 1
             run = before
-        self._retention.offer(run)
+        self._order.offer(run)
 
 
 def _note(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, None]) -> None:

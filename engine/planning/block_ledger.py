@@ -93,7 +93,6 @@ class BlockLedger:
         idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
         if self.num_available - idle < needed + headroom:
             return False
-        self._cache.use(match.blocks)
         self._pool.share(match.blocks)
         if match.partial_tokens:
             self._pool.share([match.partial_block])
@@ -131,8 +130,8 @@ class BlockLedger:
             seq.num_kept = num_full
 
     def strip(self, seq: Sequence) -> None:
-        request, blocks = seq.request, [*reversed(seq.block_ids), *reversed(seq.twins)]
-        self._cache.release(self._pool.drop(blocks), request.slo.priority, request.retain)
+        blocks = [*reversed(seq.block_ids), *reversed(seq.twins)]
+        self._cache.release(self._pool.drop(blocks), seq.request.retain)
         seq.block_ids, seq.table, seq.twins = [], (), []
         seq.num_kept = seq.num_computed = 0
 

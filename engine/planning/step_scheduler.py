@@ -19,7 +19,6 @@ from core.precedence import taking_part
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.block_pool import BlockPool
-from engine.cache.eviction_policy import HitDensity, LeastRecentlyUsed
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.planning.block_ledger import BlockLedger, Reservation, Restore
 from engine.planning.sequence import Sequence, State
@@ -39,8 +38,7 @@ class StepScheduler:
         self._config, self._policy = config, policy
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
-        eviction = HitDensity() if config.eviction == "hit_density" else LeastRecentlyUsed()
-        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache, eviction)
+        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
         self._seqs: dict[str, Sequence] = {}
         self._waiting: list[Sequence] = []

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from core.kv import hash_chain, num_blocks_for
 from engine.cache.block_pool import BlockPool
-from engine.cache.eviction_policy import HitDensity
 from engine.cache.radix_cache import RadixCache
 from engine.planning.block_ledger import BlockLedger
 from sim.coarse.simulated_sequence import SimulatedSequence
@@ -20,7 +19,7 @@ class Blocks:
         """`new_name`: of a block of output, which no prompt has."""
         self._block_tokens, self._new_name = block_tokens, new_name
         pool = BlockPool(num_blocks)
-        self._cache = RadixCache(pool, 1, eviction=_HitDensity(block_tokens), hashes_of=self._hashes_of)
+        self._cache = RadixCache(pool, 1, hashes_of=self._hashes_of)
         self._ledger = BlockLedger(pool, self._cache, 1)
         self._holding: dict[int, SimulatedSequence] = {}
         self._hashes: tuple[int, ...] = ()
@@ -91,14 +90,3 @@ class Blocks:
     def check_integrity(self) -> None:
         """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
         self._ledger.check_integrity([stay.blocks for stay in self._holding.values()])
-
-
-class _HitDensity(HitDensity):
-    """The production policy, which goes by a sequence's length in tokens; the tree counts blocks here."""
-
-    def __init__(self, block_tokens: int) -> None:
-        super().__init__()
-        self._block_tokens = block_tokens
-
-    def group(self, uses: int, num_tokens: int, priority: int) -> int:
-        return super().group(uses, num_tokens * self._block_tokens, priority)

@@ -33,7 +33,7 @@ def _fp8(d: Any, find: Find) -> list[float]:
 
 def _closed_gap(d: Any, find: Find) -> list[float]:
     closed = find(d["results"], million_tokens=4)["gap_closed"]
-    return [100 * closed["hit_density, all told"], 100 * closed["hit_density"]]
+    return [100 * closed["all told"], 100 * closed["half told"]]
 
 
 def _overlap(d: Any, _: Find) -> list[float]:

@@ -1,6 +1,6 @@
 """The prefix tree of runs does what a tree of blocks does: the same is found, kept, reported and given up, in the same order."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,26 +13,6 @@ from engine.cache.radix_cache import PrefixMatch, RadixCache
 from tests.engine.cache.plain_cache import PlainCache
 
 NUM_BLOCKS = 24
-
-
-@dataclass
-class Policy:
-    """Groups and values with no order of their own, and what it is told."""
-
-    told: list[object] = field(default_factory=list[object])
-    learns = True
-
-    def group(self, uses: int, num_tokens: int, priority: int) -> int:
-        return (uses + num_tokens // 4 + 2 * priority) % 5
-
-    def value(self, group: int, age: int) -> float:
-        return (group * 37 + age // 5 * 11) % 13
-
-    def reused(self, group: int, age: int) -> None:
-        self.told.append((group, age))
-
-    def learn(self, groups: np.ndarray, ages: np.ndarray) -> None:
-        self.told.append(sorted(zip(groups.tolist(), ages.tolist(), strict=True)))
 
 
 @dataclass(kw_only=True)
@@ -50,10 +30,9 @@ class Both:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.policies = Policy(), Policy()
         self.pools = BlockPool(NUM_BLOCKS), BlockPool(NUM_BLOCKS)
-        self.cache = RadixCache(self.pools[0], size, True, self.policies[0])
-        self.model = PlainCache(self.pools[1], size, self.policies[1])
+        self.cache = RadixCache(self.pools[0], size)
+        self.model = PlainCache(self.pools[1], size)
         self.running: list[Running] = []
         self.found = deque[tuple[list[int], PrefixMatch]](maxlen=6)
         """What was looked for last."""
@@ -70,7 +49,6 @@ class Both:
             return
         blocks: list[list[int]] = []
         for cache, pool in zip((self.cache, self.model), self.pools, strict=True):
-            cache.use(found)
             pool.share(found)
             if missing > pool.num_free:
                 cache.evict(missing - pool.num_free)
@@ -93,25 +71,24 @@ class Both:
             known += twins
         run.num_kept = num_full
 
-    def end(self, which: int, priority: int, wanted: bool) -> None:
+    def end(self, which: int, wanted: bool) -> None:
         run = self.running.pop(which % len(self.running))
         idle = [
             pool.drop([*reversed(blocks), *reversed(twins)])
             for pool, blocks, twins in zip(self.pools, run.blocks, run.twins, strict=True)
         ]
-        self.cache.release(idle[0], priority, wanted)
-        self.model.release(idle[1], priority, wanted)
+        self.cache.release(idle[0], wanted)
+        self.model.release(idle[1], wanted)
 
     def borrow(self, prompt: list[int]) -> None:
         """The first cached block is referred to for a moment, without a sequence: as a copy from it does."""
         for block in self.cache.match(prompt, "", partial=False).blocks[:1]:
             for cache, pool in zip((self.cache, self.model), self.pools, strict=True):
                 pool.share([block])
-                cache.release(pool.drop([block]), 0, True)
+                cache.release(pool.drop([block]), True)
 
     def check(self) -> None:
         self.cache.check_integrity()
-        assert self.policies[0].told == self.policies[1].told
         added, removed = self.cache.drain_events()
         assert (set(added), set(removed)) == self.model.events
         for known in self.model.events:
@@ -125,7 +102,7 @@ PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
 STEPS = st.one_of(
     st.tuples(st.just("begin"), PROMPTS),
     st.tuples(st.just("advance"), st.integers(0, 9), st.integers(1, 6)),
-    st.tuples(st.just("end"), st.integers(0, 9), st.integers(-1, 1), st.booleans()),
+    st.tuples(st.just("end"), st.integers(0, 9), st.booleans()),
     st.tuples(st.just("borrow"), PROMPTS),
 )
 
@@ -142,7 +119,7 @@ def test_it_does_what_a_tree_of_blocks_does(size: int, steps: list[tuple[str, ob
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_it_does_so_for_long_too(size: int) -> None:
-    """Thousands of turns: lessons, and ghosts that are forgotten."""
+    """Thousands of turns: what is out of date in the heap is dropped."""
     rng, both = np.random.default_rng(size), Both(size)
     for _ in range(4000):
         kind = rng.random()
@@ -151,9 +128,8 @@ def test_it_does_so_for_long_too(size: int) -> None:
         elif both.running and kind < 0.7:
             both.advance(int(rng.integers(9)), int(rng.integers(1, 7)))
         elif both.running:
-            both.end(int(rng.integers(9)), int(rng.integers(-1, 2)), bool(rng.random() < 0.8))
+            both.end(int(rng.integers(9)), bool(rng.random() < 0.8))
         both.check()
-    assert any(isinstance(told, list) for told in both.policies[0].told), "it never learned"
 
 
 def test_a_prompt_that_nobody_shares_is_one_run_however_it_comes_and_goes() -> None:
@@ -171,12 +147,58 @@ def test_a_prompt_that_nobody_shares_is_one_run_however_it_comes_and_goes() -> N
 
 def test_what_is_used_again_and_again_leaves_no_candidates_behind() -> None:
     pool = BlockPool(8)
-    cache = RadixCache(pool, 1, eviction=Policy())
+    cache = RadixCache(pool, 1)
     for _ in range(1000):
         match = cache.match([1, 2, 3], "", partial=False)
-        cache.use(match.blocks)
         pool.share(match.blocks)
         blocks = [*match.blocks, *pool.take(3 - len(match.blocks))]
         cache.insert([1, 2, 3], 3, blocks, "", len(match.blocks))
         cache.release(pool.drop([*reversed(blocks)]))
     assert cache.num_candidates < 500
+
+
+class Prompts:
+    """A prefix cache of one-token blocks that serves prompts one after another."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.cache = RadixCache(self.pool, 1)
+
+    def serve(self, prompt: tuple[int, ...], *, wanted: bool = True) -> int:
+        """How many of its blocks were cached."""
+        found = self.cache.match((*prompt, -1), "", partial=False).blocks
+        self.pool.share(found)
+        missing = len(prompt) - len(found)
+        if missing > self.pool.num_free:
+            self.cache.evict(missing - self.pool.num_free)
+        blocks = [*found, *self.pool.take(missing)]
+        self.cache.insert(prompt, len(prompt), blocks, "", len(found))
+        self.cache.release(self.pool.drop([*reversed(blocks)]), wanted)
+        self.cache.check_integrity()
+        return len(found)
+
+    def cached(self, prompt: tuple[int, ...]) -> int:
+        return len(self.cache.match((*prompt, -1), "", partial=False).blocks)
+
+
+@given(st.lists(st.integers(0, 9), max_size=200), st.integers(1, 8))
+def test_it_evicts_what_a_plain_lru_evicts(prompts: list[int], size: int) -> None:
+    served, plain = Prompts(size), OrderedDict[int, None]()
+    for number in prompts:
+        assert served.serve((number,)) == (number in plain)
+        plain[number] = None
+        plain.move_to_end(number)
+        if len(plain) > size:
+            plain.popitem(last=False)
+
+
+def test_what_nobody_will_ask_for_goes_first_but_not_what_others_go_on_from() -> None:
+    served = Prompts(12)
+    served.serve((1, 2, 3, 4))
+    served.serve((1, 2, 5, 6))
+    served.serve((1, 2, 7, 8), wanted=False)
+    served.serve((20, 21))
+    served.serve((30, 31, 32, 33))
+    assert served.cached((1, 2, 7)) == 2, "its own blocks are gone"
+    assert served.cached((1, 2, 3, 4)) == 4
+    assert served.cached((20, 21)) == 2
