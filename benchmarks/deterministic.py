@@ -16,9 +16,9 @@ import torch
 from benchmarks.report import parser, write
 from kernels.ops import AttentionMeta
 from kernels.select import select_ops
+from models.dummy_weights import DummyWeights
 from models.model import Model
 from models.spec import ModelSpec, RopeSpec
-from models.weights import Checkpoint
 
 CPU = torch.device("cpu")
 BLOCK_SIZE, CONTEXT = 16, 1024
@@ -37,33 +37,11 @@ SPEC = ModelSpec(
 )  # fmt: skip
 
 
-class _RandomWeights(Checkpoint):
-    """A checkpoint of any shape that is asked for."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype, self.bytes_read = dtype, 0
-
-    def __contains__(self, name: str) -> bool:
-        return False
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        return (torch.randn(shape) * shape[-1] ** -0.5).to(dtype or self.dtype)
-
-    def matrix(self, name: str, shape: tuple[int, int]) -> torch.Tensor:
-        return self.take(name, shape)
-
-    def ignore(self, *names: str) -> None:
-        pass
-
-    def ignore_under(self, *prefixes: str) -> None:
-        pass
-
-
 class Bench:
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, deterministic: bool) -> None:
         torch.manual_seed(0)
         ops = select_ops(CPU, deterministic=deterministic)
-        self.model = Model(spec, ops, _RandomWeights(dtype), CPU)
+        self.model = Model(spec, ops, DummyWeights(dtype, CPU), CPU)
         blocks = 32 * CONTEXT // BLOCK_SIZE
         shape = (blocks, 2, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim)
         self.kv = [torch.randn(shape).to(dtype) for _ in range(spec.num_layers)]

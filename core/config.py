@@ -31,6 +31,8 @@ class ModelConfig(_Frozen):
     """The name clients use; empty: the folder's or hub id's own."""
     implementation: Literal["auto", "baton", "transformers"] = "auto"
     """Whose code computes the model's layers; `auto`: Baton's own, or that of transformers where Baton has none."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`auto`: the folder's safetensors files. `dummy`: random weights, for measurements; the folder needs no files of weights."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices in 16 bits where the checkpoint has no more."""
     quantization: Literal["none", "int8"] = "none"

@@ -12,7 +12,7 @@ from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import joined
 from kernels.rounding import Activations, Rounding
 from models.spec import ModelSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Attention:
         self,
         spec: ModelSpec,
         index: int,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         prefix: str,
         ops: Ops,
         collectives: Collectives,
@@ -64,7 +64,7 @@ class Attention:
         if spec.sinks:
             self._sinks = checkpoint.take(f"{prefix}sinks", (spec.num_heads,), torch.float32)
 
-    def _read_projections(self, spec: ModelSpec, checkpoint: Checkpoint, prefix: str) -> None:
+    def _read_projections(self, spec: ModelSpec, checkpoint: WeightSource, prefix: str) -> None:
         hidden, dim = spec.hidden_size, spec.head_dim
         sizes = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
         parts = [

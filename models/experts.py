@@ -10,10 +10,10 @@ from kernels.packed import Weight, joined, stacked
 from kernels.packing import from_mxfp4 as packed_mxfp4
 from models.quantised import MXFP4_GROUP, from_mxfp4
 from models.spec import MoeSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 
-def read_experts(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+def read_experts(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """`prefix` ends in `experts`. Raises UnsupportedModel."""
     if moe.by_turns:
         return _by_turns(checkpoint, prefix, moe, hidden)
@@ -22,7 +22,7 @@ def read_experts(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int)
     return _separate(checkpoint, prefix, moe, hidden)
 
 
-def _stacked(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+def _stacked(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """All experts in one tensor, as transformers 5 keeps them in memory."""
     inner = moe.intermediate_size
     return ExpertWeights(
@@ -31,7 +31,7 @@ def _stacked(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) -> 
     )
 
 
-def _separate(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """Three matrices for each expert. Which are held is asked for under the name `prefix`."""
     inner = moe.intermediate_size
     gate, up, down = moe.projections
@@ -50,7 +50,7 @@ def _separate(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) ->
     return ExpertWeights(gate_up, stacked(downs, checkpoint.dtype))
 
 
-def _by_turns(checkpoint: Checkpoint, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+def _by_turns(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """gpt-oss. down_proj's biases are not an expert's own matter: see `Moe`."""
     num, inner = moe.num_experts, moe.intermediate_size
     gate_up: Weight
@@ -71,7 +71,7 @@ def _gates_first(rows: Tensor) -> Tensor:
 
 
 def _mxfp4(
-    checkpoint: Checkpoint, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
+    checkpoint: WeightSource, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
 ) -> Weight:
     *rows, inputs = shape
     groups = inputs // MXFP4_GROUP

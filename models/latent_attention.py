@@ -11,7 +11,7 @@ from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
 from models.attention import ForwardStep
 from models.spec import MlaSpec, ModelSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 _EPS = 1e-6
 """The epsilon of the norms inside attention, whatever the model's other norms use."""
@@ -35,7 +35,7 @@ class LatentAttention:
         self,
         spec: ModelSpec,
         index: int,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         prefix: str,
         ops: Ops,
         collectives: Collectives,
@@ -86,7 +86,7 @@ class LatentAttention:
 
 
 def _read_queries(
-    spec: ModelSpec, mla: MlaSpec, checkpoint: Checkpoint, prefix: str, ops: Ops
+    spec: ModelSpec, mla: MlaSpec, checkpoint: WeightSource, prefix: str, ops: Ops
 ) -> tuple[_Down | None, LinearWeight]:
     dim = mla.nope_dim + mla.rope_dim
     if mla.q_rank:
@@ -104,7 +104,7 @@ def _read_queries(
 
 def _read_down(
     spec: ModelSpec,
-    checkpoint: Checkpoint,
+    checkpoint: WeightSource,
     prefix: str,
     names: tuple[str, str],
     rank: int,

@@ -13,7 +13,7 @@ from models.latent_attention import LatentAttention
 from models.mlp import Mlp
 from models.moe import Moe
 from models.spec import ModelSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 
 class FeedForward(Protocol):
@@ -30,7 +30,7 @@ class Layer:
         self,
         spec: ModelSpec,
         index: int,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         load: Tensor,
         ops: Ops,
         collectives: Collectives,
@@ -94,7 +94,7 @@ def add_and_norm(
     return ops.add_rms_norm(added, x, weight, eps)
 
 
-def read_norm(spec: ModelSpec, checkpoint: Checkpoint, name: str) -> Tensor:
+def read_norm(spec: ModelSpec, checkpoint: WeightSource, name: str) -> Tensor:
     """(hidden_size,) float32: what a normalised vector is multiplied by."""
     weight = checkpoint.take(name, (spec.hidden_size,), torch.float32)
     return weight + 1.0 if spec.unit_offset_norm else weight

@@ -11,7 +11,7 @@ from kernels.packed import Weight, joined
 from kernels.rounding import Activations
 from models.attention import ForwardStep
 from models.spec import ModelSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 
 def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
@@ -41,7 +41,7 @@ class Mlp:
     def __init__(
         self,
         spec: ModelSpec,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         prefix: str,
         inner: int,
         ops: Ops,

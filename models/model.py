@@ -14,7 +14,7 @@ from models.attention import ForwardStep
 from models.layer import Layer, add_and_norm, read_norm
 from models.rope import inverse_frequencies
 from models.spec import ModelSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 
 class Model:
@@ -25,7 +25,7 @@ class Model:
         self,
         spec: ModelSpec,
         ops: Ops,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         device: torch.device,
         layers: range | None = None,
         collectives: Collectives = ONE_RANK,
@@ -62,7 +62,7 @@ class Model:
         self._frequencies = frequencies.to(device)
         self.bytes_read = checkpoint.bytes_read
 
-    def _read_ends(self, checkpoint: Checkpoint) -> None:
+    def _read_ends(self, checkpoint: WeightSource) -> None:
         spec, names = self.spec, ("model.embed_tokens.weight", "lm_head.weight")
         table, head = names[0], names[0] if spec.tied else names[1]
         shape = (spec.vocab_size, spec.hidden_size)

@@ -10,7 +10,7 @@ from models.attention import ForwardStep
 from models.experts import read_experts
 from models.mlp import Mlp, activation_of
 from models.spec import ModelSpec
-from models.weights import Checkpoint
+from models.weight_source import WeightSource
 
 
 class Moe:
@@ -22,7 +22,7 @@ class Moe:
         self,
         spec: ModelSpec,
         index: int,
-        checkpoint: Checkpoint,
+        checkpoint: WeightSource,
         prefix: str,
         *,
         load: Tensor,

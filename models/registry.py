@@ -11,9 +11,10 @@ from kernels.select import Kernels, select_ops
 from kernels.torch.prepacked import WeightFormat
 from models.attention_cases import attention_cases
 from models.causal_model import CausalModel
+from models.dummy_weights import DummyWeights
 from models.families import read_spec
 from models.model import Model
-from models.spec import DTYPES, Implementation, ModelSpec
+from models.spec import DTYPES, Implementation, LoadFormat, ModelSpec
 from models.weights import Checkpoint, Shard, whole
 
 
@@ -47,6 +48,22 @@ def choose_weights(
     return "float16" if halves and device.type == "cpu" and not deterministic else "full"
 
 
+def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:
+    """`dummy` makes random weights where there is only a config.json: for measurements. Raises UnsupportedModel."""
+    if load_format != "dummy":
+        return
+    if spec.implementation == "transformers":
+        raise UnsupportedModel(
+            f"model.load_format is dummy, but transformers computes {spec.architecture}: dummy weights are for Baton's own "
+            "architectures"
+        )
+    if spec.quantisation is not None:
+        raise UnsupportedModel(
+            "model.load_format is dummy, which makes full-precision weights, but config.json has a quantization_config: "
+            "leave that out"
+        )
+
+
 @torch.inference_mode()
 def load_model(
     folder: Path,
@@ -62,13 +79,15 @@ def load_model(
     kv_dtype: str = "",
     weights: WeightFormat = "full",
     implementation: Implementation = "auto",
+    load_format: LoadFormat = "auto",
 ) -> CausalModel:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
     (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
-    `choose_weights`. `implementation`: see `read_spec`.
+    `choose_weights`. `implementation`: see `read_spec`. `load_format`: see `check_load_format`.
 
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder, implementation)
+    check_load_format(spec, load_format)
     chosen = choose_dtype(spec, dtype, device)
     torch_dtype = getattr(torch, chosen)
     if spec.implementation == "transformers":
@@ -76,6 +95,8 @@ def load_model(
         return _foreign(folder, spec, ops, torch_dtype, device, tolerance=_tolerance(torch_dtype, weights))
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
+    if load_format == "dummy":
+        return Model(spec, ops, DummyWeights(torch_dtype, device, shard), device, layers, collectives)
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
     model = Model(spec, ops, checkpoint, device, layers, collectives)
     checkpoint.close()

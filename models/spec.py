@@ -14,6 +14,7 @@ from models.quantisation import Quantisation
 
 DTYPES = ("float32", "bfloat16")
 Implementation = Literal["auto", "baton", "transformers"]
+LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 _ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {

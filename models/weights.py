@@ -47,6 +47,11 @@ def whole(name: str, shape: tuple[int, ...]) -> Cut:
     return [[slice(0, size)] for size in shape]
 
 
+def held_rows(shard: Shard, name: str, count: int) -> list[int]:
+    """Which of `count` rows of a tensor `name` the shard holds."""
+    return [row for run in shard(name, (count,))[0] for row in range(run.start, run.stop)]
+
+
 class _Headless:
     """A file of a decoder that was saved without its head, and so without the prefix of all names."""
 
@@ -188,7 +193,7 @@ class Checkpoint:
     def held(self, name: str, count: int) -> list[int]:
         """Which of `count` things that have tensors of their own this rank holds: asked of the `Shard` as rows of one tensor
         `name`, which need not exist."""
-        return [row for run in self._shard(name, (count,))[0] for row in range(run.start, run.stop)]
+        return held_rows(self._shard, name, count)
 
     def ignore(self, *names: str) -> None:
         """These tensors are not this model's, or not this rank's."""

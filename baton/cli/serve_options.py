@@ -17,6 +17,7 @@ from core.config_words import keys_of
 KEYS: Final[Mapping[str, str]] = {
     "model": "model.path",
     "name": "model.name",
+    "load_format": "model.load_format",
     "dtype": "model.dtype",
     "quantization": "model.quantization",
     "max_context": "model.max_context_tokens",

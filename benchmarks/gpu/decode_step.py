@@ -15,7 +15,6 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.runner import Runner
 from kernels.triton.ops import triton_ops
 from kernels.triton.platform import INTERPRETED
+from models.dummy_weights import DummyWeights
 from models.families import read_spec
 from models.model import Model
 
@@ -80,30 +80,6 @@ SMOKE = (
 )
 
 
-class RandomCheckpoint:
-    """What a model reads its weights from, without a file."""
-
-    bytes_read = 0
-    keeps: frozenset[str] = frozenset()
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self._device = dtype, device
-
-    def __contains__(self, name: str) -> bool:
-        return False
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> torch.Tensor:
-        values = torch.randn(shape, dtype=dtype or self.dtype, device=self._device)
-        return values.mul_(shape[-1] ** -0.5) if len(shape) == 2 else values.abs_()
-
-    matrix = take
-
-    def ignore(self, *names: str) -> None:
-        """There is nothing else."""
-
-    ignore_under = ignore
-
-
 def model_of(size: Size, device: torch.device) -> Model:
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": size.hidden, "vocab_size": size.vocab,
@@ -115,8 +91,7 @@ def model_of(size: Size, device: torch.device) -> Model:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         spec = read_spec(Path(folder))
     dtype = torch.float32 if INTERPRETED else torch.bfloat16
-    checkpoint: Any = RandomCheckpoint(dtype, device)
-    return Model(spec, triton_ops(device), checkpoint, device)
+    return Model(spec, triton_ops(device), DummyWeights(dtype, device), device)
 
 
 def plan_of(step: int, batch: int, context: int, known: bool) -> StepPlan:

@@ -47,6 +47,7 @@ def build_group(
         kv_dtype=size.shard.layout.dtype,
         weights=size.weights,
         implementation=model.implementation,
+        load_format=size.load_format,
     )
     pool = make_pool(size.pools[0], buffer, device)
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)

@@ -16,7 +16,8 @@ from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
-from models.registry import choose_dtype, choose_weights
+from models.registry import check_load_format, choose_dtype, choose_weights
+from models.spec import LoadFormat
 from models.weights import count_weights
 from parallel.mesh import ONE_RANK, Mesh
 
@@ -44,6 +45,8 @@ class PoolSize:
     """The dtype that the model computes in."""
     weights: WeightFormat
     """How ranks on CPUs keep matrices."""
+    load_format: LoadFormat = "auto"
+    """Where ranks have their weights from."""
     pools: tuple[RankPool, ...]
     """The pools of the instance's ranks."""
     needs: tuple[RankNeeds, ...]
@@ -84,6 +87,7 @@ def size_pool(
     None means that all of this process's device is theirs. Raises ConfigError, also where weights, the largest step and the pool
     do not fit."""
     spec = read_spec(folder, model.implementation)
+    check_load_format(spec, model.load_format)
     device = device or choose_device(engine.device)
     dtype = choose_dtype(spec, model.dtype, device)
     weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
@@ -120,6 +124,7 @@ def size_pool(
         max_context_tokens=max_context_tokens,
         dtype=dtype,
         weights=weights,
+        load_format=model.load_format,
         pools=pools,
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),

@@ -13,6 +13,7 @@ from kernels.torch.prepacked import WeightFormat
 from models.causal_model import CausalModel
 from models.families import read_spec
 from models.registry import load_model
+from models.spec import LoadFormat
 from parallel.balance import first_placement
 from parallel.comm import Backend, Comm, connect
 from parallel.expert import Spread
@@ -77,10 +78,11 @@ def load_part(
     address: str = "127.0.0.1",
     kv_dtype: str = "",
     weights: WeightFormat = "full",
+    load_format: LoadFormat = "auto",
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
-    where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype` and `weights`
-    are as in `load_model`. Raises ConfigError and ReplicaLost."""
+    where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights` and
+    `load_format` are as in `load_model`. Raises ConfigError and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)
@@ -106,6 +108,7 @@ def load_part(
         block_size=block_size,
         kv_dtype=kv_dtype,
         weights=weights,
+        load_format=load_format,
     )
     return ModelPart(model, sharding.part, comms, spread)
 

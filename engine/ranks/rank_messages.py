@@ -39,6 +39,7 @@ class RankSetup:
     """The model's folder."""
     dtype: str
     weights: str
+    load_format: str
     device: str
     kernels: str
     deterministic: bool

@@ -40,6 +40,7 @@ from engine.ranks.rank_share import RankShare, share_of
 from engine.ranks.rendezvous import join
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
+from models.spec import LoadFormat
 
 _PR_SET_PDEATHSIG = 1
 
@@ -104,6 +105,7 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
         address=setup.address,
         kv_dtype=layout.dtype,
         weights=cast(WeightFormat, setup.weights),
+        load_format=cast(LoadFormat, setup.load_format),
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

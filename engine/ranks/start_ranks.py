@@ -76,6 +76,7 @@ def setups_of(
             folder=str(folder),
             dtype=size.dtype,
             weights=size.weights,
+            load_format=size.load_format,
             device=devices[rank],
             kernels=engine.kernels,
             deterministic=engine.deterministic,

@@ -1,0 +1,40 @@
+"""Where a model's layers read their tensors: a checkpoint's files, or weights made up for measurements."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kernels.packed import Kind, Weight
+
+
+class WeightSource(Protocol):
+    """Gives each tensor by its name in the checkpoint, and of each only what this rank holds. `shape` is the whole tensor's."""
+
+    dtype: torch.dtype
+    """What the model computes in."""
+    keeps: frozenset[Kind]
+    """What `matrix` leaves as it is stored."""
+    bytes_read: int
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """In `dtype` or the model's. Raises UnsupportedModel where there is no such tensor."""
+        ...
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `take`, but as it is stored, where that is among `keeps`."""
+        ...
+
+    def held(self, name: str, count: int) -> list[int]:
+        """Which of `count` things that have tensors of their own this rank holds."""
+        ...
+
+    def ignore(self, *names: str) -> None:
+        """These tensors are not this model's, or not this rank's."""
+        ...
+
+    def ignore_under(self, *prefixes: str) -> None:
+        """All tensors whose names begin so are not this rank's."""
+        ...
