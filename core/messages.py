@@ -41,6 +41,12 @@ class Place:
     weight: float = 1.0
     """The tenant's share of the service, beside others'."""
 
+    @property
+    def ends_with_prompt(self) -> bool:
+        """The step that computes its prompt draws all that is wanted: decode has no use for its KV. What is copied from a
+        `source` is wanted for its KV."""
+        return self.max_new_tokens <= 1 and not self.source
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:

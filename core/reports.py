@@ -40,6 +40,8 @@ class Register:
     site: Site = Site()
     num_groups: int = 1
     """Groups of ranks, each with as many of the blocks. A sequence is served by one of them."""
+    answers: bool = False
+    """It answers requests of which nothing follows the step that computes their prompt, also where it does not decode."""
 
     @property
     def capacity_tokens(self) -> int:

@@ -25,6 +25,7 @@ from core.types import TokenOut
 from decode.decode_worker import DecodeWorker
 from kvtransfer.inbox import Inbox
 from prefill.prefill_worker import PrefillWorker
+from prefill.prompt_worker import PromptWorker
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,10 @@ class Instance:
         """Also of a decode instance: it sends what it has when its requests move away."""
         self._inbox: Inbox | None = None
         self._decode: DecodeWorker | None = None
+        self._prompts: PromptWorker | None = None
+        """A decode worker does the same."""
         if role == "prefill":
+            self._prompts = PromptWorker(mail, self._engine)
             run_without_inbox(parts)
         else:
             self._inbox = make_inbox(
@@ -95,7 +99,8 @@ class Instance:
 
     @property
     def num_jobs(self) -> int:
-        return self._prefill.num_jobs + (self._decode.num_jobs if self._decode else 0)
+        own = self._decode or self._prompts
+        return self._prefill.num_jobs + (own.num_jobs if own else 0)
 
     @property
     def num_used_blocks(self) -> int:
@@ -158,6 +163,7 @@ class Instance:
                 case _:
                     pass
         taken = self._prefill.on_message(sender, message)
+        taken = taken or (self._prompts is not None and self._prompts.on_message(message))
         taken = taken or (self._decode is not None and self._decode.on_message(sender, message))
         taken = taken or (self._replicator is not None and self._replicator.on_message(sender, message))
         if not taken:
@@ -166,15 +172,15 @@ class Instance:
     def _on_lost(self, peer: str) -> None:
         self._reporter.peer_lost(peer)
         self._prefill.on_lost(peer)
-        if self._decode is not None:
-            self._decode.on_lost(peer)
+        if (own := self._decode or self._prompts) is not None:
+            own.on_lost(peer)
         if self._replicator is not None:
             self._replicator.on_lost(peer)
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         tokens = self._prefill.on_tokens(tokens)
-        if self._decode is not None:
-            self._decode.on_tokens(tokens)
+        if (own := self._decode or self._prompts) is not None:
+            own.on_tokens(tokens)
 
     def on_stuck(self, keys: list[str]) -> None:
         self._prefill.on_stuck(keys)
@@ -184,5 +190,5 @@ class Instance:
         self.failure = error
         reason = f"the instance's engine has stopped: {type(error).__name__}: {error}"
         self._prefill.fail_all(reason)
-        if self._decode is not None:
-            self._decode.fail_all(reason)
+        if (own := self._decode or self._prompts) is not None:
+            own.fail_all(reason)

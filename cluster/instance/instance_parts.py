@@ -151,6 +151,7 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         replicates=_replicates(config, parts),
         site=parts.site,
         num_groups=parts.num_groups,
+        answers=True,
     )
 
 

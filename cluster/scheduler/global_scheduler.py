@@ -261,7 +261,9 @@ class GlobalScheduler:
     def _may_place(self, waiter: Waiter, passed: Mapping[int, int]) -> bool:
         """Return whether it is worth trying this request, and others of its level, after so many were passed on each."""
         priority = waiter.place.slo.priority
-        if passed.get(waiter.level, 0) >= _MAX_PASSED or not self._roster.any_headroom(priority):
+        if passed.get(waiter.level, 0) >= _MAX_PASSED:
+            return False
+        if not self._admission.queue.num_ending_with_prompt and not self._roster.any_headroom(priority):
             return False
         return not passed or self._placer.any_prompt_room(priority)
 

@@ -227,6 +227,7 @@ class _World:
                 max_num_seqs=config.max_num_seqs,
                 kv_token_bytes=config.kv_token_bytes,
                 sends=True,
+                answers=True,
             )
             policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
             self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)

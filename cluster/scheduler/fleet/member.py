@@ -135,6 +135,8 @@ class Member:
         # What decisions read again and again, where it is quickest to read.
         self.address, self.sends = info.address, info.sends
         self.prefills, self.decodes = info.prefills, info.decodes
+        self.answers = info.answers or info.decodes
+        """It can be given requests of which nothing follows their prompt."""
         self.num_blocks, self.block_size = info.num_blocks, info.block_size
         self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
         self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)

@@ -187,6 +187,13 @@ class Roster:
         able = [m for m in pool if m.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
         return _without(able, exclude)
 
+    def answering(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
+        """Those that could compute its prompt and answer it at once, whether they decode or not."""
+        alone = [
+            m for m in self.prefills(place, candidates, (), place.exclude) if m.answers and not m.decodes
+        ]
+        return alone + self.decodes(place, candidates, wanted)
+
     def holders(self, place: Place, candidates: Candidates, exclude: Sequence[str]) -> list[Member]:
         """Return the decode instances that have so much of the prompt cached that it may be fetched from there."""
         return [

@@ -160,7 +160,7 @@ class CostPolicy:
     def _local_s(self, decode: Member, to_move: int) -> float:
         rate = self.tokens_per_s(decode)
         compute_s = to_move / rate
-        harm_s = compute_s * (decode.num_seqs + 1) * self._model.itl_harm
+        harm_s = compute_s * (decode.num_seqs + 1) * self._model.itl_harm if decode.decodes else 0.0
         return decode.queued_tokens / rate + compute_s + harm_s
 
     def _decode_s(self, ask: PlacementQuery, decode: Member, to_move: int) -> float:

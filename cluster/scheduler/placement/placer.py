@@ -90,7 +90,8 @@ class Placer:
         candidates = self._roster.candidates(place, waiter.num_tries)
         waiter.num_tries, waiter.tried_at, waiter.waits_for = waiter.num_tries + 1, now, None
         wanted = place.prefer or self._roster.replica_of(place.exclude)
-        usable = self._roster.decodes(place, candidates, wanted)
+        roster = self._roster
+        usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
         growth_tokens = self._growth(place)
         ask = self._ask(place, candidates.match, growth_tokens, waiter.due_at)
         decodes = self._with_headroom(waiter, ask, usable, wanted)
@@ -137,14 +138,16 @@ class Placer:
         if not decodes:
             return None
         place = waiter.place
-        sources = [m.above(level) for m in self._sources(place, candidates, decodes)]
+        sources: list[Member] = []
+        if not place.ends_with_prompt:
+            sources = [m.above(level) for m in self._sources(place, candidates, decodes)]
         choice = self._policy.choose(ask, decodes, sources, now)
         if choice is None:
             return None
         source = self._roster.get(place.source) if place.source else None
         if source is not None and source.address != choice.decode.address:
             return PlacementChoice(choice.decode, source, choice.cost_s, choice.late)
-        if not self._has_prompt_room(ask, choice):
+        if not self._has_prompt_room(place, ask, choice):
             waiter.waits_for = choice.computes, choice.computes.version
             return None
         return choice
@@ -159,7 +162,8 @@ class Placer:
         if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
             num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
-            return not changed.decodes or not self._has_headroom(
+            able = changed.answers if waiter.place.ends_with_prompt else changed.decodes
+            return not able or not self._has_headroom(
                 changed.above(waiter.place.slo.priority), waiter, num_tokens, match
             )
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
@@ -257,8 +261,9 @@ class Placer:
             return False
         return member.has_slot and member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
 
-    def _has_prompt_room(self, ask: PlacementQuery, choice: PlacementChoice) -> bool:
-        if choice.prefill is None and ask.uncached(choice.decode) <= self._threshold:
+    def _has_prompt_room(self, place: Place, ask: PlacementQuery, choice: PlacementChoice) -> bool:
+        is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
+        if is_short and not place.ends_with_prompt:
             return True
         return self._policy.has_prompt_room(choice.computes)
 
@@ -312,7 +317,7 @@ class Placer:
                 key,
                 Promise(
                     now,
-                    1,
+                    0 if place.ends_with_prompt else 1,
                     placed.num_blocks,
                     compute_tokens,
                     hashes=place.block_hashes,

@@ -97,6 +97,8 @@ class WaitingQueue:
         """Tenant -> number of its lines, while there are any."""
         self._spending = Spending()
         self._shed_at = -inf
+        self.num_ending_with_prompt = 0
+        """Waiters for which an instance that decodes nothing may have room, too."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -127,6 +129,7 @@ class WaitingQueue:
             line = self._lines[waiter.line] = _Line(waiter.arrived_at)
         line.add(waiter)
         self._by_key[waiter.key] = waiter
+        self.num_ending_with_prompt += waiter.place.ends_with_prompt
 
     def shed(self, num_instances: float, now: float) -> None:
         """Defer what keeps others from being in time on so many instances, which the tenants share by weight."""
@@ -157,6 +160,7 @@ class WaitingQueue:
     def remove(self, waiter: Waiter) -> None:
         """Remove a waiter that is answered or withdrawn."""
         del self._by_key[waiter.key]
+        self.num_ending_with_prompt -= waiter.place.ends_with_prompt
         line, tenant = self._lines[waiter.line], waiter.place.tenant
         line.remove(waiter)
         if not len(line):

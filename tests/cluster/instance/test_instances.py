@@ -17,6 +17,7 @@ from cluster.instance.real_parts import local_parts
 from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
+from core.reports import LoadReport
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from net.loopback_mail import LoopbackNetwork
@@ -106,6 +107,8 @@ class World:
             case Place(request_id=request_id, attempt=attempt):
                 decodes = [d for d in self.decodes if d.address not in message.exclude and not d.failure]
                 prefills = self.prefills
+                if message.ends_with_prompt and prefills:
+                    decodes, prefills = prefills, []
                 route = Route(
                     decodes[self.count % len(decodes)].address,
                     prefills[self.count % len(prefills)].address if prefills else "",
@@ -209,6 +212,27 @@ async def test_a_death_at_any_time_costs_no_token(
         await w.kill((w.prefills if victim == "prefill" else w.decodes)[0])
         assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
         await w.idle()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03])
+async def test_what_ends_with_its_prompt_is_answered_by_prefill_and_survives_its_death(
+    reference: tuple[Path, Any], delay_s: float
+) -> None:
+    folder, model = reference
+    async with world(folder, 2, 1) as w:
+        batch = prompts(12, seed=13)
+        running = [asyncio.create_task(w.run(p, 1)) for p in batch]
+        left = asyncio.create_task(w.run(batch[0], 1))
+        await asyncio.sleep(delay_s)
+        left.cancel()
+        await w.kill(w.prefills[0])
+        assert await asyncio.gather(*running) == [greedy(model, p, 1) for p in batch]
+        await w.idle()
+        reports = [m for m in w.messages if isinstance(m, LoadReport)]
+        worked = {report.address for report in reports if report.work.computed_tokens}
+        assert w.prefills[0].address in worked
+        assert w.decodes[0].address not in worked
+        assert not any(report.work.grants for report in reports)
 
 
 async def test_without_another_prefill_decode_computes_the_prompt(reference: tuple[Path, Any]) -> None:

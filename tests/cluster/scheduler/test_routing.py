@@ -1,8 +1,9 @@
 """The global scheduler's decisions: which instances get a request."""
 
 from collections import Counter
+from dataclasses import replace
 
-from tests.cluster.scheduler.routing_world import World, ask, instance, report
+from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
 
 
 def test_a_long_prompt_is_disaggregated_and_a_short_one_is_not() -> None:
@@ -123,3 +124,40 @@ def test_jitter_in_what_was_measured_does_not_decide() -> None:
     world.on(report("d1", step_s=0.0201))
     world.on(report("d2", step_s=0.0200))
     assert world.placed(ask("a", 20)) == "d1"
+
+
+def test_what_ends_with_its_prompt_is_answered_where_that_is_computed() -> None:
+    world = World(instance("d"), instance("p", "p", answers=True))
+    assert world.placed(ask("embed", 400, 1)) == "p"
+    assert world.placed(ask("another", 400, 1)) == "d", "which is idle, and prefill is not any more"
+    world.on(report("d", num_running=10))
+    assert world.placed(ask("tiny", 8, 1)) == "p"
+    assert world.placed(ask("goes on", 400, 2)) == "p>d"
+
+
+def test_it_goes_to_decode_where_nobody_else_answers_or_the_prompt_is_cached() -> None:
+    world = World(instance("d"), instance("p", "p"))
+    assert world.placed(ask("an older release's prefill instance", 400, 1)) == "d"
+    world = World(instance("d"))
+    assert world.placed(ask("a", 400, 1)) == "d"
+    world = World(instance("d"), instance("p", "p", answers=True))
+    tail = ask("x", 1600, 1, prefix=1)
+    world.on(report("d", cache_added=tail.place.block_hashes))
+    assert world.placed(tail) == "d"
+
+
+def test_a_copy_for_a_move_is_handed_over_though_it_draws_one_token() -> None:
+    world = World(instance("d1"), instance("d2"), instance("p", "p", answers=True))
+    arrived = ask("copy", 400, 1, exclude=("d1",))
+    assert world.placed(replace(arrived, place=replace(arrived.place, source="d1"))) == "d1>d2"
+
+
+def test_prompts_that_end_with_themselves_wait_for_prompt_room_and_not_for_decode() -> None:
+    world = World(instance("d", max_num_seqs=1), instance("p", "p", answers=True))
+    world.on(report("d", num_running=1))
+    assert world.on(ask("goes on", 400, 64)) == []
+    sent = [world.on(ask(f"r{i}", 32, 1)) for i in range(200)]
+    placed = [route_of(action) for actions in sent for action in actions]
+    assert placed == ["p"] * 125, "a second of work"
+    assert len(world.on(report("p", received=tuple(f"r{i}#0" for i in range(200))))) == 75
+    assert world.scheduler.num_queued == 1
