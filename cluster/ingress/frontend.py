@@ -1,4 +1,5 @@
-"""The frontend's half of a request: place it, submit it, put its tokens in order, and start over elsewhere when a worker dies.
+"""The frontend's half of a request: places it, submits it, puts its tokens in order, and starts over elsewhere when a worker
+dies.
 
 Invariant: a client sees output token i exactly once, after token i-1, whatever was lost, doubled or reordered on the way."""
 
@@ -58,7 +59,7 @@ class _Flight:
         self.wanted: Place | None = None
         """What a scheduler is asked for."""
         self.scheduler = ""
-        """The one that was asked last."""
+        """The scheduler that was asked last."""
         self.route: Route | None = None
         self.story = Attempt(number=request.attempt, started_s=clock.now())
         self.known = list(request.emitted)
@@ -68,10 +69,10 @@ class _Flight:
         self.failure: Exception | None = None
         self.changed = asyncio.Event()
         self.moved_to = ""
-        """Where a copy of its KV is."""
+        """The instance that has a copy of its KV."""
 
     def receive(self, token: TokenOut) -> None:
-        """Token 0 comes from prefill, the others from decode: on different connections, so in any order."""
+        """Take a token. Token 0 comes from prefill and the others from decode: on different connections, so in any order."""
         if token.index < len(self.known):
             return
         self.early[token.index] = token
@@ -141,7 +142,7 @@ class Frontend:
         await self._schedulers.run()
 
     def retire(self) -> None:
-        """Be not ready from now on. What still comes is answered."""
+        """Be not ready from now on. Requests that still come are answered."""
         self._retiring = True
 
     async def close(self) -> None:
@@ -152,7 +153,7 @@ class Frontend:
         await self._mail.close()
 
     async def status(self) -> Status:
-        """What the scheduler knows now that leads them. Raises ReplicaLost when it does not answer."""
+        """Return what the leading scheduler knows now. Raises ReplicaLost when it does not answer."""
         if not (scheduler := self._schedulers.first):
             raise ReplicaLost("the scheduler is not known yet")
         nonce = next(self._nonces)
@@ -167,7 +168,7 @@ class Frontend:
             del self._asked[nonce]
 
     async def ready(self) -> tuple[bool, str]:
-        """Would a request be answered, and if not, why."""
+        """Return whether a request would be answered, and if not, why."""
         if self._retiring:
             return False, "shutting down"
         try:
@@ -177,7 +178,7 @@ class Frontend:
         return not status.why_not, status.why_not
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
-        """The request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
+        """Yield the request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
         timeline = Timeline(request=request, started_s=self._clock.now())
@@ -270,7 +271,7 @@ class Frontend:
             self._mail.send(flight.scheduler, Finished(request.id, request.attempt, num_output, finished))
 
     def _leave(self, address: str) -> None:
-        """An instance will end: move what it generates for us."""
+        """Move what an instance, which will end, generates for us."""
         for flight in self._flights.values():
             if flight.route is not None and flight.route.decode == address:
                 move = asyncio.create_task(self._move(flight, address))
@@ -278,9 +279,9 @@ class Frontend:
                 move.add_done_callback(self._moves.discard)
 
     async def _move(self, flight: _Flight, leaving: str) -> None:
-        """Live migration: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
+        """Migrate live: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
 
-        The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends: what
+        The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends. What
         it leaves in the other's prefix cache is what the next attempt finds there."""
         request, known = flight.request, tuple(flight.known)
         if len(known) + 1 >= request.sampling.max_tokens:
@@ -346,20 +347,20 @@ class Frontend:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
 
     def _ask(self, flight: _Flight) -> None:
-        """One of the schedulers for a place, requests in turn; later, where none is known."""
+        """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known."""
         living = self._schedulers.living
         if flight.wanted is not None and living:
             flight.scheduler = living[crc32(flight.request.id.encode()) % len(living)]
             self._mail.send(flight.scheduler, flight.wanted)
 
     def _ask_all(self) -> None:
-        """For those whose scheduler was lost, or that never had one."""
+        """Ask for all attempts whose scheduler was lost, or that never had one."""
         for flight in self._flights.values():
             if flight.route is None and flight.scheduler not in self._schedulers.living:
                 self._ask(flight)
 
     def _on_placed(self, scheduler: str, request_id: str, attempt: int, route: Route) -> None:
-        """What nobody here asked this scheduler for any more is given back to it."""
+        """Take a placement. One that no attempt here asked this scheduler for is given back to it."""
         flight = self._flights.get(f"{request_id}#{attempt}")
         if flight is None or flight.scheduler != scheduler:
             self._mail.send(scheduler, Finished(request_id, attempt))

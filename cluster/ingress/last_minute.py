@@ -1,6 +1,6 @@
 """The last minute of one ingress, for people who watch it: how each service class fares and what each link carries.
 
-Of more than MAX_REQUESTS in the minute only the latest count, and rates are over the time that those took."""
+Where the minute has more than MAX_REQUESTS only the latest count, and rates are over the time that those took."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ MAX_REQUESTS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassStatus:
-    """Times are None where no request came so far."""
+    """One class's figures. Times are None where no request came so far."""
 
     name: str
     ttft_target_s: float
@@ -51,7 +51,7 @@ class _Moved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ended:
-    """What is kept of a request: not its tokens, of which there may be a million."""
+    """What is kept of a request. Its tokens are not: there may be a million."""
 
     ended_s: float
     slo: Slo
@@ -63,7 +63,7 @@ class _Ended:
 
 
 class Recent:
-    """`observe` is a cluster.timeline.Observe."""
+    """The last minute. `observe` is a cluster.ingress.timeline.Observe."""
 
     def __init__(self) -> None:
         self._ended: deque[_Ended] = deque(maxlen=MAX_REQUESTS)
@@ -148,7 +148,7 @@ def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
 
 
 def quantile(values: Sequence[float], q: float) -> float | None:
-    """The nearest rank's value; None of nothing."""
+    """Return the nearest rank's value; None where there is none."""
     if not values:
         return None
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]

@@ -1,7 +1,7 @@
-"""Every metric's name, in one file. Served by /metrics of each ingress.
+"""Every metric's name, in one file. Each ingress serves them at /metrics.
 
-An ingress knows its own requests, and of the instances what the scheduler has been told (`core.messages.Status`): there is no
-other way for a figure to get here. Under vLLM's names the same figures appear once more, so that dashboards made for it work."""
+An ingress knows its own requests. Of the instances it knows what the scheduler has been told (`core.messages.Status`), and has no
+other source of figures. Under vLLM's names the same figures appear once more, so that dashboards made for it work."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class IngressMetrics:
     """What the API sees of its requests while they run."""
 
     def __init__(self, registry: CollectorRegistry, model: str = "") -> None:
-        """`model`: for the label of vLLM's names."""
+        """`model` is for the label of vLLM's names."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"baton_{name}", text, labels, registry=registry)
@@ -139,7 +139,7 @@ class RequestMetrics:
         registry.register(_VllmNames(aliases, model))
 
     def observe(self, timeline: Timeline) -> None:
-        """A cluster.timeline.Observe."""
+        """A cluster.ingress.timeline.Observe."""
         for attempt in timeline.attempts:
             if attempt.placed_s is not None:
                 self._queue_s.observe(attempt.placed_s - attempt.started_s)
@@ -176,7 +176,7 @@ class RequestMetrics:
 
 
 class InstanceMetrics(Collector):
-    """What the scheduler knows of the instances: as of the last `update`. Several ingresses all say the same."""
+    """What the scheduler knows of the instances, as of the last `update`. Several ingresses all say the same."""
 
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         self._model = model
@@ -184,7 +184,7 @@ class InstanceMetrics(Collector):
         registry.register(self)
 
     def update(self, status: Status | None) -> None:
-        """None: the scheduler does not answer."""
+        """Take the scheduler's figures. None means that it does not answer."""
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
@@ -226,7 +226,7 @@ def role_of(instance: InstanceStatus) -> str:
 
 
 def _pools(status: Status) -> Iterator[Metric]:
-    """Where pools follow their load."""
+    """Yield figures of the pools, where they follow their load."""
     if not status.pools:
         return
     wanted = GaugeMetricFamily("baton_pool_wanted_instances", "Size that its load asks for", labels=("pool",))
@@ -265,7 +265,7 @@ def _imbalance(status: Status) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class _Fact:
-    """One figure of each instance; `grows`: it never falls but with a restart."""
+    """One figure of each instance. With `grows` it never falls but with a restart."""
 
     text: str
     of: Callable[[InstanceStatus], float]
@@ -345,7 +345,7 @@ _VLLM_FACTS = {
 
 @dataclass(frozen=True, slots=True)
 class _Alias:
-    """One of our metrics under vLLM's name; `labels`: ours to theirs."""
+    """One of our metrics under vLLM's name. `labels` maps ours to theirs."""
 
     ours: Counter | Histogram
     name: str
@@ -353,7 +353,7 @@ class _Alias:
 
 
 class _VllmNames(Collector):
-    """Copies what our metrics hold when they are asked for: nothing is counted twice on the way of a token."""
+    """Copies what our metrics hold on each scrape, so that nothing is counted twice on a token's way."""
 
     def __init__(self, aliases: list[_Alias], model: str) -> None:
         self._aliases, self._model = aliases, model

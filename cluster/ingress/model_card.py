@@ -1,4 +1,4 @@
-"""What everybody but the ranks must know about the served model: read from its folder without touching a weight."""
+"""What all processes but the ranks must know about the served model, read from its folder without touching a weight."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,14 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, float]
     pooling: Pooling | None
-    """How it embeds texts; None: it does not."""
+    """How it embeds texts; None where it does not."""
     generates: bool
     hidden_size: int
 
 
 def read_model_card(config: ClusterConfig) -> ModelCard:
-    """Raises ConfigError for a missing model and for ranks that it cannot be cut for, UnsupportedModel for a model that Baton
-    cannot serve."""
+    """Read the card. Raises ConfigError for a missing model and for ranks that it cannot be cut for, UnsupportedModel for a model
+    that Baton cannot serve."""
     path = config.model.path
     folder = resolve(path)
     spec = read_spec(folder, config.model.implementation)

@@ -1,4 +1,4 @@
-"""What one ingress notes of its requests: metrics and the last minute always, spans where a collector is configured."""
+"""What one ingress records of its requests: metrics and the last minute always, spans where a collector is configured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from cluster.ingress.tracing import Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observers:
-    """`observe` hears of every request's timeline; `close` is to be called at the end."""
+    """The observers of one ingress. `observe` is called with every request's timeline. Call `close` at the end."""
 
     registry: CollectorRegistry
     ingress: IngressMetrics
@@ -25,7 +25,7 @@ class Observers:
 
 
 def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
-    """An empty endpoint: no tracing."""
+    """Make the observers. An empty endpoint means no tracing."""
     registry, recent = CollectorRegistry(), Recent()
     ingress, instances = IngressMetrics(registry, model), InstanceMetrics(registry, model)
     observe = all_of(RequestMetrics(registry, model).observe, recent.observe)

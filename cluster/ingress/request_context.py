@@ -1,4 +1,4 @@
-"""What belongs to the HTTP request that the current task serves, for whoever logs or traces; empty elsewhere."""
+"""What belongs to the HTTP request that the current task serves, for logging and tracing; empty elsewhere."""
 
 from contextvars import ContextVar
 

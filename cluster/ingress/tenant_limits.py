@@ -1,7 +1,7 @@
 """What one tenant may still ask for: requests and tokens per minute, and sequences at once.
 
-Requests are paid for when they come. Of tokens the prompt is paid for when it is known and the output as it is delivered, so a
-balance may fall below zero by what is running; nothing new begins before it has been refilled."""
+Requests are paid for when they come. The prompt is paid for when it is known and the output as it is delivered, so a balance may
+fall below zero by what is running. Nothing new begins before it has been refilled."""
 
 from dataclasses import dataclass
 from math import ceil, inf
@@ -11,7 +11,7 @@ _MINUTE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """0: none."""
+    """A tenant's limits; 0 means that there is none."""
 
     requests_per_min: int = 0
     tokens_per_min: int = 0
@@ -28,7 +28,7 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """As of one moment; `reset_s`: until the full amount may be taken again."""
+    """The state of a limit at one moment. `reset_s` is the time until the full amount may be taken again."""
 
     name: str
     limit: int
@@ -44,13 +44,13 @@ class TokenBucket:
         self._level, self._as_of = float(per_min), now
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Until `amount` is there: 0 when it is, infinite when it cannot be."""
+        """Return the time until `amount` is there: 0 when it is, infinite when it cannot be."""
         if amount > self.per_min:
             return inf
         return max(0.0, amount - self._now(now)) / self.per_min * _MINUTE_S
 
     def take(self, amount: float, now: float) -> None:
-        """Whether it is there or not."""
+        """Take the amount, whether it is there or not."""
         self._level, self._as_of = self._now(now) - amount, max(now, self._as_of)
 
     def balance(self, now: float) -> Balance:
@@ -64,7 +64,7 @@ class TokenBucket:
 
 
 class Meter:
-    """One tenant's use. What `begin` has let in must be `end`ed."""
+    """One tenant's use. What `begin` has let in must be ended with `end`."""
 
     def __init__(self, limits: TenantLimits, now: float) -> None:
         self.limits = limits
@@ -73,13 +73,13 @@ class Meter:
         self._tokens = _bucket("tokens", limits.tokens_per_min, None, now)
 
     def change(self, limits: TenantLimits, now: float) -> None:
-        """From now on. What runs goes on; a limit that has changed begins with a full minute's worth."""
+        """Change the limits. What runs goes on; a limit that has changed begins with a full minute's worth."""
         self.limits = limits
         self._requests = _bucket("requests", limits.requests_per_min, self._requests, now)
         self._tokens = _bucket("tokens", limits.tokens_per_min, self._tokens, now)
 
     def request(self, now: float) -> Excess | None:
-        """One more request has come; it is paid for unless it is refused."""
+        """Count one more request. It is paid for unless it is refused."""
         if self._requests is None:
             return None
         if wait_s := self._requests.wait_s(1, now):
@@ -88,7 +88,7 @@ class Meter:
         return None
 
     def begin(self, num_sequences: int, num_prompt_tokens: int, now: float) -> Excess | None:
-        """Sequences are about to run."""
+        """Let sequences begin, or say why not."""
         most = self.limits.concurrent
         if most and self.num_running + num_sequences > most:
             reason = f"{most} sequences at once are allowed and {self.num_running} are running"
@@ -102,7 +102,7 @@ class Meter:
         return None
 
     def spend(self, num_tokens: int, now: float) -> None:
-        """Output was delivered."""
+        """Pay for output that was delivered."""
         if self._tokens is not None:
             self._tokens.take(num_tokens, now)
 
@@ -121,7 +121,7 @@ def _bucket(name: str, per_min: int, old: TokenBucket | None, now: float) -> Tok
 
 
 def go_duration(seconds: float) -> str:
-    """As OpenAI's x-ratelimit-reset headers have it: 1s, 6m0s, 120ms. Rounded up."""
+    """Return a duration as OpenAI's x-ratelimit-reset headers have it: 1s, 6m0s, 120ms. Rounded up."""
     if seconds < 1.0:
         return f"{ceil(seconds * 1000)}ms"
     minutes, rest_s = divmod(ceil(seconds), 60)

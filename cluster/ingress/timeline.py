@@ -1,4 +1,5 @@
-"""What happened to one request, and when: what the ingress has seen, and what the instances have told it. No clock of its own."""
+"""What happened to one request, and when: what the ingress has seen, and what the instances have told it. It reads no clock
+itself."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from core.types import Request, Route
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One placing. Times are the ingress's clock; what did not happen is None."""
+    """One placing. Times are the ingress's clock. What did not happen is None."""
 
     number: int
     started_s: float
@@ -18,7 +19,7 @@ class Attempt:
     first_token_s: float | None = None
     ended_s: float | None = None
     handed_over: HandedOver | None = None
-    """How the KV went from prefill to decode; None when decode computed the prompt itself, or it is not known yet."""
+    """How the KV went from prefill to decode. None when decode computed the prompt itself, or it is not known yet."""
     lost: str = ""
     """The instance that was lost, or left."""
 
@@ -31,13 +32,13 @@ class Timeline:
     num_output: int = 0
     ended_s: float = 0.0
     error: str = ""
-    """Empty: it finished, or its client went away."""
+    """Empty where it finished, or its client went away."""
     error_type: str = ""
     """The error's class."""
 
 
 Observe = Callable[[Timeline], None]
-"""Hears of every request once, at its end."""
+"""Called with every request once, at its end."""
 
 
 def first_token_s(timeline: Timeline) -> float | None:
@@ -45,7 +46,8 @@ def first_token_s(timeline: Timeline) -> float | None:
 
 
 def attained(timeline: Timeline) -> bool:
-    """Were the class's targets met? TPOT is the mean gap after the first token, as MLPerf has it. A failed request misses."""
+    """Return whether the class's targets were met. TPOT is the mean gap after the first token, as MLPerf has it. A failed request
+    misses."""
     slo, first_s = timeline.request.slo, first_token_s(timeline)
     if timeline.error or first_s is None or first_s - timeline.started_s > slo.ttft_s:
         return False
@@ -62,4 +64,4 @@ def all_of(*observers: Observe) -> Observe:
 
 
 def nobody(timeline: Timeline) -> None:
-    """Observes nothing."""
+    """Observe nothing."""

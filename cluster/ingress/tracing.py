@@ -16,12 +16,12 @@ from cluster.ingress import request_context
 from cluster.ingress.timeline import Attempt, Timeline, attained, first_token_s
 
 _OPERATION = "text_completion"
-"""Whatever the route: a conversation has become one prompt before it comes here."""
+"""The operation, whatever the route: a conversation has become one prompt before it comes here."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class Tracing:
-    """`observe` is a cluster.timeline.Observe. `close` sends what is left."""
+    """Makes spans. `observe` is a cluster.ingress.timeline.Observe. `close` sends what is left."""
 
     def __init__(self, exporter: SpanExporter, model: str) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "baton"}))
@@ -101,5 +101,5 @@ class Tracing:
 
 
 def _ns(moment_s: float) -> int:
-    """A moment of core.clock as OpenTelemetry wants it."""
+    """Return a moment of core.clock as OpenTelemetry wants it."""
     return round(moment_s * 1e9)

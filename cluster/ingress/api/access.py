@@ -1,6 +1,6 @@
 """Who may ask, for which service class and how much: keys, tenants and their limits.
 
-Invariant: no key is kept, compared or logged as it is; only its digest under a secret of this process is."""
+Invariant: no key is kept, compared or logged as it is. Only its digest under a secret of this process is."""
 
 import hashlib
 import hmac
@@ -36,7 +36,7 @@ class Rules:
 
     slo_classes: Mapping[str, Slo]
     tenants: Mapping[str, TenantRules]
-    """By name; the empty name stands for the holders of keys that belong to no tenant."""
+    """By name. The empty name stands for the holders of keys that belong to no tenant."""
 
     @property
     def asks_for_keys(self) -> bool:
@@ -44,7 +44,7 @@ class Rules:
 
 
 def read_rules(config: ClusterConfig) -> Rules:
-    """Reads the key files, too. Raises ConfigError."""
+    """Read the rules, and the key files. Raises ConfigError."""
     serve = config.serve
     tenants = {"": TenantRules(_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
     for name, tenant in config.tenants.items():
@@ -60,24 +60,25 @@ def read_rules(config: ClusterConfig) -> Rules:
 
 
 class Tenant:
-    """One of them, with what it has used in this process. Its name and rules show in no answer but its own."""
+    """A tenant, with what it has used in this process. Its name and rules show in no answer but its own."""
 
     def __init__(self, name: str, rules: TenantRules, now: float) -> None:
         self.name, self.rules = name, rules
         self.meter = Meter(rules.limits, now)
 
     def salt(self, wanted: str) -> str:
-        """Prefixes are never shared between tenants; within one, `wanted` separates further."""
+        """Return the salt of the tenant's prefixes. They are never shared between tenants; within one, `wanted` separates
+        further."""
         return f"{self.name}/{wanted}" if self.name or wanted else ""
 
     def count_request(self) -> None:
-        """Raises Overloaded."""
+        """Count one more request. Raises Overloaded."""
         if (excess := self.meter.request(time.monotonic())) is not None:
             raise _refusal(excess)
 
     @contextmanager
     def running(self, num_sequences: int, num_prompt_tokens: int) -> Generator[None]:
-        """Raises Overloaded, or RequestError for what would never be allowed."""
+        """Count sequences while they run. Raises Overloaded, or RequestError for what would never be allowed."""
         excess = self.meter.begin(num_sequences, num_prompt_tokens, time.monotonic())
         if excess is not None:
             raise _refusal(excess)
@@ -87,11 +88,11 @@ class Tenant:
             self.meter.end(num_sequences)
 
     def spend(self, num_tokens: int) -> None:
-        """Output that was delivered."""
+        """Count output that was delivered."""
         self.meter.spend(num_tokens, time.monotonic())
 
     def headers(self) -> dict[str, str]:
-        """OpenAI's x-ratelimit headers, for the limits that there are."""
+        """Return OpenAI's x-ratelimit headers, for the limits that there are."""
         found: dict[str, str] = {}
         for balance in self.meter.balances(time.monotonic()):
             found[f"x-ratelimit-limit-{balance.name}"] = str(balance.limit)
@@ -127,7 +128,7 @@ class Access:
         return self._rules.asks_for_keys
 
     def tenant_of(self, authorization: str) -> Tenant:
-        """The holder of the key in an Authorization header. Raises RequestError (401).
+        """Return the holder of the key in an Authorization header. Raises RequestError (401).
 
         Keys are found by a digest that no client can steer, so the time that it takes tells nothing about them."""
         if not self._rules.asks_for_keys:
@@ -144,9 +145,10 @@ class Access:
         return self._tenants.get(name)
 
     def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
-        """The class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
+        """Return the class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
 
-        Nobody gets above the highest class that the tenant may use, nor below the lowest that there is. Raises RequestError."""
+        No request gets above the highest class that the tenant may use, nor below the lowest that there is. Raises
+        RequestError."""
         slo = self._class(tenant, header, service_tier)
         if not priority:
             return slo

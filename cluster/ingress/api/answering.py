@@ -1,4 +1,4 @@
-"""From a checked body and its prompts to an answer: what every route that generates shares."""
+"""Turns a checked body and its prompts into an answer, for every route that generates."""
 
 import asyncio
 import logging
@@ -33,9 +33,10 @@ from core.types import Grammar, Request, SamplingParams, Slo
 log = logging.getLogger(__name__)
 
 _VECTORS_AT_ONCE = 32
-"""Texts of one request that are embedded at a time: others' requests come in between."""
+"""The number of texts of one request that are embedded at a time, so that others' requests come in between."""
 _INLINE_BYTES = 8192
-"""Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that nobody's tokens wait for it."""
+"""Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that no other request's tokens wait for
+it."""
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class HttpRoute(NamedTuple):
     path: str
     handler: Callable[[HttpRequest], Awaitable[Response]]
     body: type[BaseModel] | None = None
-    """What it reads; /openapi.json describes it."""
+    """The body that the route reads. /openapi.json describes it."""
 
 
 class Answering:
@@ -68,7 +69,7 @@ class Answering:
         return await read_json(http, self.settings.max_body_bytes, self.settings.body_timeout_s)
 
     async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
-        """Raises RequestError."""
+        """Prepare what is to be generated. Raises RequestError."""
         chat = await aside(http, lambda: self.chat_format.prepare(body))
         await self.check_grammar(body, chat.grammar)
         return chat
@@ -91,7 +92,7 @@ class Answering:
     async def answer_aside(
         self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
     ) -> None:
-        """The same for nobody who waits: `shape` is told the end, also of what fails."""
+        """Answer where no connection waits. `shape` is told the end, also of what fails."""
         try:
             await gathered(
                 self._runner.run(choices, num_prompts, http.state.tenant), choices, num_prompts, shape
@@ -103,7 +104,8 @@ class Answering:
             shape.error(status, body, request_id)
 
     def fitting(self, body: ChatRequest, prompt: Sequence[int]) -> ChatRequest:
-        """`body`, where the context has room for as many tokens as it asks for; else it asks for as many as there is room for."""
+        """Return `body` where the context has room for as many tokens as it asks for; else a copy that asks for as many as there
+        is room for."""
         room = self.settings.max_context_tokens - len(prompt)
         wanted = body.max_completion_tokens
         return (
@@ -123,7 +125,8 @@ class Answering:
         grammar: Grammar | None,
         ends: tuple[int, ...] = (),
     ) -> list[ChoiceStream]:
-        """`ends`: token ids that end the answers beside those that the model and the body name. Raises RequestError."""
+        """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
+        name. Raises RequestError."""
         if not self.settings.generates:
             raise RequestError(
                 f"the model {self.settings.model_name!r} embeds texts (/v1/embeddings) and does not generate; started with "
@@ -173,9 +176,8 @@ class Answering:
     async def vectors(
         self, http: HttpRequest, body: EmbeddingFields, prompts: Sequence[tuple[int, ...]], field: str
     ) -> list[np.ndarray]:
-        """What the model ends each prompt with: (hidden_size,) float32, not normalised. `field`: of the body, where they stand.
-
-        Raises RequestError, and ClientGone when nobody waits for them any more."""
+        """Return what the model ends each prompt with: (hidden_size,) float32, not normalised. `field` is the field of the body
+        where the prompts stand. Raises RequestError, and ClientGone when nobody waits for them any more."""
         settings, tenant = self.settings, http.state.tenant
         if settings.pooling is None:
             raise RequestError(
@@ -218,7 +220,7 @@ class Answering:
         *,
         retain: bool,
     ) -> Request:
-        """One sequence on the account of the tenant that asks."""
+        """Return one sequence on the account of the tenant that asks."""
         tenant: Tenant = http.state.tenant
         return Request(
             id=self._generator.new_request_id(),
@@ -242,7 +244,7 @@ class Answering:
         return [found[index] for index in range(len(choices))]
 
     async def check_grammar(self, body: Common, grammar: Grammar | None) -> None:
-        """Raises RequestError where the answer cannot be held to it."""
+        """Raise RequestError where the answer cannot be held to the grammar."""
         if grammar is None:
             return
         field = "structured_outputs" if body.structured_outputs is not None else "response_format"
@@ -264,5 +266,5 @@ class Answering:
 
 
 async def aside(http: HttpRequest, work: Callable[[], T]) -> T:
-    """`work` on the body that was read, on a thread where it is long."""
+    """Do `work` on the body that was read, on a thread where it is long."""
     return work() if http.state.num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)

@@ -41,7 +41,7 @@ class MessagesShape:
         shows_thinking: bool,
         fills_context: bool,
     ) -> None:
-        """`fills_context`: the model's context ends before max_tokens."""
+        """`fills_context` says that the model's context ends before max_tokens."""
         self._head: Json = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         self._num_prompt, self._new_call_id, self._stopped = num_prompt, new_call_id, stopped
         self._shows_thinking, self._fills_context = shows_thinking, fills_context
@@ -145,7 +145,7 @@ class MessagesShape:
 
 
 def messages_error(status: int, body: Mapping[str, Any], request_id: str) -> Json:
-    """`body`: the same error as OpenAI's clients get it."""
+    """Return an error's body. `body` is the same error as OpenAI's clients get it."""
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {
         "type": "error",
@@ -159,7 +159,7 @@ def _event(kind: str, **fields: Any) -> str:
 
 
 def _input(arguments: str) -> Json:
-    """A call's arguments; what the model wrote instead of an object stands under `text`, so that nothing is lost."""
+    """Return a call's arguments. What the model wrote instead of an object stands under `text`, so that nothing is lost."""
     try:
         value = json.loads(arguments or "{}")
     except ValueError:

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 class _Block(Strict):
     cache_control: Json | None = None
-    """Prefixes are found by content, so it changes nothing."""
+    """It changes nothing, since prefixes are found by content."""
 
 
 class TextBlock(_Block):
@@ -72,7 +72,7 @@ class ToolParam(_Block):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    """Arguments are always streamed as they come."""
+    """It changes nothing, since arguments are always streamed as they come."""
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Literal[False] | None = None
 
@@ -87,7 +87,7 @@ class Thinking(Strict):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized", "omitted"] | None = None
-    """`omitted`: no thinking blocks in the answer. Summaries there are none of: the reasoning comes as it is."""
+    """With `omitted` the answer has no thinking blocks. There are no summaries: the reasoning comes as it is."""
 
 
 class JsonFormat(Strict):
@@ -127,7 +127,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _keeps_everything(value: Any) -> bool:
-    """Whether edits of the history, where there are any, leave it as it was sent."""
+    """Return whether edits of the history, where there are any, leave it as it was sent."""
     edits: Any = value.get("edits", []) if isinstance(value, dict) else [] if value is None else [value]
     return edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}])
 
@@ -148,7 +148,8 @@ MESSAGES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
 
 
 def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> ChatRequest:
-    """`reasons`: the model's format has reasoning; `knows_effort`: its template can leave it out. Raises RequestError."""
+    """Return the chat request that the message stands for. `reasons` says that the model's format has reasoning, `knows_effort`
+    that its template can leave it out. Raises RequestError."""
     if body.messages[-1].role == "assistant":
         raise RequestError(
             "the last message must be the user's: an answer cannot be continued", field="messages"
@@ -171,7 +172,7 @@ def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> C
 
 
 def _chat_messages(message: MessageParam) -> list[Json]:
-    """Tools' results are messages of their own, in front of the user's text."""
+    """Return the messages. Tools' results are messages of their own, in front of the user's text."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     blocks = message.content

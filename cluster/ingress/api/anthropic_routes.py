@@ -1,4 +1,4 @@
-"""Anthropic's routes: a message becomes a chat, and what is said becomes blocks."""
+"""Anthropic's routes: a message becomes a chat, and the answer becomes blocks."""
 
 import uuid
 

@@ -50,14 +50,14 @@ def build_app(
 
 
 async def run_batches(app: FastAPI) -> None:
-    """Runs the batches that clients of `app` hand in, until it is cancelled. Returns at once where batches are off."""
+    """Run the batches that clients of `app` hand in, until cancelled. Returns at once where batches are off."""
     runner: BatchRunner | None = getattr(app.state, "batches", None)
     if runner is not None:
         await runner.run()
 
 
 def _stores(folder: Path, capacity_bytes: int) -> tuple[FileStore, BatchStore]:
-    """Raises ConfigError."""
+    """Make the stores of batches. Raises ConfigError."""
     try:
         return FileStore(folder, capacity_bytes), BatchStore(folder)
     except OSError as error:

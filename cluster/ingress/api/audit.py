@@ -1,5 +1,5 @@
-"""One line for each request that was refused: who, what and why. Never a key, and nothing of what the client sent but its address
-and the id that it gave the request."""
+"""Logs one line for each request that was refused: who, what and why. It has no key, and nothing of what the client sent but its
+address and the id that it gave the request."""
 
 import logging
 
@@ -35,5 +35,5 @@ def refused(http: HttpRequest, tenant: str, status: int, code: str, field: str |
 
 
 def _printable(path: str) -> str:
-    """Nobody writes a line of our log but we."""
+    """Return the path, cut and escaped, so that no client can write a line into the log."""
     return path[:200].encode("unicode_escape").decode("ascii")

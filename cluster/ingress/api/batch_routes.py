@@ -20,7 +20,7 @@ from core.errors import RequestError
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 _MAX_FILE_BYTES = 200 << 20
 _FORM_BYTES = 64 << 10
-"""What the form around a file may add."""
+"""The bytes that the form around a file may add."""
 _SECONDS_PER_BYTE = 1e-6
 _WINDOW_S = 24 * 3600
 _MAX_PAGE = 10_000
@@ -61,7 +61,7 @@ class BatchRoutes:
         ]
 
     async def upload(self, http: HttpRequest) -> Response:
-        """A multipart form with `file` and `purpose`, which is `batch`."""
+        """Read a multipart form with `file` and `purpose`, which is `batch`."""
         announced = http.headers.get("content-length", "")
         if not announced.isdigit():
             raise RequestError("an upload must say its content-length", status=411)
@@ -175,7 +175,7 @@ class BatchRoutes:
 
 
 class NoBatchRoutes:
-    """The same routes where no folder is named: they say what is missing."""
+    """The same routes where no folder is named. They say what is missing."""
 
     def routes(self) -> list[HttpRoute]:
         paths = ("/v1/files", "/v1/files/{id:path}", "/v1/batches", "/v1/batches/{id:path}")
@@ -201,7 +201,7 @@ def _batch(record: Record) -> Response:
 
 
 def _page(http: HttpRequest, items: list[dict[str, Any]]) -> Response:
-    """Raises RequestError."""
+    """Return one page of a list. Raises RequestError."""
     after, wanted = http.query_params.get("after"), http.query_params.get("limit", "20")
     if not wanted.isdecimal() or not 1 <= int(wanted[:9]) <= _MAX_PAGE:
         raise RequestError(f"limit must be between 1 and {_MAX_PAGE}, not {wanted!r}", field="limit")

@@ -26,7 +26,7 @@ class ChatShape(OpenAIShape):
         super().__init__(*args)
         self._new_call_id, self._entries = new_call_id, TokenEntries(self._tokenizer)
         self._called: set[int] = set()
-        """Choices that have begun a call."""
+        """The choices that have begun a call."""
 
     def opening(self, piece: TextPiece) -> list[str]:
         delta = '{"role": "assistant", "content": ""}'
@@ -55,7 +55,7 @@ class ChatShape(OpenAIShape):
         return chunks
 
     def _delta(self, choice: int, event: OutputEvent) -> str:
-        """Empty for what no chunk says."""
+        """Return a chunk's delta for one event; empty where no chunk says it."""
         match event:
             case Text(text):
                 return f'{{"content": {json.dumps(text)}}}'

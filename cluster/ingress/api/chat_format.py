@@ -20,24 +20,24 @@ from core.errors import RequestError
 from core.types import Grammar, ThinkingBudget
 
 _TAIL_TOKENS = 16
-"""Tokens of the prompt's end that tell whether it ends within the reasoning."""
+"""The number of tokens at the prompt's end that tell whether it ends within the reasoning."""
 _EFFORTS = ("low", "medium", "high")
 _LETTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedChat:
-    """One conversation, ready to be generated from; each of its choices gets a parser of its own."""
+    """One conversation, ready to be generated from. Each of its choices gets a parser of its own."""
 
     prompt: tuple[int, ...]
     formats: ModelFormats
     opened: bool
-    """The prompt ends within the reasoning."""
+    """Whether the prompt ends within the reasoning."""
     schemas: Mapping[str, Mapping[str, Any]] | None
-    """The parameters of the tools that may be called, by name. None: calls are text."""
+    """The parameters of the tools that may be called, by name. None means that calls are text."""
     max_calls: int | None
     hidden_tokens: frozenset[int] | None
-    """Special tokens to leave out of the text although others must stay in it. None: the request's word stands for all."""
+    """The special tokens to leave out of the text although others must stay in it. None means that the request decides on all."""
 
     thinking: ThinkingBudget | None
     grammar: Grammar | None
@@ -63,7 +63,7 @@ class ChatFormat:
         return letters if self.style.short_ids else f"call_{letters}"
 
     def prepare(self, body: ChatRequest) -> PreparedChat:
-        """Raises RequestError."""
+        """Prepare a conversation. Raises RequestError."""
         if self._style is None and any(message.tool_calls for message in body.messages):
             raise RequestError(
                 "this model's chat template renders no tool calls",
@@ -90,7 +90,8 @@ class ChatFormat:
         )
 
     def _callable_tools(self, body: ChatRequest) -> list[Tool]:
-        """None where `tool_choice` forbids calls: a model that is not shown a tool does not call it."""
+        """Return the tools to show, or None where `tool_choice` forbids calls: a model that is not shown a tool does not call
+        it."""
         tools, choice = body.tools or [], body.tool_choice
         names = [tool.function.name for tool in tools]
         if doubled := next((name for name in names if names.count(name) > 1), None):
@@ -115,8 +116,8 @@ class ChatFormat:
     def _grammar(
         self, body: ChatRequest, tools: Sequence[Tool], prompt: tuple[int, ...], opened: bool
     ) -> Grammar | None:
-        """What `response_format`, `structured_outputs`, a forced call or a strict tool say of the answer; the reasoning before it
-        is free. None where all of it is."""
+        """Return the grammar that `response_format`, `structured_outputs`, a forced call or a strict tool ask for. The reasoning
+        before it is free. None means that the whole answer is."""
         must_call = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
         if tools and (must_call or any(tool.function.strict for tool in tools) or body.is_structured):
             text = self._call_grammar(body, tools, must_call)
@@ -160,7 +161,7 @@ class ChatFormat:
         return call_grammar(markup, callable_tools, must_call=must_call, one_call=one_call, answer=answer)
 
     def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
-        """What `reasoning_effort` means to the template. `medium` is OpenAI's default: the model's own way."""
+        """Return what `reasoning_effort` means to the template. `medium` is OpenAI's default and means the model's own way."""
         effort, template = body.reasoning_effort, self._tokenizer.template
         if effort is None:
             return {}
@@ -177,7 +178,7 @@ class ChatFormat:
         )
 
     def _budget(self, max_tokens: int | None, opened: bool, cut: bool) -> ThinkingBudget | None:
-        """`cut`: nothing is forced behind the reasoning's end, where a grammar begins."""
+        """Return the budget of the reasoning. `cut` forces nothing behind the reasoning's end, where a grammar begins."""
         if max_tokens is None:
             return None
         begin, end, forced = (self._ids(mark) for mark in self.formats.budget_marks)
@@ -195,7 +196,8 @@ class ChatFormat:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def _prompt_ends_with(self, prompt: tuple[int, ...], which: int) -> bool:
-        """0: the mark that begins reasoning; 1: the one that ends it."""
+        """Return whether the prompt ends with a mark of reasoning: `which` is 0 for the one that begins it, 1 for the one that
+        ends it."""
         marks = THINK_MARKS.get(self.formats.reasoning)
         if marks is None:
             return False
@@ -209,7 +211,7 @@ class ChatFormat:
         return frozenset(token for text, token in special.items() if text not in marks)
 
     def _found_style(self) -> MessageStyle | None:
-        """The style in which the template renders calls; None where it leaves them out of the conversation.
+        """Return the style in which the template renders calls, or None where it leaves them out of the conversation.
 
         Families' own ways are tried first: arguments as an object, null content as null."""
         for content, arguments in itertools.product((False, True), repeat=2):
@@ -224,7 +226,7 @@ class ChatFormat:
         return None
 
     def _renders(self, style: MessageStyle) -> bool:
-        """Whether a call in this style is in what the template makes of it."""
+        """Return whether a call in this style is in what the template makes of it."""
         function = CalledFunction(name="probe", arguments='{"colour": 1}')
         messages = [
             Message(role="user", content="x"),

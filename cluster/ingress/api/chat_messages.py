@@ -15,17 +15,17 @@ _SHORT_ID = 9
 @dataclass(frozen=True, slots=True)
 class MessageStyle:
     text_arguments: bool = False
-    """Arguments stay text, as in DeepSeek's template, which puts them together with strings."""
+    """Whether arguments stay text, as in DeepSeek's template, which joins them with strings."""
     text_content: bool = False
-    """Null content becomes empty text, for templates that put it together with strings, too."""
+    """Whether null content becomes empty text, for templates that join it with strings."""
     short_ids: bool = False
-    """Ids have nine letters and digits, as Mistral's templates insist."""
+    """Whether ids have nine letters and digits, as Mistral's templates demand."""
     reasoning_key: str = "reasoning_content"
-    """gpt-oss's template reads `thinking`."""
+    """The key of the reasoning. gpt-oss's template reads `thinking`."""
 
 
 def template_messages(messages: Sequence[Message], style: MessageStyle) -> list[dict[str, Any]]:
-    """Raises RequestError."""
+    """Return the messages in the template's form. Raises RequestError."""
     return [_template_message(index, message, style) for index, message in enumerate(messages)]
 
 
@@ -34,7 +34,7 @@ def short_id(call_id: str) -> str:
 
 
 def _template_message(index: int, message: Message, style: MessageStyle) -> dict[str, Any]:
-    """`developer` is OpenAI's newer word for `system`, which templates would drop."""
+    """Return one message in the template's form. `developer` is OpenAI's newer word for `system`, which templates would drop."""
     content = message.text
     if not content:
         # Some templates take a message for one with calls only where its content is null.

@@ -25,9 +25,9 @@ class ChoiceStream:
     text: TextStream
     parser: OutputParser = field(default_factory=PlainParser)
     reasons: bool = False
-    """The model's format knows reasoning, so that its tokens are counted."""
+    """Whether the model's format knows reasoning, so that its tokens are counted."""
     prompt_only: bool = False
-    """Nobody wants the token that is drawn."""
+    """Whether only the prompt is of interest, and not the token that is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class TextPiece:
 
     index: int
     text: str
-    """As the model wrote it, markup and all."""
+    """The text as the model wrote it, markup and all."""
     token: TokenOut | None
     finish: FinishReason | None
     events: tuple[OutputEvent, ...] = ()
-    """What that text says."""
+    """The events of that text."""
     is_reasoning: bool = False
-    """The token belongs to the reasoning or its marks."""
+    """Whether the token belongs to the reasoning or its marks."""
 
 
 def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
-    """Each prompt counts once, not for each of its choices."""
+    """The number of prompt tokens. Each prompt counts once, not for each of its choices."""
     per_prompt = len(choices) // num_prompts
     return sum(len(choice.request.prompt) for choice in choices[::per_prompt])
 
@@ -59,11 +59,10 @@ class ChoiceRunner:
     async def run(
         self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, at_once: int = sys.maxsize
     ) -> AsyncGenerator[TextPiece, None]:
-        """Pieces of all choices, `at_once` of them interleaved, on `tenant`'s account.
+        """Yield the pieces of all choices, `at_once` of them interleaved, on `tenant`'s account.
 
-        Closing it, or an error in one choice, cancels every choice.
-
-        Raises Overloaded or RequestError before the first piece when that is more than the tenant may have now."""
+        Closing it, or an error in one choice, cancels every choice. Raises Overloaded or RequestError before the first piece when
+        that is more than the tenant may have now."""
         num_prompt = num_prompt_tokens(choices, num_prompts)
         with tenant.running(min(len(choices), at_once), num_prompt):
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
@@ -153,7 +152,8 @@ class ChoiceRunner:
 
 
 def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece:
-    """A stop token ends the text and is no part of it; a stop string, or the last call allowed, ends it wherever it was found."""
+    """Return a token's piece. A stop token ends the text and is no part of it. A stop string, or the last call allowed, ends it
+    where it was found."""
     if choice.prompt_only:
         return TextPiece(choice.index, "", token, FinishReason.LENGTH)
     parser, was_reasoning = choice.parser, choice.parser.is_reasoning

@@ -1,4 +1,4 @@
-"""Tokens to text, as they come: never half a character, and stop strings found across token boundaries.
+"""Turns tokens into text as they come: never half a character, and stop strings are found across token boundaries.
 
 Invariant: the pieces of a sequence join to what decoding all its tokens at once would give (behind its prompt)."""
 
@@ -10,9 +10,9 @@ _UNFINISHED = "\ufffd"
 _PROMPT_TOKENS = 4
 _MAX_CHARACTER_TOKENS = 4
 _MAX_PENDING_TOKENS = 8
-"""No character needs more; what is unreadable beyond that stays so."""
+"""No character needs more tokens. What is unreadable beyond that stays so."""
 _WINDOW_TOKENS = 16
-"""Tokens decoded at once. A long window is cut rarely, so that most tokens cost one call of the tokenizer."""
+"""The number of tokens decoded at once. A long window is cut rarely, so that most tokens cost one call of the tokenizer."""
 
 
 class TextStream:
@@ -47,7 +47,7 @@ class TextStream:
         return self._cut(new, final=False) if new else ""
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
+        """Return what was held back, when no more tokens come."""
         if self.stopped is not None:
             return ""
         return self._cut(self._letters.finish(), final=True)
@@ -66,22 +66,22 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many of the text's last characters could be the beginning of `stop`."""
+    """Return how many of the text's last characters could be the beginning of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
 
 
 class _Letters:
-    """Whole characters out of tokens.
+    """Makes whole characters of tokens.
 
-    A token's text depends on its neighbours: a leading space is dropped from the first, and byte tokens of one run that is
-    no UTF-8 are unreadable together. So the window of tokens that is decoded begins where a piece of text began, never
-    inside a character."""
+    A token's text depends on its neighbours: a leading space is dropped from the first, and byte tokens of one run that is no
+    UTF-8 are unreadable together. So the window of tokens that is decoded begins where a piece of text began, never inside a
+    character."""
 
     def __init__(self, tokenizer: TokenCodec, prompt: Sequence[int], skip_special_tokens: bool) -> None:
         self._tokenizer, self._skip = tokenizer, skip_special_tokens
         self._ids = self._tail(prompt)
         self._shown = len(self._ids)
-        """Tokens of the window whose text is out, and that text:"""
+        """The number of tokens in the window whose text is out, and that text."""
         self._before = self._decode(self._ids)
         self._piece_start = 0
         """Where in the window the latest piece begins."""
@@ -99,7 +99,7 @@ class _Letters:
         return self._show(self._decode(self._ids), len(self._ids))
 
     def _readable(self, text: str) -> tuple[str, int]:
-        """The most of the window that leaves a possible last character whole: its text, and its number of tokens."""
+        """Return the most of the window that leaves a possible last character whole: its text, and its number of tokens."""
         for end in range(len(self._ids) - _MAX_CHARACTER_TOKENS + 1, len(self._ids)):
             part = self._decode(self._ids[:end])
             if text.startswith(part) and len(part) > len(self._before):
@@ -125,7 +125,7 @@ class _Letters:
             self._shown, self._before, self._piece_start = self._shown - start, before, 0
 
     def _tail(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt's last tokens, from the beginning of a character on."""
+        """Return the prompt's last tokens, from the beginning of a character on."""
         for num in range(_PROMPT_TOKENS, _PROMPT_TOKENS + _MAX_CHARACTER_TOKENS):
             tail = list(prompt[-num:])
             if not self._decode(tail).startswith(_UNFINISHED):
@@ -137,6 +137,6 @@ class _Letters:
 
 
 def _num_common(one: str, other: str) -> int:
-    """The length of the common beginning."""
+    """Return the length of the common beginning."""
     pairs = zip(one, other, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -1,4 +1,4 @@
-"""How an ingress leaves so that nothing is lost: first it says so, then it listens no more, then it finishes."""
+"""How an ingress leaves so that nothing is lost: first it says so, then it accepts no more, then it finishes."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ class Retiring(Protocol):
 
 
 async def drain(frontend: Retiring, server: HttpServer, notice_s: float, timeout_s: float) -> None:
-    """For `notice_s` /ready is 503 while requests are still answered, so that load balancers can turn away; then running
+    """Leave. For `notice_s` /ready is 503 while requests are still answered, so that load balancers can turn away. Then running
     answers may go on for `timeout_s`."""
     frontend.retire()
     server.retire()

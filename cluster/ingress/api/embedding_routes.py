@@ -54,7 +54,7 @@ class EmbeddingRoutes:
         return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": _usage(prompts)})
 
     async def score(self, http: HttpRequest) -> Response:
-        """The cosine of each pair: of `text_1` with each of `text_2`, or of both lists' items in turn."""
+        """Score each pair by its cosine: `text_1` with each of `text_2`, or both lists' items in turn."""
         body = await self._read(http, ScoreRequest)
         first, second = _as_list(body.text_1), _as_list(body.text_2)
         if len(first) not in (1, len(second)):
@@ -73,7 +73,7 @@ class EmbeddingRoutes:
         return JSONResponse({**head, "model": body.model, "data": data, "usage": _usage(prompts)})
 
     async def rerank(self, http: HttpRequest) -> Response:
-        """`documents` by the cosine of each with `query`, nearest first."""
+        """Rank `documents` by the cosine of each with `query`, nearest first."""
         body = await self._read(http, RerankRequest)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
         prompts = await self._prompts(http, [body.query, *texts], "documents")
@@ -107,7 +107,7 @@ class EmbeddingRoutes:
         )
 
     def _finished(self, vectors: Sequence[np.ndarray], dimensions: int | None) -> list[np.ndarray]:
-        """Cut to the first `dimensions`, and as long as the checkpoint says."""
+        """Return a vector cut to the first `dimensions`, and normalised as the checkpoint says."""
         pooling = self._answering.settings.pooling
         cut = [vector[:dimensions] for vector in vectors]
         return [_unit(vector) for vector in cut] if pooling is not None and pooling.normalise else cut

@@ -16,7 +16,7 @@ class MiddleMarks:
     before_suffix: str
     before_middle: str
     end: str = ""
-    """Ends the middle, where that is no end-of-sequence token."""
+    """The token that ends the middle, where that is no end-of-sequence token."""
     suffix_first: bool = False
 
 
@@ -32,14 +32,14 @@ MARKS: tuple[MiddleMarks, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FillInMiddle:
-    """`end`: token ids that end the middle."""
+    """A prompt. `end` are token ids that end the middle."""
 
     prompt: tuple[int, ...]
     end: tuple[int, ...]
 
 
 def fill_in_middle(tokenizer: ChatTokenizer, prefix: str, suffix: str) -> FillInMiddle:
-    """What the model is to go on from with what stands between the two. Raises RequestError."""
+    """Return the tokens that the model is to continue to get what stands between the two. Raises RequestError."""
     for marks in MARKS:
         words = (marks.before_prefix, marks.before_suffix, marks.before_middle)
         if all(word in tokenizer.added_tokens for word in words if word):
@@ -60,7 +60,7 @@ def fill_in_middle(tokenizer: ChatTokenizer, prefix: str, suffix: str) -> FillIn
 
 
 def _beginning(tokenizer: ChatTokenizer) -> Sequence[int]:
-    """What the tokenizer puts before every text."""
+    """Return what the tokenizer puts before every text."""
     plain, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
     at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)
     return whole[:at]

@@ -13,7 +13,8 @@ class Generator(Protocol):
     def address(self) -> str: ...
     def new_request_id(self) -> str: ...
     def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
-        """Tokens in order, each once; closing it cancels the request. Raises Overloaded, RequestError, ReplicaLost."""
+        """Generate tokens in order, each once. Closing the iterator cancels the request. Raises Overloaded, RequestError,
+        ReplicaLost."""
         ...
 
     async def ready(self) -> tuple[bool, str]: ...
@@ -24,11 +25,11 @@ class ChatTokenizer(TokenCodec, Protocol):
     eos_token_id: int | None
     vocab_size: int
     template: str
-    """The chat template's source; empty: there is none."""
+    """The chat template's source; empty where there is none."""
     added_tokens: Mapping[str, int]
     """Tokens that stand for no text of their own, by their name."""
     special_tokens: Mapping[str, int]
-    """Those that `skip_special_tokens` leaves out of the text, by their text."""
+    """The tokens that `skip_special_tokens` leaves out of the text, by their text."""
 
     def chat_template(
         self,

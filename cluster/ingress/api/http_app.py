@@ -51,8 +51,8 @@ def create_app(
     observers: Observers,
     stores: tuple[FileStore, BatchStore] | None = None,
 ) -> FastAPI:
-    """The API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any.
-    `stores`: None where nothing is kept for batches."""
+    """Make the API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any.
+    `stores` is None where nothing is kept for batches."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, settings.model_name, access, observers)
     answering = Answering(generator, tokenizer, settings, access, observers.ingress)
@@ -99,7 +99,7 @@ class _Api:
         ]
 
     def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
-        """`handler` behind the key check and the limits, with its errors as responses and its outcome counted."""
+        """Put `handler` behind the key check and the limits. Its errors become responses, and its outcome is counted."""
 
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
@@ -159,7 +159,7 @@ class _Api:
         return Response(generate_latest(self._observers.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def cluster(self, http: HttpRequest) -> Response:
-        """The scheduler's view of the instances, and this ingress's of the last minute."""
+        """Return the scheduler's view of the instances, and this ingress's view of the last minute."""
         status = asdict(await self._generator.status())
         del status["nonce"]
         recent, now = self._observers.recent, now_s()
@@ -180,6 +180,6 @@ class _Api:
 
 
 def _request_id(http: HttpRequest) -> str:
-    """The client's own id where it is harmless in a log, else a new one."""
+    """Return the client's own id where it is harmless in a log, else a new one."""
     given = http.headers.get("x-request-id", "")
     return given if given.isascii() and given.isprintable() and 0 < len(given) <= 128 else uuid.uuid4().hex

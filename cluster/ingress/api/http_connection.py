@@ -1,16 +1,17 @@
-"""One client's connection: what a request's head may cost in time and bytes before anybody looks at it."""
+"""One client's connection: what a request's head may cost in time and bytes before it is read."""
 
 import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S = 20.0
-"""For a request line and headers, and for the first of them on a new connection. Kept connections may idle longer in between."""
+"""The limit for a request line and headers, and for the first of them on a new connection. Kept connections may idle longer in
+between."""
 MAX_HEAD_BYTES = 64 << 10
 
 
 class Connection(HttpToolsProtocol):
-    """Closes a connection whose next request head is too slow or too long; uvicorn itself would wait and collect for ever."""
+    """Closes a connection whose next request head is too slow or too long. uvicorn itself would wait and collect for ever."""
 
     head_timeout_s = HEAD_TIMEOUT_S
 

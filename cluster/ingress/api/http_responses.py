@@ -1,4 +1,4 @@
-"""How an answer leaves: as one JSON body, or as server-sent events. A client that goes away ends the generation at once."""
+"""How an answer leaves: as one JSON body, or as server-sent events. A client that disconnects ends the generation at once."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ async def whole(
     num_prompts: int,
     shape: BodyShape,
 ) -> JSONResponse:
-    """Raises ClientGone when nobody waits for the answer any more."""
+    """Return the whole answer. Raises ClientGone when no client waits for it any more."""
     return JSONResponse(await unless_gone(http, gathered(stream, choices, num_prompts, shape)))
 
 
@@ -89,7 +89,7 @@ async def events(
     shape: BodyShape,
     request_id: str,
 ) -> AsyncGenerator[str, None]:
-    """Server-sent events to the answer's last. An error after the first of them is an event of its own."""
+    """Yield server-sent events up to the answer's last. An error after the first of them is an event of its own."""
     num_output = num_reasoning = 0
     opened: set[int] = set()
     try:
@@ -120,7 +120,7 @@ async def events(
 
 
 class EventResponse(StreamingResponse):
-    """Server-sent events whose source is closed the moment the client is gone."""
+    """A response of server-sent events whose source is closed the moment the client is gone."""
 
     def __init__(self, first: str, rest: AsyncGenerator[str, None]) -> None:
         super().__init__(
@@ -141,7 +141,7 @@ class EventResponse(StreamingResponse):
 
 
 async def streamed(http: HttpRequest, source: AsyncGenerator[str, None]) -> EventResponse:
-    """Waits for the first event, so that what fails before it still gets a status of its own."""
+    """Return the response once the first event is there, so that a failure before it still gets a status of its own."""
     try:
         first = await unless_gone(http, anext(source))
     except BaseException:

@@ -1,4 +1,4 @@
-"""HTTP on the running event loop, without uvicorn's own signal handlers, which know nothing of draining."""
+"""Serves HTTP on the running event loop, without uvicorn's own signal handlers, which know nothing of draining."""
 
 import asyncio
 import contextlib
@@ -55,11 +55,11 @@ class HttpServer:
         return self._task
 
     def retire(self) -> None:
-        """From now on every answer is the last one on its connection, so that clients come back to somebody else."""
+        """Make every answer from now on the last one on its connection, so that clients come back to another ingress."""
         self._closing.on = True
 
     async def stop(self, timeout_s: float = _STOP_S) -> None:
-        """Accept nothing more and close what is idle; answers that are being written get `timeout_s`."""
+        """Accept nothing more and close what is idle. Answers that are being written get `timeout_s`."""
         self._config.timeout_graceful_shutdown = math.ceil(timeout_s)
         self._server.should_exit = True
         await self._task
@@ -87,7 +87,7 @@ class _Closing:
 
 
 def _first_free(host: str, ports: Sequence[int], shared: bool) -> socket.socket:
-    """Raises OSError when none is."""
+    """Return a socket on the first free port. Raises OSError when none is."""
     for port in ports[:-1]:
         try:
             return _listen(host, port, shared)
@@ -98,7 +98,8 @@ def _first_free(host: str, ports: Sequence[int], shared: bool) -> socket.socket:
 
 
 def _listen(host: str, port: int, shared: bool) -> socket.socket:
-    """asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it the first token waits 40 ms."""
+    """Listen. asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it the first token waits 40
+    ms."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -8,7 +8,7 @@ from core.errors import ConfigError
 
 
 def ingress_tls(config: ServeConfig) -> ssl.SSLContext | None:
-    """None without a certificate. Raises ConfigError, naming the key."""
+    """Return the TLS context, or None without a certificate. Raises ConfigError, naming the key."""
     files = {"tls_cert": config.tls_cert, "tls_key": config.tls_key, "tls_client_ca": config.tls_client_ca}
     if not any(files.values()):
         return None

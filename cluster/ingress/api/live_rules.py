@@ -18,14 +18,15 @@ from core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
-"""Files that an orchestrator mounts change by a swapped link somewhere above them, which no watch on the file itself reports."""
+"""The time between two looks. Files that an orchestrator mounts change by a swapped link somewhere above them, which no watch on
+the file itself reports."""
 
 
 class LiveRules:
-    """`access` holds the rules of the moment; `run` keeps them so."""
+    """Keeps `access` at the files' rules while `run` runs."""
 
     def __init__(self, config: ClusterConfig) -> None:
-        """Raises ConfigError."""
+        """Read the rules. Raises ConfigError."""
         self._config = config
         self._files: set[str] = set()
         current = self._read()
@@ -33,7 +34,8 @@ class LiveRules:
         self._seen = _fingerprint(self._files)
 
     async def run(self, changed: Callable[[str], None]) -> None:
-        """For as long as the server lives; returns at once where no file is configured. `changed` hears "taken" or "refused"."""
+        """Run for as long as the server lives. Returns at once where no file is configured. `changed` is called with "taken" or
+        "refused"."""
         while self._files:
             await asyncio.sleep(_PERIOD_S)
             fingerprint = await asyncio.to_thread(_fingerprint, self._files | self._seen.keys())

@@ -21,20 +21,20 @@ class BodyShape(Protocol):
     """One response: what its chunks and its whole body look like."""
 
     def frame(self, chunk: str) -> str:
-        """A chunk as a server-sent event."""
+        """Return a chunk as a server-sent event."""
         ...
 
     def opening(self, piece: TextPiece) -> list[str]:
-        """Chunks that go before a choice's first piece, which this is."""
+        """Return the chunks that go before a choice's first piece, which this is."""
         ...
 
     def chunks(self, piece: TextPiece) -> list[str]: ...
     def closing(self, usage: Mapping[str, Any]) -> list[str]:
-        """Chunks behind the last piece."""
+        """Return the chunks behind the last piece."""
         ...
 
     def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
-        """The chunk of an error that ends the answer. `body`: as OpenAI's clients get it."""
+        """Return the chunk of an error that ends the answer. `body` is as OpenAI's clients get it."""
         ...
 
     def body(self, pieces: Sequence[Sequence[TextPiece]], usage: Mapping[str, Any]) -> Json: ...
@@ -63,7 +63,7 @@ class Extras:
     logprobs: bool = False
     usage: bool = False
     usage_everywhere: bool = False
-    """In each chunk: what has been used up to it."""
+    """Whether each chunk says what has been used up to it."""
     token_ids: bool = False
     prompt_logprobs: int | None = None
 
@@ -90,7 +90,7 @@ class OpenAIShape:
         self._tokenizer, self._extras = tokenizer, extras
         self._choices, self._num_prompts = choices, num_prompts
         self._num_output = 0
-        """Tokens that chunks were made of."""
+        """The number of tokens that chunks were made of."""
         start = json.dumps({**self._head, "object": self.chunk_object})[:-1]
         self._frame = start + ', "choices": ['
 
@@ -114,7 +114,7 @@ class OpenAIShape:
         raise AssertionError
 
     def _chunk(self, choice: str, more: str = "") -> str:
-        """`choice`, and `more` fields of the chunk, each behind a comma."""
+        """Return a chunk of `choice`, and `more` fields, each behind a comma."""
         if self._extras.usage_everywhere:
             num_prompt = num_prompt_tokens(self._choices, self._num_prompts)
             usage = {
@@ -126,7 +126,7 @@ class OpenAIShape:
         return self._frame + choice + ('], "usage": null' if self._extras.usage else "]") + more + "}"
 
     def _token_ids(self, piece: TextPiece) -> str:
-        """The ids for a chunk's choice, behind a comma; empty where nobody wants them."""
+        """Return the ids for a chunk's choice, behind a comma; empty where the client did not ask for them."""
         if not self._extras.token_ids or piece.token is None:
             return ""
         return f', "token_ids": [{piece.token.token}]'
@@ -135,7 +135,7 @@ class OpenAIShape:
         return list(self._choices[index].request.prompt)
 
     def _prompt_logprobs(self, index: int, scores: Sequence[PromptScore]) -> list[Json | None]:
-        """As vLLM says them: by token id, the prompt's own token first. Its first token has none."""
+        """Return them in vLLM's form: by token id, the prompt's own token first. Its first token has none."""
         following = self._choices[index].request.prompt[1:]
         return [None, *(self._scored(token, score) for token, score in zip(following, scores, strict=True))]
 
@@ -163,7 +163,7 @@ class CompletionShape(OpenAIShape):
     object = "text_completion"
 
     def __init__(self, *args: Any, echoes: Mapping[int, str], num_best: int) -> None:
-        """`num_best`: of the choices of each prompt so many are shown, those with the likeliest tokens."""
+        """`num_best` of the choices of each prompt are shown, those with the likeliest tokens."""
         super().__init__(*args)
         self._echoes, self._num_best = echoes, num_best
         self._offsets: dict[int, int] = {index: len(text) for index, text in echoes.items()}
@@ -233,7 +233,8 @@ class CompletionShape(OpenAIShape):
         return choice
 
     def _logprobs(self, index: int, pieces: Sequence[TextPiece], echoed: TokenOut | None = None) -> Json:
-        """The log-probabilities of `pieces`. With `echoed`, the answer's first token, those of the prompt come before them."""
+        """Return the log-probabilities of `pieces`. With `echoed`, the answer's first token, those of the prompt come before
+        them."""
         out: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         if echoed is not None:
             self._add_prompt(out, index, echoed.prompt_scores)
@@ -264,7 +265,8 @@ class CompletionShape(OpenAIShape):
         top: Sequence[tuple[int, float]],
         offset: int,
     ) -> None:
-        """The token itself is always among the likeliest, so there may be one more than the client asked for."""
+        """Add a token's entry. The token itself is always among the likeliest, so there may be one more than the client asked
+        for."""
         text = self._token_text(token)
         out["tokens"].append(text)
         out["token_logprobs"].append(logprob)

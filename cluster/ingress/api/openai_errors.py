@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from core.errors import Overloaded, ReplicaLost, RequestError
 
 _MAX_TEXT = 500
-"""What clients sent may stand in a message, but not all of it."""
+"""The most characters of what a client sent that a message repeats."""
 _REASONS = {408: "slow_body", 413: "body_too_long", 415: "not_json"}
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -24,7 +24,7 @@ def error_body(
 
 
 def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Status, body and headers for whatever a request ended with. What is not meant for clients stays in the log."""
+    """Return status, body and headers for what ended a request. What is not meant for clients stays in the log."""
     match error:
         case RequestError():
             return error.status, error_body(error.message, error.status, error.field, error.code), {}
@@ -44,7 +44,7 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
 
 
 def reason_of(error: Exception) -> str:
-    """Why a request was refused, as one of a few words: for metrics and the audit log."""
+    """Return why a request was refused, as one of a few words, for metrics and the audit log."""
     match error:
         case RequestError():
             return error.code or _REASONS.get(error.status, "invalid_request")
@@ -57,7 +57,7 @@ def reason_of(error: Exception) -> str:
 
 
 ReshapeError = Callable[[int, dict[str, Any], str], dict[str, Any]]
-"""(status, OpenAI's body, request id) -> another API's body"""
+"""(status, OpenAI's body, request id) -> another API's body."""
 
 
 def error_response(error: Exception, request_id: str, reshape: ReshapeError | None = None) -> JSONResponse:

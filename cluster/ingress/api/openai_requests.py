@@ -1,4 +1,4 @@
-"""The bodies that clients send: every parameter of OpenAI's schema is honoured here, or refused by name.
+"""The bodies that clients send. Every parameter of OpenAI's schema is honoured here, or refused by name.
 
 pydantic is strict: "5" is no number and true is no integer."""
 
@@ -21,11 +21,11 @@ TokenNumber = Annotated[int, Field(ge=0)]
 Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True)]
 MAX_BIASES = 1024
 MAX_TEXTS = 2048
-"""Texts of one request for vectors, as with OpenAI."""
+"""The most texts of one request for vectors, as with OpenAI."""
 
 
 def _not_too_many(biases: Any) -> Any:
-    """Counts before the items are looked at, for the same reason."""
+    """Refuse too many biases before each of them is validated, which takes time."""
     if isinstance(biases, dict) and len(biases) > MAX_BIASES:
         raise ValueError(f"{len(biases)} token ids exceed the limit of {MAX_BIASES}")
     return biases
@@ -39,11 +39,11 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool | None = None
-    """vLLM's: each chunk says what has been used up to it."""
+    """vLLM's field: each chunk says what has been used up to it."""
 
 
 class Common(Strict):
-    """What both generation routes take. None: the model's default."""
+    """What both generation routes take. None means the model's default."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -69,21 +69,21 @@ class Common(Strict):
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """vLLM's: how likely each token of the prompt was, and so many of the likeliest."""
+    """vLLM's field: how likely each token of the prompt was, and so many of the likeliest."""
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """Smaller goes first, within what the tenant's classes allow."""
+    """A smaller number goes first, within what the tenant's classes allow."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: Annotated[str, Field(max_length=64)] | None = None
-    """The service class, where the header x-slo-class names none; `auto` and `default`: the tenant's own."""
+    """The service class, where the header x-slo-class names none. `auto` and `default` mean the tenant's own."""
     cache_salt: Annotated[str, Field(max_length=256)] = ""
     """Prefixes are shared only among requests of one tenant with equal salts."""
     prompt_cache_retention: Literal["in_memory", "none"] | None = None
-    """`none`, which OpenAI does not have: nobody will go on from here; the cache gives these blocks up first."""
+    """`none`, which OpenAI does not have, says that no request will continue from here. The cache gives these blocks up first."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's: what OpenAI's `response_format` cannot say."""
+    """vLLM's field, for what OpenAI's `response_format` cannot say."""
 
     @property
     def is_structured(self) -> bool:
@@ -124,7 +124,7 @@ class Message(Strict):
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     parsed: Any = Field(default=None, exclude=True)
-    """What a client's SDK has made of the content, and sends back."""
+    """What a client's SDK has parsed from the content, and sends back."""
     provider_specific_fields: Any = Field(default=None, exclude=True)
     """LiteLLM's own, which it sends back."""
 
@@ -177,15 +177,15 @@ class CompletionRequest(Common):
     prompt: Prompts
     echo: bool | None = None
     suffix: str | None = None
-    """What follows the text that is wanted."""
+    """The text that follows the wanted text."""
     best_of: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """0: nothing but the prompt, for its log-probabilities."""
+    """With 0 the answer has nothing but the prompt, for its log-probabilities."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class EmbeddingFields(Strict):
-    """What every route takes that makes vectors of texts."""
+    """The fields of every route that makes vectors of texts."""
 
     model: str
     service_tier: Annotated[str, Field(max_length=64)] | None = None
@@ -270,7 +270,7 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """A JSON object. Raises RequestError for anything else."""
+    """Parse a JSON object. Raises RequestError for anything else."""
     try:
         text = body.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -298,7 +298,7 @@ def _refuse_constant(name: str) -> float:
 def validate(
     kind: type[M], body: Mapping[str, Any], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
 ) -> M:
-    """Raises RequestError, naming the field."""
+    """Validate a body. Raises RequestError, naming the field."""
     known: dict[str, Any] = {}
     for name, value in body.items():
         if name in kind.model_fields:
@@ -316,7 +316,7 @@ def validate(
 
 
 def _is_branch(part: int | str) -> bool:
-    """Is this how pydantic names a branch of a union, which no client knows?"""
+    """Return whether this is how pydantic names a branch of a union, which no client knows."""
     return isinstance(part, str) and (
         part in ("str", "none", "NamedTool")
         or part.startswith(("list[", "dict[", "constrained", "function-", "literal["))
@@ -324,7 +324,8 @@ def _is_branch(part: int | str) -> bool:
 
 
 def _explain(error: ValidationError) -> RequestError:
-    """The deepest complaint: of a union's branches the one that came furthest, and a bad value before a wrong type."""
+    """Return the deepest complaint. Among a union's branches that is the one that came furthest, and a bad value before a wrong
+    type."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     worst = max(errors, key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
     path = [part for part in worst["loc"] if not _is_branch(part)]

@@ -87,7 +87,7 @@ class OpenAIRoutes:
         return await self._answering.answer(http, body, choices, len(prompts), shape)
 
     def _prompts(self, body: CompletionRequest) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
-        """(prompts, token ids that end the answers beside the model's own). Raises RequestError."""
+        """Return (prompts, token ids that end the answers beside the model's own). Raises RequestError."""
         tokenizer = self._answering.tokenizer
         if not body.suffix:
             return request_params.prompts_of(body.prompt, "prompt", tokenizer, self._answering.settings), ()

@@ -39,7 +39,7 @@ class CalledFunction(Strict):
     name: str
     arguments: str
     parsed_arguments: Any = Field(default=None, exclude=True)
-    """What a client's SDK has made of them, and sends back."""
+    """What a client's SDK has parsed from the arguments, and sends back."""
 
 
 class ToolCall(Strict):

@@ -1,4 +1,4 @@
-"""/version, and /openapi.json: the routes, and the bodies that they read."""
+"""Serves /version, and /openapi.json: the routes, and the bodies that they read."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _REF = "#/components/schemas/{model}"
 
 
 class Description:
-    """Made when it is first asked for: a dozen schemas take a while, and an ingress starts without them."""
+    """The description, made when it is first asked for: a dozen schemas take a while, and an ingress starts without them."""
 
     def __init__(self, routes: Sequence[HttpRoute]) -> None:
         self._routes = [*routes, *self.routes()]
@@ -38,7 +38,7 @@ class Description:
 
 
 def server_version() -> str:
-    """`unknown` where Baton runs from a folder and was never installed."""
+    """Return the version; `unknown` where Baton runs from a folder and was never installed."""
     try:
         return version("baton-serve")
     except PackageNotFoundError:
@@ -46,7 +46,7 @@ def server_version() -> str:
 
 
 def described(routes: Sequence[HttpRoute], release: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
+    """Return an OpenAPI 3.1 document."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for route in routes:

@@ -1,4 +1,4 @@
-"""A request's body: JSON, no longer and no slower than allowed."""
+"""Reads a request's body: JSON, no longer and no slower than allowed."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ from core.errors import RequestError
 
 
 async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> dict[str, Any]:
-    """Sets `http.state.num_bytes`. Raises RequestError."""
+    """Read the body and set `http.state.num_bytes`. Raises RequestError."""
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)

@@ -1,4 +1,4 @@
-"""From a validated body to what the engine takes. Everything that could not be served is refused here."""
+"""Turns a validated body into what the engine takes. Everything that could not be served is refused here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ _TEMPLATE_RESERVED = {
     *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
     *("tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
 }
-"""What a client may not set through chat_template_kwargs; above all not the template, which is a program."""
+"""What a client may not set through chat_template_kwargs: above all the template, which is a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class ApiSettings:
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
     tokenizer_folder: Path | None = None
-    """Where the tokenizer.json is that grammars are compiled for; None: answers cannot be constrained."""
+    """The folder of the tokenizer.json that grammars are compiled for. None means that answers cannot be constrained."""
     pooling: Pooling | None = None
-    """How the model embeds texts; None: it does not."""
+    """How the model embeds texts; None where it does not."""
     generates: bool = True
     embedding_size: int = 0
 
@@ -69,7 +69,7 @@ def chat_prompt(
     template_arguments: Mapping[str, Any],
     tokenizer: ChatTokenizer,
 ) -> tuple[int, ...]:
-    """Raises RequestError."""
+    """Return a chat's prompt. Raises RequestError."""
     if reserved := _TEMPLATE_RESERVED.intersection(template_arguments):
         raise RequestError(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
@@ -85,7 +85,7 @@ def chat_prompt(
 
 
 def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer, style: MessageStyle) -> list[int]:
-    """Raises RequestError."""
+    """Return a text's tokens. Raises RequestError."""
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
     messages = template_messages(body.messages, style)
@@ -100,7 +100,7 @@ def prompts_of(
     *,
     add_special_tokens: bool = True,
 ) -> list[tuple[int, ...]]:
-    """One token sequence for each of the texts or lists of token ids in the body's field. Raises RequestError."""
+    """Return one token sequence for each of the texts or lists of token ids in the body's field. Raises RequestError."""
     items: Sequence[object] = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     prompts: list[tuple[int, ...]] = []
     for item in items:
@@ -117,7 +117,7 @@ def prompts_of(
 
 
 def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
-    """How many tokens may be generated. Raises RequestError when prompt and output exceed the context."""
+    """Return how many tokens may be generated. Raises RequestError when prompt and output exceed the context."""
     chat = isinstance(body, ChatRequest)
     field_name = "messages" if chat else "prompt"
     room = settings.max_context_tokens - num_prompt
@@ -141,7 +141,7 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
 def to_sampling(
     body: Common, max_tokens: int, settings: ApiSettings, tokenizer: ChatTokenizer
 ) -> SamplingParams:
-    """Raises RequestError, naming the field."""
+    """Return the sampling parameters. Raises RequestError, naming the field."""
     defaults = settings.default_sampling
 
     def pick(name: str, otherwise: float) -> float:
@@ -190,7 +190,7 @@ def to_sampling(
 
 
 def check_count(body: Common, num_prompts: int, settings: ApiSettings) -> int:
-    """How many choices of each prompt are to be generated. Raises RequestError."""
+    """Return how many choices of each prompt are to be generated. Raises RequestError."""
     n = body.n or 1
     if isinstance(body, CompletionRequest) and body.best_of is not None:
         if body.best_of < n:
@@ -217,12 +217,12 @@ def check_count(body: Common, num_prompts: int, settings: ApiSettings) -> int:
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
-    """Choices of one request draw different numbers, the first those of the request's own seed."""
+    """Return a choice's seed. Choices of one request draw different numbers, and the first one uses the request's own seed."""
     return (seed + choice) & _SEED_MASK
 
 
 def _bad_words(words: Sequence[str], tokenizer: ChatTokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each as its tokens, at the beginning of a text and behind a space."""
+    """Return the tokens of each word, at the beginning of a text and behind a space."""
     spellings = (spelling for word in words for spelling in (word, " " + word.lstrip()))
     encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
     return tuple(dict.fromkeys(ids for ids in encoded if ids))

@@ -1,4 +1,4 @@
-"""Responses that clients may ask for again or go on from, in this process's memory, within a bound."""
+"""Responses that clients may ask for again or continue from, in this process's memory, within a bound."""
 
 import asyncio
 import json
@@ -17,15 +17,15 @@ class StoredResponse:
     items: tuple[Json, ...]
     """The conversation that it answers, without its own output."""
     num_own: int
-    """How many of the items, at the end, came with its request."""
+    """The number of items, at the end, that came with its own request."""
     body: Json
 
 
 class ResponseStore:
-    """The oldest make room for new ones."""
+    """Stored responses. The oldest make room for new ones."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        """0: nothing is kept."""
+        """With a bound of 0 nothing is kept."""
         self._capacity = capacity_bytes
         self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
         self._bytes = 0
@@ -36,7 +36,7 @@ class ResponseStore:
         return self._capacity > 0
 
     def put(self, response: StoredResponse) -> None:
-        """Takes the place of what is stored under the same id. One that alone exceeds the bound is not kept."""
+        """Store a response, in place of one with the same id. One that alone exceeds the bound is not kept."""
         self._forget(response.body["id"])
         size = len(json.dumps([response.items, response.body]))
         if size > self._capacity:
@@ -47,7 +47,7 @@ class ResponseStore:
             self._forget(next(iter(self._stored)))
 
     def get(self, response_id: str, tenant: str, field: str | None = None) -> StoredResponse:
-        """Raises RequestError; `field` names where the client said the id."""
+        """Return a response. Raises RequestError, where `field` names what holds the id in the client's request."""
         found = self._stored.get(response_id)
         if found is None or found[0].tenant != tenant:
             raise RequestError(
@@ -60,18 +60,18 @@ class ResponseStore:
         return found[0]
 
     async def delete(self, response_id: str, tenant: str) -> None:
-        """Ends it, too, where it still runs. Raises RequestError."""
+        """Delete a response, and end it where it still runs. Raises RequestError."""
         self.get(response_id, tenant)
         await self.cancel(response_id)
         self._forget(response_id)
 
     def run(self, response_id: str, task: "asyncio.Task[None]") -> None:
-        """Holds a background response's task until it has ended."""
+        """Hold a background response's task until it has ended."""
         self._running[response_id] = task
         task.add_done_callback(lambda _: self._running.pop(response_id, None))
 
     async def cancel(self, response_id: str) -> None:
-        """Returns when a background response's task has ended."""
+        """Cancel a background response. Returns when its task has ended."""
         if task := self._running.get(response_id):
             task.cancel()
             await asyncio.wait([task])

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class ResponsesShape:
-    """One response. `response` is its body as far as it has come."""
+    """One response. `response` is its body so far."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class ResponsesShape:
         entries: TokenEntries | None,
         on_end: Callable[[Json], None],
     ) -> None:
-        """`entries`: for the text's log-probabilities, where the client asked for them. `on_end` gets the finished body."""
+        """`entries` are for the text's log-probabilities, where the client asked for them. `on_end` gets the finished body."""
         self.response = response
         self._new_call_id, self._entries, self._on_end = new_call_id, entries, on_end
         self._open: type[OutputEvent] | None = None
@@ -73,7 +73,7 @@ class ResponsesShape:
         return [*chunks, self._event(f"response.{status}", response=self.response)]
 
     def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
-        """The response as it has come, failed."""
+        """Return the response so far, as failed."""
         self._close("incomplete")
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         self.response |= {"status": "failed", "error": {"code": code, "message": body["error"]["message"]}}
@@ -123,7 +123,7 @@ class ResponsesShape:
         return self.response["output"][-1]
 
     def _begin_part(self, event: Text | Reasoning, part: Json) -> list[str]:
-        """Nothing where the last item goes on."""
+        """Return the events that begin a part; none where the last item goes on."""
         if self._open is type(event):
             return []
         if isinstance(event, Text):
@@ -142,7 +142,7 @@ class ResponsesShape:
         return [*closed, self._event("response.output_item.added", output_index=self._index, item=item)]
 
     def _close(self, status: str) -> list[str]:
-        """The last item ends, if there is one that has not."""
+        """End the last item, if there is one that has not ended."""
         if self._open is None:
             return []
         self._open, item = None, self._item

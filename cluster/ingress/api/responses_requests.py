@@ -14,7 +14,7 @@ MAX_ITEMS = 4096
 
 
 class _Item(Strict):
-    """Clients send items back as they got them, with null for what was not said."""
+    """An item of the conversation. Clients send items back as they got them, with null for what was not said."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -96,7 +96,7 @@ class ReasoningItem(_Item):
 
 
 def _kind(value: Any) -> str | None:
-    """A message may leave its type out."""
+    """Return an item's type, which a message may leave out."""
     return value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
 
 
@@ -124,7 +124,7 @@ class FunctionTool(Strict):
     allowed_callers: list[Literal["direct"]] | None = None
     defer_loading: Literal[False] | None = None
     output_schema: Json | None = None
-    """What the tool's result looks like; the model's template has no place for it."""
+    """The form of the tool's result. The model's template has no place for it."""
 
 
 class NamedFunction(Strict):
@@ -154,7 +154,7 @@ class TextConfig(Strict):
 class ReasoningConfig(Strict):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    """There are no summaries: the reasoning comes as it is."""
+    """It changes nothing: there are no summaries, and the reasoning comes as it is."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -176,7 +176,7 @@ class ResponsesRequest(Strict):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """Reasoning is never encrypted: it comes as it is."""
+    """It changes nothing: reasoning is never encrypted, and comes as it is."""
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     service_tier: str | None = None
     prompt_cache_retention: Literal["in_memory", "none"] | None = None
@@ -239,12 +239,12 @@ def input_items(body: ResponsesRequest) -> list[Item]:
 
 
 def items_of(stored: Sequence[Json]) -> list[Item]:
-    """What a response's output is as input."""
+    """Return a response's output as input items."""
     return _ITEMS.validate_python(stored) if stored else []
 
 
 def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """`items`: the whole conversation. Raises RequestError."""
+    """Return the chat request. `items` is the whole conversation. Raises RequestError."""
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     chat: Json = {name: getattr(body, name) for name in _AS_IN_CHAT}
     chat |= {"messages": messages + _messages(items), **_tools(body)}
@@ -257,7 +257,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
 
 
 def _messages(items: Sequence[Item]) -> list[Json]:
-    """Reasoning, text and calls that follow each other are one message of the assistant."""
+    """Return the messages. Reasoning, text and calls that follow each other are one message of the assistant."""
     out: list[Json] = []
     turn: Json | None = None
     for item in items:

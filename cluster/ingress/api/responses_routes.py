@@ -1,4 +1,4 @@
-"""OpenAI's Responses: a conversation of items, which the client sends whole or goes on from by a stored response's id."""
+"""OpenAI's Responses: a conversation of items, which the client sends whole or continues by a stored response's id."""
 
 import asyncio
 import time
@@ -100,7 +100,7 @@ class ResponsesRoutes:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, http: HttpRequest) -> Response:
-        """What has ended already is answered as it is."""
+        """Cancel a response. One that has ended already is returned as it is."""
         stored = self._stored(http)
         if not stored.body["background"]:
             raise RequestError("only a background response can be cancelled; close the connection of another")
@@ -108,7 +108,7 @@ class ResponsesRoutes:
         return JSONResponse(self._stored(http).body)
 
     async def input_items(self, http: HttpRequest) -> Response:
-        """The newest first, as OpenAI lists them; all of them."""
+        """List all input items, the newest first as OpenAI does."""
         stored = self._stored(http)
         data = [_with_id(item, number) for number, item in enumerate(stored.items)][::-1]
         if http.query_params.get("order") == "asc":
@@ -120,7 +120,7 @@ class ResponsesRoutes:
         return self._store.get(http.path_params["id"], http.state.tenant.name)
 
     def _check(self, body: ResponsesRequest) -> None:
-        """Raises RequestError."""
+        """Check the body. Raises RequestError."""
         if body.background and body.stream:
             raise RequestError("a background response is not streamed: ask for it by its id", field="stream")
         if body.background and not (body.is_kept and self._store.keeps):
@@ -128,7 +128,7 @@ class ResponsesRoutes:
 
 
 def _with_id(item: Json, number: int) -> Json:
-    """Items that clients wrote have none."""
+    """Return an item with an id. Items that clients wrote have none."""
     content = item.get("content")
     if isinstance(content, str):
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
@@ -137,7 +137,7 @@ def _with_id(item: Json, number: int) -> Json:
 
 
 def _skeleton(response_id: str, body: ResponsesRequest) -> Json:
-    """The response before its first token."""
+    """Return the response before its first token."""
     said: dict[str, Any] = body.model_dump(mode="json", by_alias=True)
     return {
         "id": response_id,

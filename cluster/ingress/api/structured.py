@@ -1,4 +1,5 @@
-"""What an answer must be: a JSON schema, a regular expression, choices or a grammar of the client's, as llguidance's grammar."""
+"""Turns what an answer must be (a JSON schema, a regular expression, choices, or a client's grammar) into llguidance's
+grammar."""
 
 import asyncio
 import json
@@ -54,7 +55,7 @@ class TagStructure(Strict):
 
 
 class StructuralTag(Strict):
-    """Free text in which each of `triggers` must go on as one of the `structures` that begin with it."""
+    """Free text in which each of `triggers` must continue as one of the `structures` that begin with it."""
 
     type: Literal["structural_tag"] = "structural_tag"
     structures: Annotated[list[TagStructure], Field(min_length=1, max_length=128)]
@@ -69,7 +70,7 @@ class StructuralTag(Strict):
 
 
 class StructuredOutputs(Strict):
-    """vLLM's field: one of the first six."""
+    """vLLM's field. One of the first six is set."""
 
     json_: Annotated[Schema | Text | None, Field(alias="json")] = None
     regex: Text | None = None
@@ -95,7 +96,7 @@ class StructuredOutputs(Strict):
 def grammar_of(
     response_format: TextFormat | ObjectFormat | SchemaFormat | None, structured: StructuredOutputs | None
 ) -> str:
-    """Empty where the answer is free. Raises RequestError."""
+    """Return the grammar; empty where the answer is free. Raises RequestError."""
     format_given = response_format is not None and response_format.type != "text"
     if structured is not None:
         if format_given:
@@ -110,7 +111,7 @@ def grammar_of(
 def answer_schema(
     response_format: TextFormat | ObjectFormat | SchemaFormat | None,
 ) -> Mapping[str, Any] | None:
-    """None where the answer is free text."""
+    """Return the answer's schema, or None where the answer is free text."""
     match response_format:
         case ObjectFormat():
             return {"type": "object"}
@@ -121,7 +122,8 @@ def answer_schema(
 
 
 def schema_grammar(schema: Mapping[str, Any] | str, **options: Any) -> str:
-    """JSON that keeps to the schema, its keys in the schema's order. Raises RequestError where the text is no JSON."""
+    """Return the grammar of JSON that keeps to the schema, its keys in the schema's order. Raises RequestError where the text is
+    no JSON."""
     try:
         return LLMatcher.grammar_from_json_schema(
             schema if isinstance(schema, str) else json.dumps(schema),
@@ -185,7 +187,7 @@ class GrammarChecker:
         self._one_at_a_time = asyncio.Lock()
 
     async def check(self, grammar: str, field: str) -> None:
-        """Raises RequestError for a grammar that the ranks could not follow."""
+        """Raise RequestError for a grammar that the ranks could not follow."""
         if (size := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
             raise RequestError(
                 f"{field}: the grammar has {size} bytes, and {MAX_GRAMMAR_BYTES} are the limit", field=field
@@ -201,7 +203,7 @@ class GrammarChecker:
             raise RequestError(f"{field}: {complaint}", field=field)
 
     def _complaint(self, grammar: str) -> str:
-        """Empty: it can be followed."""
+        """Return what is wrong with a grammar; empty where it can be followed."""
         if self._vocabulary is None:
             path = self._folder / "tokenizer.json"
             try:

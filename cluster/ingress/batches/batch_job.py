@@ -1,4 +1,4 @@
-"""One batch, from its check to its end. It may be stopped anywhere and be taken up again by another process."""
+"""One batch, from its check to its end. It may be stopped anywhere and be resumed by another process."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 Call = Callable[[Json], Awaitable[tuple[int, Mapping[str, str], Any]]]
 """A request's body -> (status, headers in lower case, the answer's JSON)."""
 _LOOK_S = 1.0
-"""How often it is asked whether to go on, and progress is written."""
+"""The time between two checks whether to go on. Progress is written as often."""
 _MAX_WAIT_S = 30.0
 
 
@@ -33,10 +33,10 @@ class BatchJob:
             record["id"].replace("batch_", "file-"),
             f"file-{uuid.UUID(record['id'][6:]).int ^ 1:032x}",
         )
-        """The files of answers and of errors, named after the batch, so that whoever goes on with it finds them."""
+        """The files of answers and of errors. They are named after the batch, so that a process that resumes it finds them."""
 
     async def run(self) -> None:
-        """Returns when it has ended. Cancelled, it leaves the rest to whoever claims it next."""
+        """Run to its end. Cancelled, it leaves the rest to the process that claims it next."""
         record = self._record
         try:
             lines, errors = await asyncio.to_thread(read_input, self._input, record["endpoint"])
@@ -93,7 +93,7 @@ class BatchJob:
         await self._end(end)
 
     async def _watch(self, working: list["asyncio.Task[None]"]) -> str:
-        """The status to end with: when all are answered, when time is up, or when somebody cancels."""
+        """Wait for the status to end with: when all are answered, when time is up, or when somebody cancels."""
         record, waiting = self._record, set(working)
         while waiting:
             if self._batches.cancel_asked_at(record["id"]) is not None:
@@ -116,7 +116,7 @@ class BatchJob:
             file.add(_line(line.custom_id, response, None))
 
     async def _patiently(self, body: Json) -> tuple[int, Mapping[str, str], Any]:
-        """Until there is an answer that another try would not change."""
+        """Call until there is an answer that another try would not change."""
         while True:
             status, headers, answer = await self._call(body)
             if "retry-after" not in headers:
@@ -131,7 +131,7 @@ class BatchJob:
         self._batches.save(self._record)
 
     def _give_out(self) -> None:
-        """The files of answers, where there are any."""
+        """Publish the files of answers, where there are any."""
         record = self._record
         record["finalizing_at"] = _now()
         self._save()

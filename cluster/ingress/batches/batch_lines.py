@@ -1,4 +1,4 @@
-"""A batch's lines: what is asked, checked before any is run, and what was answered, which outlives the process that wrote it."""
+"""A batch's lines: the requests, checked before any is run, and the answers, which outlive the process that wrote them."""
 
 import json
 import os
@@ -20,7 +20,8 @@ class InputLine:
 
 
 def read_input(path: Path, endpoint: str) -> tuple[list[InputLine], list[Json]]:
-    """(lines, what is wrong with the first of them, as OpenAI says it). Blocks; nothing is to be run where anything is wrong."""
+    """Return (lines, what is wrong with the first of them, as OpenAI says it). Blocks. Nothing may be run where anything is
+    wrong."""
     lines: list[InputLine] = []
     errors: list[Json] = []
     seen: set[str] = set()
@@ -57,7 +58,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _problem(raw: bytes, endpoint: str, seen: set[str]) -> str | Json:
-    """The line's custom_id; else what is wrong with it."""
+    """Return the line's custom_id, or what is wrong with the line."""
     try:
         line = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -89,7 +90,8 @@ def _error(code: str, message: str, param: str | None) -> Json:
 
 
 class AnswerFile:
-    """Answers as they come, one a line. What a process that was killed left of a line is cut off when the next one opens it."""
+    """Answers as they come, one a line. An unfinished line of a process that was killed is cut off when the next one opens the
+    file."""
 
     def __init__(self, path: Path) -> None:
         self.answered: set[str] = set()
@@ -113,7 +115,7 @@ class AnswerFile:
         self.answered.add(answer["custom_id"])
 
     def sync(self) -> None:
-        """Returns when all of it outlives the machine, too."""
+        """Return when all of it would survive a crash of the machine."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs batches beside what clients ask for: in every ingress, each batch in one of them.
+"""Runs batches beside clients' requests: in every ingress, each batch in one of them.
 
 Requests go through the API itself, on their tenant's account, so that every check, limit and meter holds."""
 
@@ -19,10 +19,11 @@ from core.errors import RequestError
 log = logging.getLogger(__name__)
 
 TENANT = "baton.tenant"
-"""In the scope of a request that did not come over the network: whose it is. No client can put it there."""
+"""The key in the scope of a request that did not come over the network, under which its tenant stands. No client can put it
+there."""
 _LOOK_S = 1.0
 _MAX_BATCHES = 4
-"""In one ingress at a time."""
+"""The most batches in one ingress at a time."""
 
 
 class BatchRunner:
@@ -36,13 +37,14 @@ class BatchRunner:
         at_once: int,
         slo_class: str,
     ) -> None:
-        """`at_once`: requests of one batch. `slo_class`: theirs, where the tenant may use it and the request names none."""
+        """`at_once` is the number of requests of one batch that run at once. They have the class `slo_class`, where the tenant
+        may use it and the request names none."""
         self._app, self._files, self._batches, self._access = app, files, batches, access
         self._at_once, self._slo_class = at_once, slo_class
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled; what runs then is left to other ingresses, or to the next start."""
+        """Run until cancelled. Unfinished batches are left to other ingresses, or to the next start."""
         try:
             while True:
                 try:

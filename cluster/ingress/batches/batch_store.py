@@ -1,6 +1,6 @@
-"""Batches as they are on the disk. Whoever holds a batch's lock runs it; the lock ends with its process.
+"""Batches as they are on the disk. The process that holds a batch's lock runs it, and the lock ends with the process.
 
-Invariant: only the holder of the lock writes a batch's record; others ask it to stop by leaving a mark."""
+Invariant: only the holder of the lock writes a batch's record. Others ask it to stop by leaving a mark."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ from cluster.ingress.batches.file_store import write_json
 from core.errors import RequestError
 
 Record = dict[str, Any]
-"""OpenAI's batch object, and whose it is under `tenant`."""
+"""OpenAI's batch object, with its owner under `tenant`."""
 FINAL = ("completed", "failed", "expired", "cancelled")
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -51,14 +51,14 @@ class BatchStore:
         write_json(self._folder / f"{record['id']}.json", record)
 
     def get(self, batch_id: str, tenant: str) -> Record:
-        """Raises RequestError for what is not there, or another tenant's."""
+        """Return a batch. Raises RequestError for what is not there, or another tenant's."""
         record = self.load(batch_id) if _ID.fullmatch(batch_id) else None
         if record is None or record["tenant"] != tenant:
             raise RequestError(f"there is no batch {batch_id!r}", status=404)
         return record
 
     def load(self, batch_id: str) -> Record | None:
-        """As clients see it: a batch that is to stop is already stopping."""
+        """Return a batch as clients see it: one that is asked to stop is already stopping."""
         try:
             record: Record = json.loads((self._folder / f"{batch_id}.json").read_bytes())
         except FileNotFoundError:
@@ -68,13 +68,13 @@ class BatchStore:
         return record
 
     def of(self, tenant: str) -> list[Record]:
-        """The newest first."""
+        """Return a tenant's batches, the newest first."""
         found = [record for path in self._folder.glob("*.json") if (record := self.load(path.stem))]
         own = [record for record in found if record["tenant"] == tenant]
         return sorted(own, key=lambda record: (record["created_at"], record["id"]), reverse=True)
 
     def unfinished(self) -> list[str]:
-        """The oldest first."""
+        """Return the unfinished batches, the oldest first."""
         found: list[Record] = []
         for path in self._folder.glob("*.json"):
             if path.stem in self._ended or (record := self.load(path.stem)) is None:
@@ -94,7 +94,7 @@ class BatchStore:
         return None
 
     def claim(self, batch_id: str) -> BatchClaim | None:
-        """None while somebody else runs it."""
+        """Claim a batch. Returns None while another process runs it."""
         fd = os.open(self._folder / f"{batch_id}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

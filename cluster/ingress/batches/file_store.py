@@ -1,6 +1,6 @@
-"""Files that clients upload, and those that batches answer with: contents and what is known of them, in one folder.
+"""Files that clients upload, and those that batches answer with: contents and descriptions, in one folder.
 
-Invariant: a file is there for clients once its description is, which is written last and at once."""
+Invariant: a file exists for clients once its description does, which is written last and atomically."""
 
 import json
 import os
@@ -42,11 +42,11 @@ class FileStore:
         return f"file-{uuid.uuid4().hex}"
 
     def path(self, file_id: str) -> Path:
-        """Where the contents are. `file_id` is one of ours."""
+        """Return where the contents are. `file_id` is one of ours."""
         return self._folder / f"{file_id}.data"
 
     def add(self, source: BinaryIO, file: StoredFile) -> StoredFile:
-        """Copies `source`. Raises RequestError where there is no room."""
+        """Copy `source` in. Raises RequestError where there is no room."""
         used = sum(path.stat().st_size for path in self._folder.glob("*.data"))
         if used + file.bytes > self._capacity:
             raise RequestError(
@@ -65,11 +65,11 @@ class FileStore:
         return file
 
     def describe(self, file: StoredFile) -> None:
-        """Its contents are in place: clients may see it."""
+        """Write the description, so that clients see the file. Its contents are in place."""
         write_json(self._folder / f"{file.id}.json", asdict(file))
 
     def get(self, file_id: str, tenant: str, field: str | None = None) -> StoredFile:
-        """Raises RequestError for what is not there, or another tenant's."""
+        """Return a file's description. Raises RequestError for what is not there, or another tenant's."""
         file = self._read(self._folder / f"{file_id}.json") if _ID.fullmatch(file_id) else None
         if file is None or file.tenant != tenant:
             raise RequestError(
@@ -78,7 +78,7 @@ class FileStore:
         return file
 
     def of(self, tenant: str) -> list[StoredFile]:
-        """The newest first."""
+        """Return a tenant's files, the newest first."""
         found = [
             file
             for path in self._folder.glob("*.json")
@@ -87,7 +87,7 @@ class FileStore:
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     def delete(self, file_id: str, tenant: str) -> None:
-        """Raises RequestError."""
+        """Delete a file. Raises RequestError."""
         self.get(file_id, tenant)
         for suffix in ("json", "data"):
             (self._folder / f"{file_id}.{suffix}").unlink(missing_ok=True)
@@ -100,7 +100,7 @@ class FileStore:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Whole or not at all, also where the machine ends meanwhile."""
+    """Write a file completely or not at all, also where the machine crashes meanwhile."""
     draft = path.with_suffix(f".{uuid.uuid4().hex}.new")
     with draft.open("w") as file:
         json.dump(content, file)

@@ -1,4 +1,5 @@
-"""The page and the headers it is served with. It holds no secret and may be fetched without a key; what it asks for may not."""
+"""The page and the headers it is served with. It holds no secret and may be fetched without a key; the data that it asks for may
+not."""
 
 import base64
 import hashlib
@@ -8,7 +9,7 @@ _FILE = Path(__file__).with_name("page.html")
 
 
 def load_page() -> tuple[str, dict[str, str]]:
-    """The HTML, and headers that let it run its own script, ask its own server and nothing else."""
+    """Return the HTML, and headers that let it run its own script, ask its own server and nothing else."""
     html = _FILE.read_text(encoding="utf-8")
     script = html.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,1 +1,1 @@
-"""What a model's text says, whatever markup its family writes: text, reasoning and tool calls, as it comes."""
+"""Reads a model's text, in whatever markup its family writes: text, reasoning and tool calls, as they come."""

@@ -9,7 +9,7 @@ from cluster.ingress.parsers import deepseek, hermes, mistral
 from cluster.ingress.parsers.model_formats import ToolFormat
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
-"""Between JSON's tokens. Without a bound a model could write white space until its tokens are spent."""
+"""White space between JSON's tokens. Without a bound a model could write white space until its tokens are spent."""
 
 
 _FENCE, _FENCE_END = "\n```json\n", "\n```"
@@ -19,9 +19,9 @@ _FENCE, _FENCE_END = "\n```json\n", "\n```"
 class CallableTool:
     name: str
     schema: Mapping[str, Any]
-    """The form of its arguments."""
+    """The schema of its arguments."""
     strict: bool = False
-    """Else keywords that the grammar does not know are passed over."""
+    """Whether all of the schema must hold. Otherwise keywords that the grammar does not know are passed over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,21 +29,22 @@ class CallMarkup:
     """Parts of Lark rules: `opening first call (following call)* closing`."""
 
     opening: str = ""
-    """By this mark calls are told from text. Empty: an answer that begins with a brace is a call."""
+    """The mark by which calls are told from text. Where it is empty, an answer that begins with a brace is a call."""
     first: str = ""
     following: str = ""
     closing: str = ""
     heads: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By tool: what stands before its arguments. Without it a call is an object with the tool's name in it."""
+    """By tool, what stands before its arguments. Where it is empty, a call is an object with the tool's name in it."""
     tail: str = ""
-    """Behind the object or the arguments."""
+    """What stands behind the object or the arguments."""
     arguments_key: str = "arguments"
 
 
 def markup_of(
     tools: ToolFormat, names: Sequence[str], special_tokens: Mapping[str, int], template: str
 ) -> CallMarkup | None:
-    """None for a family whose calls no grammar here describes: Python's syntax, XML and harmony's channels."""
+    """Return a family's markup, or None where no grammar here describes its calls: Python's syntax, XML and harmony's
+    channels."""
 
     def mark(text: str) -> str:
         return f"<[{special_tokens[text]}]>" if text in special_tokens else _text(text)
@@ -96,7 +97,8 @@ def call_grammar(
     one_call: bool,
     answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """Lark. `must_call`: nothing but calls; else free text, or JSON of the schema `answer`, may stand in their place."""
+    """Return a grammar in Lark. With `must_call` it allows nothing but calls. Otherwise free text, or JSON of the schema
+    `answer`, may stand in their place."""
     rules = [f"call_{i}: {_call(markup, tool)}" for i, tool in enumerate(tools)]
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     more = "" if one_call else f"({markup.following} call)*"

@@ -1,4 +1,4 @@
-"""Reading a call that may turn out to be none: then its text is shown as it stood."""
+"""Reads a call that may turn out to be none: then its text is shown as it stood."""
 
 import json
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Sink, Steps
 
 MAX_NAME = 256
-"""Characters that a call's name, and the markup around it, may have."""
+"""The most characters that a call's name, and the markup around it, may have."""
 _STRING_BREAKS = frozenset('"\\')
 
 
 class Malformed(Exception):
-    """What stands here is no call of the expected form."""
+    """The text is no call of the expected form."""
 
 
 class CharacterSource:
@@ -25,20 +25,20 @@ class CharacterSource:
         return "".join(self._seen)
 
     def read(self, breaks: frozenset[str] | None = None) -> Steps[str]:
-        """A character, or a run of such as are not in `breaks`."""
+        """Read a character, or a run of characters that are not in `breaks`."""
         character = yield breaks
         self._seen.append(character)
         return character
 
     def skip_space(self) -> Steps[str]:
-        """The first character that is no white space."""
+        """Return the first character that is no white space."""
         character = yield from self.read()
         while character.isspace():
             character = yield from self.read()
         return character
 
     def until(self, end: str, max_characters: int | None = None) -> Steps[str]:
-        """What stands before `end`. Raises Malformed where that is longer than `max_characters`."""
+        """Return what stands before `end`. Raises Malformed where that is longer than `max_characters`."""
         parts: list[str] = []
         tail = ""
         while tail != end:
@@ -50,7 +50,7 @@ class CharacterSource:
         return "".join(parts)[: -len(end)]
 
     def json_value(self, first: str, sink: Sink) -> Steps[str]:
-        """Gives `sink` the JSON value that begins with `first`. Returns the character behind a number or word, else none."""
+        """Give `sink` the JSON value that begins with `first`. Returns the character behind a number or word, else none."""
         if first not in '{["':
             while first not in ",}] \t\r\n":
                 sink(first)
@@ -73,7 +73,7 @@ class CharacterSource:
         return ""
 
     def string(self, first: str) -> Steps[str]:
-        """Raises Malformed for what is no JSON string."""
+        """Read a JSON string. Raises Malformed for anything else."""
         if first != '"':
             raise Malformed
         parts: list[str] = []
@@ -84,7 +84,7 @@ class CharacterSource:
 def call_or_text(
     writer: EventWriter, marker: str, call: Callable[[CharacterSource], Steps[None]]
 ) -> Steps[bool]:
-    """Runs `call` behind `marker`. False: no call was begun there, and what was read is text.
+    """Run `call` behind `marker`. Returns False where no call began there, so that what was read is text.
 
     Only the character that showed it is read again: text full of marks would otherwise be read over and over."""
     source = CharacterSource()
@@ -105,7 +105,7 @@ def call_or_text(
 
 
 def to_json(value: object) -> str:
-    """Raises ValueError or TypeError for what JSON cannot say."""
+    """Return the value as JSON. Raises ValueError or TypeError for what JSON cannot say."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()  # A lone surrogate is no text that can be sent.
     return text

@@ -15,7 +15,7 @@ _ON_ANALYSIS = re.compile(re.escape(CHANNEL) + r"\s*analysis")
 
 
 def harmony_output(writer: EventWriter, with_calls: bool) -> Steps[None]:
-    """Reads from behind the prompt's `<|start|>assistant` on. Without `with_calls` what is addressed to functions is text."""
+    """Read from behind the prompt's `<|start|>assistant` on. Without `with_calls`, messages to functions are text."""
     end = ""
     while True:
         header = end if end == START else ""
@@ -46,7 +46,7 @@ def _header() -> Steps[str]:
 
 
 def _message(writer: EventWriter, header: str, with_calls: bool) -> Steps[str]:
-    """The mark that ends the message."""
+    """Read one message, and return the mark that ends it."""
     sink: Sink = writer.text
     if with_calls and (recipient := _RECIPIENT.search(header)):
         writer.begin_call(recipient[1])

@@ -11,9 +11,8 @@ _ARGUMENTS = ("arguments", "parameters")
 def call_object(
     writer: EventWriter, source: CharacterSource, known: Collection[str] | None = None
 ) -> Steps[None]:
-    """Reads the rest of an object whose `{` is read, as one call. `known`: the only names that make it a call.
-
-    Raises Malformed; what it wrote before that stays written."""
+    """Read the rest of an object whose `{` is read, as one call. Only the names `known` make it a call. Raises Malformed; what it
+    wrote before that stays written."""
     call = _JsonCall(writer, source, known)
     first = yield from source.skip_space()
     while first != "}":
@@ -27,7 +26,7 @@ def call_object(
 
 
 class _JsonCall:
-    """One object's members: the call begins as soon as its name is known, in whichever order they come."""
+    """One object's members. The call begins as soon as its name is known, in whatever order they come."""
 
     def __init__(self, writer: EventWriter, source: CharacterSource, known: Collection[str] | None) -> None:
         self._writer, self._source, self._known = writer, source, known
@@ -37,7 +36,7 @@ class _JsonCall:
         self._has_arguments = False
 
     def member(self, first: str) -> Steps[str]:
-        """The character behind the member, where it had to be read."""
+        """Read a member, and return the character behind it where that had to be read."""
         source = self._source
         key = yield from source.string(first)
         if (yield from source.skip_space()) != ":":
@@ -67,7 +66,7 @@ class _JsonCall:
 
 
 def _arguments(source: CharacterSource, first: str, sink: Sink) -> Steps[None]:
-    """An object; some models write it as a string with the object's JSON in it."""
+    """Read the arguments: an object, or a string with the object's JSON in it, which some models write."""
     if first == '"':
         sink((yield from source.string(first)))
     elif first == "{":

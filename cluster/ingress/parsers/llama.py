@@ -1,6 +1,6 @@
 """Llama 3's calls without marks: the whole answer is JSON objects, or (3.2 and 4) a Python list of calls.
 
-What begins like a call but names no tool of the request is text."""
+Text that begins like a call but names no tool of the request is text."""
 
 import ast
 from collections.abc import Collection
@@ -52,7 +52,7 @@ def pythonic_calls(writer: EventWriter, known: Collection[str]) -> Steps[None]:
 
 
 def _behind_tag(source: CharacterSource, tag: str) -> Steps[str]:
-    """The first character that is neither white space nor part of `tag`."""
+    """Return the first character that is neither white space nor part of `tag`."""
     first = yield from source.skip_space()
     for expected in tag if first == tag[0] else "":
         if first != expected:
@@ -82,7 +82,7 @@ def _python_call(writer: EventWriter, source: CharacterSource, known: Collection
 
 
 def _python_argument(source: CharacterSource) -> Steps[tuple[str, str]]:
-    """The text of one argument, and the `,` or `)` behind it."""
+    """Return the text of one argument, and the `,` or `)` behind it."""
     parts: list[str] = []
     depth, quote, escaped = 0, "", False
     while True:
@@ -100,7 +100,7 @@ def _python_argument(source: CharacterSource) -> Steps[tuple[str, str]]:
 
 
 def _as_json(text: str) -> str:
-    """A literal of Python or JSON; what is neither stands as a string."""
+    """Return a literal of Python or JSON as JSON. Anything else becomes a string."""
     if text in _WORDS:
         return text
     try:

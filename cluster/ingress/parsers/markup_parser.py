@@ -18,13 +18,13 @@ from cluster.ingress.parsers.output_events import (
 
 T = TypeVar("T")
 Steps = Generator[frozenset[str] | None, str, T]
-"""Takes a character through each `yield`. A `yield` of characters may also get a run of others, all of which it treats alike:
-that saves most of the time for plain text. EndOfText is thrown in when no more come."""
+"""Takes a character through each `yield`. A `yield` of characters may also get a run of others, which it treats alike: that saves
+most of the time for plain text. EndOfText is thrown in when no more come."""
 Sink = Callable[[str], None]
 
 
 _MAX_SPACE = 64
-"""White space that may stand before a mark at the beginning."""
+"""The most white space that may stand before a mark at the beginning."""
 
 
 class EndOfText(Exception):
@@ -66,14 +66,14 @@ class EventWriter:
         self._add(CallArguments, text)
 
     def end_call(self) -> None:
-        """Does nothing when no call is open."""
+        """End the call. Does nothing when no call is open."""
         if self._open_call:
             self._flush()
             self._events.append(CallEnds(self.num_begun_calls - 1))
             self._open_call, self.num_ended_calls = False, self.num_ended_calls + 1
 
     def unread(self, text: str) -> None:
-        """The parser's next steps get these characters, before what comes."""
+        """Give these characters to the parser's next steps, before what comes."""
         self._unread.extendleft(reversed(text))
 
     def next_unread(self) -> str:
@@ -162,7 +162,7 @@ class MarkupParser:
 
 
 def copy_until(markers: Sequence[str], sink: Sink) -> Steps[str]:
-    """Gives `sink` what stands before the first marker, and returns that marker. No marker may contain another."""
+    """Give `sink` what stands before the first marker, and return that marker. No marker may contain another."""
     held, breaks = "", frozenset(marker[0] for marker in markers)
     try:
         while True:
@@ -182,7 +182,7 @@ def copy_until(markers: Sequence[str], sink: Sink) -> Steps[str]:
 
 
 def read_until(markers: Sequence[str]) -> Steps[tuple[str, str]]:
-    """What stands before the first marker, and that marker."""
+    """Return what stands before the first marker, and that marker."""
     before: list[str] = []
     marker = yield from copy_until(markers, before.append)
     return "".join(before), marker
@@ -196,7 +196,7 @@ def _ignore(_: str) -> None: ...
 
 
 def begins_with(writer: EventWriter, marker: str) -> Steps[bool]:
-    """Takes `marker`, and white space before it, off the text's beginning; leaves the text as it is where it begins otherwise."""
+    """Take `marker`, and white space before it, off the text's beginning. The text stays as it is where it begins otherwise."""
     held = ""
     try:
         while True:

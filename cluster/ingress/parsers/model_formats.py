@@ -66,14 +66,14 @@ class ModelFormats:
 
     @property
     def budget_marks(self) -> tuple[str, str, str]:
-        """What begins reasoning, what ends it, and what is forced when it must end; empty where there is none."""
+        """Return what begins reasoning, what ends it, and what is forced when it must end; empty where there is none."""
         if self.is_harmony:
             return harmony.ANALYSIS, harmony.END, harmony.END + harmony.FINAL
         begin, end = THINK_MARKS.get(self.reasoning, ("", ""))
         return begin, end, end
 
     def marks(self, with_tools: bool) -> tuple[str, ...]:
-        """The markup that a parser must see even where special tokens are left out of the text."""
+        """Return the markup that a parser must see even where special tokens are left out of the text."""
         if self.is_harmony:
             return _HARMONY_MARKS
         return THINK_MARKS.get(self.reasoning, ()) + (_TOOL_MARKS.get(self.tools, ()) if with_tools else ())
@@ -82,8 +82,8 @@ class ModelFormats:
 def choose_formats(
     template: str, tools: ToolFormat | Literal["auto"], reasoning: ReasoningFormat | Literal["auto"]
 ) -> ModelFormats:
-    """What the configuration names; `auto`: what `template` has signs of. A template that renders no tools has no tool format:
-    DeepSeek-R1's knows the marks of calls, but a model behind it would never see a tool."""
+    """Return the formats that the configuration names. `auto` means those that `template` has signs of. A template that renders
+    no tools has no tool format: DeepSeek-R1's has the marks of calls, but a model behind it would never see a tool."""
     shown = template if re.search(r"\btools\b", template) else ""
     return ModelFormats(
         next(name for sign, name in _TOOL_SIGNS if sign in shown) if tools == "auto" else tools,
@@ -96,8 +96,8 @@ def choose_formats(
 def make_parser(
     formats: ModelFormats, *, schemas: Schemas | None, opened: bool, max_calls: int | None = None
 ) -> OutputParser:
-    """A parser for one sequence. `schemas`: of the tools that may be called, None where calls are text; `opened`: the prompt ends
-    within the reasoning."""
+    """Make a parser for one sequence. `schemas` are of the tools that may be called, None where calls are text. `opened` says
+    that the prompt ends within the reasoning."""
     if formats.is_harmony:
         return MarkupParser(lambda writer: harmony.harmony_output(writer, schemas is not None), max_calls)
     marks = THINK_MARKS.get(formats.reasoning)

@@ -1,4 +1,4 @@
-"""The events of one answer. Every door of the API is an adapter from these to its own bodies.
+"""The events of one answer. Every API is an adapter from these to its own bodies.
 
 The text of a sequence becomes reasoning, text, and calls. A call begins, has arguments, and ends before the next begins."""
 
@@ -27,7 +27,7 @@ class CallBegins:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the call's arguments: the pieces join to a JSON object when the model wrote one to its end."""
+    """A piece of the call's arguments. The pieces join to a JSON object when the model wrote one to its end."""
 
     index: int
     text: str
@@ -56,12 +56,12 @@ class OutputParser(Protocol):
 
     def push(self, text: str) -> tuple[OutputEvent, ...]: ...
     def finish(self) -> tuple[OutputEvent, ...]:
-        """What was held back, when no more text comes. A call that is open ends."""
+        """Return what was held back, when no more text comes. A call that is open ends."""
         ...
 
 
 class PlainParser:
-    """All text is text."""
+    """Takes all text as text."""
 
     is_reasoning = False
     is_complete = False
@@ -74,7 +74,7 @@ class PlainParser:
 
 
 def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:
-    """`events` with neighbours of one kind (and one call) made one."""
+    """Return `events` with neighbours of one kind (and one call) made one."""
     out: list[OutputEvent] = []
     for event in events:
         last = out[-1] if out else None

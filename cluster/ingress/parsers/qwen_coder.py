@@ -53,7 +53,7 @@ def _call(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Ste
 
 
 def _next_marker(source: CharacterSource) -> Steps[str]:
-    """A parameter's beginning, or the end of the call where something else stands."""
+    """Return the mark of a parameter's beginning, or the end of the call where something else stands."""
     text = yield from source.skip_space()
     while _PARAMETER.startswith(text) and text != _PARAMETER:
         text += yield from source.read()
@@ -63,7 +63,7 @@ def _next_marker(source: CharacterSource) -> Steps[str]:
 
 
 def _without_newlines(value: str) -> str:
-    """The template puts each value on lines of its own."""
+    """Return the value without the newlines around it, since the template puts each value on lines of its own."""
     return value.removeprefix("\n").removesuffix("\n")
 
 

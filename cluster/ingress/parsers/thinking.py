@@ -8,7 +8,8 @@ from cluster.ingress.parsers.markup_parser import EventWriter, Steps, begins_wit
 def thinking(
     writer: EventWriter, marks: tuple[str, str], opened: bool, then: Callable[[EventWriter], Steps[None]]
 ) -> Steps[None]:
-    """`opened`: the prompt ends within the reasoning, as with DeepSeek-R1's template. `then` reads what follows."""
+    """Read the reasoning; `then` reads what follows. `opened` says that the prompt ends within it, as with DeepSeek-R1's
+    template."""
     begin, end = marks
     if not opened:
         opened = yield from begins_with(writer, begin)
