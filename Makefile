@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
-SOURCES := baton benchmarks charts cluster core decode docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
+SOURCES := baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
 .PHONY: help serve local chat test test-all lint docs format compiled config-page chart-schema setup clean
 help:

@@ -6,7 +6,8 @@ from pathlib import Path
 from core.errors import ConfigError
 
 PACKAGES = (
-    "baton", "cluster", "core", "decode", "engine", "kernels", "kvtransfer", "models", "net", "parallel", "prefill", "sim",
+    "baton", "cluster", "core", "decode", "device", "engine", "kernels", "kvtransfer", "models", "net", "parallel",
+    "prefill", "sim",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ BatonError
 |-- Overloaded          try again in `retry_after_s`
 |-- ReplicaLost         an instance died or became unreachable
 |-- TransferError       a KV transfer failed; the request can be recomputed
+|-- DeviceError         a GPU or its driver refused or failed
 |-- ProtocolError       what a peer sent cannot be read: it is treated as lost
 |-- ConfigError         the operator's fault: refused before anything starts
 |   `-- UnsupportedModel    a model that Baton does not (fully) implement: says which part
@@ -35,6 +36,10 @@ class ReplicaLost(BatonError):
 
 
 class TransferError(BatonError):
+    pass
+
+
+class DeviceError(BatonError):
     pass
 
 

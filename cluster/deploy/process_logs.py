@@ -9,7 +9,19 @@ from cluster.ingress import request_context
 from core.errors import ConfigError
 
 _TEXT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
-_OURS = ("baton", "cluster", "core", "decode", "engine", "kvtransfer", "models", "net", "parallel", "prefill")
+_OURS = (
+    "baton",
+    "cluster",
+    "core",
+    "decode",
+    "device",
+    "engine",
+    "kvtransfer",
+    "models",
+    "net",
+    "parallel",
+    "prefill",
+)
 _ALWAYS = ("cluster.ingress.api.audit", "cluster.ingress.api.live_rules")
 """Refused requests and changes of the rules are logged at any level."""
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from core.errors import ConfigError
+from device.cuda import CudaDevice
 from kvtransfer.transport.collective import CollectiveMedium, check
-from kvtransfer.transport.cuda_ipc import LibCuda
 from kvtransfer.transport.pull import Medium
 
 
@@ -20,7 +20,7 @@ def _nccl(pool: memoryview, hostname: str) -> Medium:
 
 
 def _cuda_ipc(pool: memoryview, hostname: str) -> Medium:
-    LibCuda(0)
+    CudaDevice(0)
     raise _in_host_memory("cuda_ipc")
 
 

@@ -19,7 +19,7 @@ async def holder(request: pytest.FixtureRequest) -> AsyncIterator[Holder]:
 def fake_memory() -> Iterator[None]:
     yield
     for driver in DRIVERS.values():
-        driver.free_all()
+        driver.runtime.free_all()
     DRIVERS.clear()
     for path in Path("/dev/shm").glob("fake-cuda-*"):  # of writers that were killed
         if not Path(f"/proc/{path.name.split('-')[2]}").exists():

@@ -1,59 +1,117 @@
-"""A stand-in for the CUDA driver: device memory is a file in /dev/shm, a handle is its name, a mapping is a mapping."""
+"""A stand-in for `cupy.cuda.runtime`: device memory is a file in /dev/shm, a handle is its name, a mapping is a mapping."""
 
 import ctypes
+import itertools
 import mmap
 import os
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import TransferError
+
+class CUDARuntimeError(RuntimeError):
+    pass
 
 
-class FakeDriver:
-    """kvtransfer.transport.cuda_ipc.Driver, in which addresses are real and copies are memmove."""
+class FakeRuntime:
+    """What `device.cuda.CudaDevice` calls, with cupy's signatures. Addresses are real, and all work is done as it is launched."""
+
+    CUDARuntimeError = CUDARuntimeError
+    memcpyDefault = 4
+    hostAllocPortable = 1
+    streamNonBlocking = 1
+    eventDisableTiming = 2
 
     def __init__(self) -> None:
-        self._allocations: dict[int, tuple[str, int]] = {}
+        self._paths: dict[int, str] = {}
         self._maps: dict[int, mmap.mmap] = {}
-
-    def allocate(self, num_bytes: int) -> int:
-        path = f"/dev/shm/fake-cuda-{os.getpid()}-{uuid.uuid4().hex}"
-        with Path(path).open("w+b") as file:
-            file.truncate(num_bytes)
-        address = self._map(path)
-        self._allocations[address] = (path, num_bytes)
-        return address
+        self._numbers = itertools.count(1)
+        self.open_events: set[int] = set()
+        self.open_streams: set[int] = set()
+        self.failed = 0
+        """What events say of their work: an error's number."""
 
     def view(self, address: int) -> memoryview:
         return memoryview(self._maps[address])
 
     def free_all(self) -> None:
-        for path, _ in self._allocations.values():
+        for path in self._paths.values():
             Path(path).unlink(missing_ok=True)
 
-    def export(self, address: int) -> tuple[bytes, int]:
-        for base, (path, size) in self._allocations.items():
-            if base <= address < base + size:
-                return path.encode(), address - base
-        raise TransferError("cuIpcGetMemHandle: CUDA_ERROR_INVALID_VALUE")
+    def getDeviceCount(self) -> int:
+        return 1
 
-    def map(self, handle: bytes) -> int:
-        return self._map(handle.decode())
+    def setDevice(self, device: int) -> None:
+        if device:
+            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
 
-    def unmap(self, address: int) -> None:
-        del self._maps[address]
+    def malloc(self, size: int) -> int:
+        path = f"/dev/shm/fake-cuda-{os.getpid()}-{uuid.uuid4().hex}"
+        with Path(path).open("w+b") as file:
+            file.truncate(size)
+        address = self._map(path)
+        self._paths[address] = path
+        return address
 
-    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
-        for target, source, num_bytes in copies:
-            ctypes.memmove(target, source, num_bytes)
+    def free(self, ptr: int) -> None:
+        Path(self._paths.pop(ptr)).unlink()
+        del self._maps[ptr]
+
+    def hostAlloc(self, size: int, flags: int) -> int:
+        return self.malloc(size)
+
+    def freeHost(self, ptr: int) -> None:
+        self.free(ptr)
+
+    def memset(self, ptr: int, value: int, size: int) -> None:
+        ctypes.memset(ptr, value, size)
+
+    def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        ctypes.memmove(dst, src, size)
+
+    def streamCreateWithFlags(self, flags: int) -> int:
+        stream = next(self._numbers)
+        self.open_streams.add(stream)
+        return stream
+
+    def streamSynchronize(self, stream: int) -> None:
+        assert stream in self.open_streams
+
+    def streamDestroy(self, stream: int) -> None:
+        self.open_streams.remove(stream)
+
+    def streamWaitEvent(self, stream: int, event: int, flags: int = 0) -> None:
+        assert event in self.open_events
+
+    def eventCreateWithFlags(self, flags: int) -> int:
+        event = next(self._numbers)
+        self.open_events.add(event)
+        return event
+
+    def eventDestroy(self, event: int) -> None:
+        self.open_events.remove(event)
+
+    def eventRecord(self, event: int, stream: int) -> None:
+        assert event in self.open_events
+
+    def eventQuery(self, event: int) -> int:
+        assert event in self.open_events
+        return self.failed
+
+    def ipcGetMemHandle(self, devPtr: int) -> bytes:
+        return self._paths[devPtr].encode().ljust(64, b"\0")
+
+    def ipcOpenMemHandle(self, handle: bytes, flags: int = 1) -> int:
+        return self._map(handle.rstrip(b"\0").decode())
+
+    def ipcCloseMemHandle(self, devPtr: int) -> None:
+        del self._maps[devPtr]
 
     def _map(self, path: str) -> int:
         try:
             with Path(path).open("r+b") as file:
                 mapped = mmap.mmap(file.fileno(), 0)
         except OSError as error:
-            raise TransferError("cuIpcOpenMemHandle: CUDA_ERROR_INVALID_HANDLE") from error
+            raise CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle") from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._maps[address] = mapped
         return address

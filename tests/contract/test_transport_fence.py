@@ -148,7 +148,7 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
         case "nixl":
             monkeypatch.setattr(intake, "_finish", held(intake._finish))
         case "cuda_ipc":
-            monkeypatch.setattr(intake._medium.driver, "copy", held(intake._medium.driver.copy))
+            monkeypatch.setattr(intake._stream, "copy", held(intake._stream.copy))
         case _:
             empty = intake._empty
 

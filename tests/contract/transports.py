@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,6 +14,10 @@ from core.errors import TransferError
 from core.kv import KVLayout, KVShard
 from core.messages import Commit, RegionKey
 from core.types import TokenOut
+from device.cuda import CudaDevice
+from device.host_memory import address_of
+from device.poller import Poller
+from device.seam import Region
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
@@ -27,7 +30,7 @@ from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
-from tests.contract.fake_cuda import FakeDriver
+from tests.contract.fake_cuda import FakeRuntime
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
@@ -90,24 +93,25 @@ class Holder:
         return bytes(self.buffer[start : start + SHARD.block_bytes])
 
 
-DRIVERS: dict[int, FakeDriver] = {}
-"""Drivers of fake device memory, by its address."""
+DRIVERS: dict[int, CudaDevice] = {}
+"""Devices with fake memory, by its address."""
 
 
 def pool_for(kind: str, num_bytes: int) -> memoryview:
     if kind != "cuda_ipc":
         return memoryview(bytearray(num_bytes))
-    driver = FakeDriver()
-    address = driver.allocate(num_bytes + 64)
-    DRIVERS[address + 64] = driver
-    return driver.view(address)[64:]
+    runtime = FakeRuntime()
+    device = CudaDevice(0, runtime)
+    address = device.allocate(num_bytes + 64).address
+    DRIVERS[address + 64] = device
+    return runtime.view(address)[64:]
 
 
 def medium(kind: str, pool: memoryview) -> Medium:
     match kind:
         case "cuda_ipc":
-            address = np.frombuffer(pool, np.uint8).ctypes.data
-            return CudaIpcMedium(DRIVERS[address], address, len(pool))
+            address = address_of(pool)
+            return CudaIpcMedium(DRIVERS[address], Region(0, address, len(pool)), Poller())
         case "nixl":
             return NixlMedium(RegisteredMemory.of(pool))
         case "gloo":

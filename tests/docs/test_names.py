@@ -14,6 +14,7 @@ PACKAGES = (
         "cluster",
         "core",
         "decode",
+        "device",
         "engine",
         "kernels",
         "kvtransfer",

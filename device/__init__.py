@@ -1,0 +1,1 @@
+"""The one seam to a GPU: memory, streams, events and copies, on CUDA, on processors, and simulated."""

@@ -1,0 +1,158 @@
+"""NVIDIA's GPUs, through cupy's bindings of the CUDA runtime (`cupy.cuda.runtime`), in the context that torch uses.
+
+Written against cupy 14's signatures and run on a stand-in for them; it has not been run on a GPU."""
+
+import importlib
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from core.errors import ConfigError, DeviceError
+from device.host_memory import view_of
+from device.seam import HOST, Copy, Event, Region
+
+_SUCCESS, _NOT_READY = 0, 600
+_HANDLE_BYTES = 64
+_DEFAULT_STREAM = 0
+"""The stream that torch launches on where nobody chooses another."""
+
+
+def load_runtime() -> Any:
+    """Raises ConfigError where cupy is missing or cannot be loaded."""
+    try:
+        return importlib.import_module("cupy.cuda.runtime")
+    except ImportError as error:
+        raise ConfigError(
+            f"CUDA is reached through cupy, which cannot be imported ({error}): "
+            "pip install cupy-cuda12x, or cupy-cuda13x for a torch of CUDA 13"
+        ) from error
+
+
+class CudaEvent:
+    def __init__(self, device: "CudaDevice", stream: int) -> None:
+        self._device = device
+        self.handle: int = 0
+        self.handle = device.call("eventCreateWithFlags", device.runtime.eventDisableTiming)
+        device.call("eventRecord", self.handle, stream)
+
+    def query(self) -> bool:
+        code = self._device.call("eventQuery", self.handle)
+        if code not in (_SUCCESS, _NOT_READY):
+            raise DeviceError(f"work on CUDA device {self._device.number} failed with error {code}")
+        return code == _SUCCESS
+
+    def __del__(self) -> None:
+        self._device.give_back_event(self.handle)
+
+
+class CudaStream:
+    def __init__(self, device: "CudaDevice", handle: int) -> None:
+        self._device, self.handle = device, handle
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        kind = self._device.runtime.memcpyDefault
+        for copy in copies:
+            if copy.source.num_bytes != copy.destination.num_bytes:
+                raise DeviceError(f"a copy of {copy.source.num_bytes} bytes to {copy.destination.num_bytes}")
+            to, source = copy.destination.address, copy.source.address
+            self._device.call("memcpyAsync", to, source, copy.source.num_bytes, kind, self.handle)
+
+    def uses(self, reads: Iterable[Region], writes: Iterable[Region]) -> None:
+        """Nothing to do."""
+
+    def record(self) -> CudaEvent:
+        return CudaEvent(self._device, self.handle)
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, CudaEvent)
+        self._device.call("streamWaitEvent", self.handle, event.handle)
+
+    def close(self) -> None:
+        if self.handle != _DEFAULT_STREAM:
+            self._device.call("streamSynchronize", self.handle)  # its owner ends: no step waits here
+            self._device.call("streamDestroy", self.handle)
+
+
+class _ArrayInterface:
+    """Memory as torch and cupy take it over."""
+
+    def __init__(self, region: Region) -> None:
+        self.__cuda_array_interface__: dict[str, Any] = {
+            "data": (region.address, False),
+            "shape": (region.num_bytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+class CudaDevice:
+    """device.seam.SharingDevice."""
+
+    def __init__(self, number: int, runtime: Any = None) -> None:
+        """`runtime`: in place of cupy's. Raises ConfigError without cupy, a driver or this device."""
+        self.runtime = runtime or load_runtime()
+        self.number = number
+        self._thread = threading.local()
+        self._allocated: dict[int, int] = {}
+        try:
+            self.call("getDeviceCount")
+        except DeviceError as error:
+            raise ConfigError(f"there is no CUDA device {number} here: {error}") from error
+        self.compute = CudaStream(self, _DEFAULT_STREAM)
+
+    def stream(self, name: str) -> CudaStream:
+        return CudaStream(self, self.call("streamCreateWithFlags", self.runtime.streamNonBlocking))
+
+    def allocate(self, num_bytes: int) -> Region:
+        address = self.call("malloc", num_bytes)
+        self.call("memset", address, 0, num_bytes)
+        self._allocated[address] = num_bytes
+        return Region(self.number, address, num_bytes)
+
+    def pinned(self, num_bytes: int) -> Region:
+        region = Region(HOST, self.call("hostAlloc", num_bytes, self.runtime.hostAllocPortable), num_bytes)
+        view_of(region.address, num_bytes)[:] = bytes(num_bytes)
+        return region
+
+    def free(self, region: Region) -> None:
+        self._allocated.pop(region.address, None)
+        self.call("freeHost" if region.device == HOST else "free", region.address)
+
+    def host_view(self, region: Region, *, write: bool) -> memoryview:
+        if region.device != HOST:
+            raise DeviceError(f"the host cannot reach memory of CUDA device {region.device}")
+        return view_of(region.address, region.num_bytes)
+
+    def array(self, region: Region) -> object:
+        return _ArrayInterface(region)
+
+    def export(self, region: Region) -> tuple[bytes, int]:
+        for address, num_bytes in self._allocated.items():
+            if address <= region.address < address + num_bytes:
+                return bytes(self.call("ipcGetMemHandle", address)), region.address - address
+        raise DeviceError("only memory that was allocated here can be shared with other processes")
+
+    def open(self, handle: bytes, num_bytes: int) -> Region:
+        if len(handle) != _HANDLE_BYTES:
+            raise DeviceError(f"a CUDA IPC handle has {_HANDLE_BYTES} bytes, not {len(handle)}")
+        return Region(self.number, self.call("ipcOpenMemHandle", handle), num_bytes)
+
+    def shut(self, region: Region) -> None:
+        self.call("ipcCloseMemHandle", region.address)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call the runtime, with this device as the calling thread's. Raises DeviceError."""
+        try:
+            if not getattr(self._thread, "entered", False):
+                self.runtime.setDevice(self.number)
+                self._thread.entered = True
+            return getattr(self.runtime, name)(*arguments)
+        except self.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{name}: {error}") from error
+
+    def give_back_event(self, handle: int) -> None:
+        """When nobody refers to it any more, which may be as the process ends."""
+        try:
+            self.runtime.eventDestroy(handle)
+        except Exception:  # the driver is gone, and the event with it
+            return

@@ -1,0 +1,116 @@
+"""How the host learns that work on a device is done: a thread asks, so that nobody who launches work waits for it."""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from device.seam import Event
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 30e-6
+_IDLE_S = 5.0
+"""After which the thread ends."""
+Then = Callable[[Exception | None], None]
+"""Called with what failed, if anything did."""
+
+
+class Poller:
+    """For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Condition()
+        self._asked: list[tuple[Event, Then]] = []
+        self._is_asking = False
+
+    def when_done(self, event: Event, then: Then) -> None:
+        """Calls `then`, which must not block: at once where the work is done already, else on the poller's thread."""
+        if _answer(event, then):
+            return
+        with self._lock:
+            self._asked.append((event, then))
+            self._lock.notify()
+            if self._is_asking:
+                return
+            self._is_asking = True
+        threading.Thread(target=self._run, name="device events", daemon=True).start()
+
+    def wait(self, events: Sequence[Event]) -> None:
+        """Blocks the calling thread, which launches no steps, until all are done. Raises DeviceError."""
+        for event in events:
+            over = threading.Event()
+            failed: list[Exception] = []
+
+            def then(
+                error: Exception | None, over: threading.Event = over, failed: list[Exception] = failed
+            ) -> None:
+                failed.extend([error] if error else [])
+                over.set()
+
+            self.when_done(event, then)
+            over.wait()
+            if failed:
+                raise failed[0]
+
+    async def done(self, events: Sequence[Event]) -> None:
+        """Returns, or is cancelled, only when all are done. Raises DeviceError."""
+        if not events:
+            return
+        loop = asyncio.get_running_loop()
+        waits = [loop.create_future() for _ in events]
+        for event, future in zip(events, waits, strict=True):
+            self.when_done(event, lambda error, future=future: _tell(loop, future, error))
+        ended = asyncio.gather(*waits, return_exceptions=True)
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            await ended
+            raise
+        for error in ended.result():
+            if isinstance(error, BaseException):
+                raise error
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._asked and not self._lock.wait(_IDLE_S):
+                    self._is_asking = False
+                    return
+                asked, self._asked = self._asked, []
+            if asked and not self._ask(asked):
+                time.sleep(_PAUSE_S)
+            asked = []  # an idle thread keeps no event alive
+
+    def _ask(self, asked: list[tuple[Event, Then]]) -> bool:
+        """Was any of them done?"""
+        left = [(event, then) for event, then in asked if not _answer(event, then)]
+        with self._lock:
+            self._asked = left + self._asked
+        return len(left) < len(asked)
+
+
+def _answer(event: Event, then: Then) -> bool:
+    """Is it done, and `then` told?"""
+    error: Exception | None = None
+    try:
+        if not event.query():
+            return False
+    except Exception as failed:
+        error = failed
+    try:
+        then(error)
+    except Exception:
+        log.exception("what waits for a device's work has failed")
+    return True
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[None]", error: Exception | None) -> None:
+    def tell() -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(None)
+
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+        loop.call_soon_threadsafe(tell)

@@ -1,0 +1,229 @@
+"""A device whose memory is apart from the host's and whose streams are threads that take their time: to find, without a GPU, what
+nobody has ordered.
+
+Each access is judged by `device/happens_before.py`. What is not ordered raises Bug where the work is given, and is kept in
+`violations`, since whoever gave it may take the Bug for a failed transfer. What the host puts on `compute` it does itself, at
+once, as torch on processors does: so it declares with `uses` what it touches, and waiting there holds it up."""
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from core.errors import Bug, DeviceError
+from device.happens_before import HOST_ACTOR, AccessLog, VectorClock
+from device.seam import HOST, Copy, Event, Region
+
+_MAX_DELAY_S = 300e-6
+_FIRST_ADDRESS = 1 << 56
+"""No processor has memory there: the host that takes an address of the device for its own ends at once."""
+_GAP = 1 << 32
+
+
+class SimulatedEvent:
+    def __init__(self, device: "SimulatedDevice", ticks: dict[int, int]) -> None:
+        self._device, self.ticks = device, ticks
+        self.done = threading.Event()
+
+    def query(self) -> bool:
+        if not self.done.is_set():
+            return False
+        self._device.host_saw(self.ticks)
+        return True
+
+
+class SimulatedStream:
+    """Its work is done by a thread of its own."""
+
+    def __init__(self, device: "SimulatedDevice", name: str, actor: int, seed: int) -> None:
+        self.name = name
+        self._device, self._clock = device, VectorClock(actor)
+        self._random = random.Random(seed)
+        self._work: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"simulated {name}", daemon=True)
+        self._thread.start()
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        self.uses([copy.source for copy in copies], [copy.destination for copy in copies])
+        self._give(lambda: self._device.move(copies))
+
+    def uses(self, reads: Iterable[Region], writes: Iterable[Region]) -> None:
+        self._device.given(self.name, self._clock, reads, writes)
+
+    def record(self) -> Event:
+        event = SimulatedEvent(self._device, self._device.ticks_of(self._clock))
+        self._give(event.done.set)
+        return event
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, SimulatedEvent)
+        self._device.joined(self._clock, event.ticks)
+        self._give(event.done.wait)
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _give(self, job: Callable[[], object]) -> None:
+        delay_s = self._random.uniform(0, _MAX_DELAY_S)
+        self._work.put(lambda: (time.sleep(delay_s), self._device.turn(), job()))
+
+    def _run(self) -> None:
+        while (job := self._work.get()) is not None:
+            job()
+
+
+class _ComputeStream(SimulatedStream):
+    """Its work is done by whoever gives it, at once."""
+
+    def __init__(self, device: "SimulatedDevice", actor: int) -> None:
+        self.name = "compute"
+        self._device, self._clock = device, VectorClock(actor)
+
+    def close(self) -> None:
+        """It has no thread."""
+
+    def _give(self, job: Callable[[], object]) -> None:
+        job()
+
+
+class SimulatedDevice:
+    """device.seam.ComputeDevice. `close` it, and see that there are no `violations`."""
+
+    number = 0
+
+    def __init__(self, seed: int = 0) -> None:
+        """`seed`: of how long each stream takes for each piece of work."""
+        self.violations: list[str] = []
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._host = VectorClock(HOST_ACTOR)
+        self._names = ["the host"]
+        self._memory: dict[int, tuple[Region, np.ndarray, AccessLog]] = {}
+        self._next_address = _FIRST_ADDRESS
+        self._streams: list[SimulatedStream] = []
+        self._turn = threading.Event()
+        self._turn.set()
+        self.compute: SimulatedStream = _ComputeStream(self, self._actor("compute"))
+
+    def stream(self, name: str) -> SimulatedStream:
+        with self._lock:
+            made = SimulatedStream(self, name, self._actor(name), self._random.getrandbits(32))
+            self._streams.append(made)
+            return made
+
+    def allocate(self, num_bytes: int) -> Region:
+        with self._lock:
+            region = Region(self.number, self._next_address, num_bytes)
+            self._next_address += (-(-num_bytes // _GAP) + 1) * _GAP
+        return self._keep(region, np.zeros(num_bytes, np.uint8))
+
+    def pinned(self, num_bytes: int) -> Region:
+        memory = np.zeros(num_bytes, np.uint8)
+        return self._keep(Region(HOST, int(memory.ctypes.data), num_bytes), memory)
+
+    def free(self, region: Region) -> None:
+        with self._lock:
+            if self._memory.pop(region.address, None) is None:
+                raise DeviceError(f"there is no allocation at {region.address:#x}")
+
+    def host_view(self, region: Region, *, write: bool) -> memoryview:
+        if region.device != HOST:
+            raise DeviceError("the host cannot reach memory of a simulated device")
+        with self._lock:
+            self._host.tick()
+            self._judge("the host", self._host, region, write)
+        return self._bytes(region).data
+
+    def array(self, region: Region) -> object:
+        """For work on `compute`."""
+        return self._bytes(region)
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Meanwhile streams do nothing."""
+        self._turn.clear()
+        try:
+            yield
+        finally:
+            self._turn.set()
+
+    def close(self) -> None:
+        self._turn.set()
+        for stream in self._streams:
+            stream.close()
+
+    def turn(self) -> None:
+        self._turn.wait()
+
+    def host_saw(self, ticks: dict[int, int]) -> None:
+        self.joined(self._host, ticks)
+
+    def joined(self, clock: VectorClock, ticks: dict[int, int]) -> None:
+        with self._lock:
+            clock.join(ticks)
+
+    def ticks_of(self, clock: VectorClock) -> dict[int, int]:
+        with self._lock:
+            clock.join(self._host.ticks)
+            return dict(clock.ticks)
+
+    def given(self, name: str, clock: VectorClock, reads: Iterable[Region], writes: Iterable[Region]) -> None:
+        """Work that follows all that the host has done so far. Raises Bug."""
+        with self._lock:
+            clock.join(self._host.ticks)
+            clock.tick()
+            for region in reads:
+                self._judge(name, clock, region, False)
+            for region in writes:
+                self._judge(name, clock, region, True)
+
+    def move(self, copies: Sequence[Copy]) -> None:
+        for copy in copies:
+            self._bytes(copy.destination)[:] = self._bytes(copy.source)
+
+    def _actor(self, name: str) -> int:
+        self._names.append(name)
+        return len(self._names) - 1
+
+    def _keep(self, region: Region, memory: np.ndarray) -> Region:
+        with self._lock:
+            self._memory[region.address] = region, memory, AccessLog(region.num_bytes)
+        return region
+
+    def _judge(self, name: str, clock: VectorClock, region: Region, write: bool) -> None:
+        found = self._find(region)
+        if found is None:
+            return  # the host's own memory, which a copy takes as it is
+        whole, _, log = found
+        check = log.write if write else log.read
+        other = check(region.address - whole.address, region.num_bytes, clock)
+        if other is not None:
+            what = "writes" if write else "reads"
+            self.violations.append(
+                f"{name} {what} {region} and nothing orders that behind {self._names[other]}"
+            )
+            raise Bug(self.violations[-1])
+
+    def _find(self, region: Region) -> tuple[Region, np.ndarray, AccessLog] | None:
+        """Raises Bug for memory of the device that is not allocated."""
+        with self._lock:
+            for whole, memory, log in self._memory.values():
+                start = region.address - whole.address
+                if start >= 0 and start + region.num_bytes <= whole.num_bytes:
+                    return whole, memory, log
+        if region.device == HOST:
+            return None
+        raise Bug(f"{region} is not allocated on the simulated device")
+
+    def _bytes(self, region: Region) -> np.ndarray:
+        found = self._find(region)
+        if found is None:
+            raise Bug(f"a simulated device copies from and to pinned memory, which {region} is not")
+        whole, memory, _ = found
+        start = region.address - whole.address
+        return memory[start : start + region.num_bytes]
