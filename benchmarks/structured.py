@@ -2,11 +2,12 @@
 
     python -m benchmarks.structured [--json FILE] [--threads 1] [--rounds 5] [--smoke]
 
-A model of 0.1 B random weights and a vocabulary of 131,072 tokens from random merges. The planner and the rank of an instance run
-in this process. `step` is the time from one step's tokens to the next one's with 32 sequences decoding, free and held to a schema
-in turns; its growth is the median of the rounds' ratios. `first token` is a prompt of 128 tokens with a schema that the ingress
-and the rank know, or that is new to both, less the same without a schema. `bomb`: p99 of free steps of 16 sequences while the
-ingress' checker, here in this process, compiles schemas of 4,000 optional members without a pause."""
+A model of 0.1 B random weights and a vocabulary of 131,072 tokens from random merges. The engine and the rank of an instance
+run in this process. `itl` is the time from a sequence's token to its next with 32 sequences decoding, all free or all held to a
+schema in turns; its growth is the median of the rounds' ratios. `first token` is a prompt of 128 tokens with a schema that the
+ingress and the rank know, or that is new to both, less the same without a schema. `bomb`: p99 of the same gaps of 16 sequences,
+every other one held to a schema, while new schemas of 3,000 optional members come one after the other: each is compiled by the
+ingress' checker, here in this process, then by the rank, and then answered."""
 
 import asyncio
 import json
@@ -15,7 +16,9 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +29,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.report import parser, write
 from cluster.ingress.api.structured import GrammarChecker, schema_grammar
+from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
-from core.types import Grammar, Request, SamplingParams
+from core.types import Grammar, Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.build_group import build_group
-from engine.execution.inline_group import InlineGroup
 from engine.execution.pool_size import size_pool
+from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
 
-PREDICTION = "a step of 32 grows by 4 %; a known schema adds 1 ms to the first token, a new one 8 ms at p90; the bomb 5 % to p99"
+PREDICTION = "gaps at 32 grow by 4 %; a known schema adds 1 ms to the first token, a new one 8 ms at p90; the bomb 8 % to p99"
 NUM_MERGES, NUM_TOKENS, PROMPT = 130_815, 24, 128
 
 
@@ -70,21 +74,47 @@ def make_model(folder: Path, smoke: bool) -> None:
 
 
 class Bench:
-    """One instance's planner and rank."""
+    """One instance's engine, which runs within `running`. Hears its tokens (engine.loop.EngineEvents)."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         engine = EngineConfig(num_threads=threads, kv_bytes=256 << 20, device="cpu", prefix_cache=False)
         model = ModelConfig(path=str(folder))
         size = size_pool(folder, model, engine)
         memory = memoryview(mmap.mmap(-1, size.num_bytes))
-        self.group: InlineGroup = build_group(folder, model, engine, size, memory, None)
-        self.scheduler = StepScheduler(engine, size.num_blocks, size.max_context_tokens, HeadroomPolicy())
+        group = build_group(folder, model, engine, size, memory, None)
+        planner = StepScheduler(engine, size.num_blocks, size.max_context_tokens, HeadroomPolicy())
+        self.engine = Engine(planner, group, WallClock())
         self.end: int = json.loads((folder / "config.json").read_text())["eos_token_id"]
         self.count = 0
+        self.times: dict[str, list[float]] = {}
+        """When each token of a request came."""
+        self.ended: dict[str, asyncio.Future[None]] = {}
 
-    def add(self, num_prompt: int, num_tokens: int, grammar: str = "") -> None:
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        task = asyncio.create_task(self.engine.run(self))
+        yield
+        await self.engine.close()
+        await task
+
+    def on_tokens(self, tokens: list[TokenOut]) -> None:
+        now = time.perf_counter()
+        for token in tokens:
+            self.times[token.request_id].append(now)
+            if token.finish is not None:
+                self.ended[token.request_id].set_result(None)
+
+    def on_stuck(self, keys: list[str]) -> None:
+        raise AssertionError(f"{keys} are stuck")
+
+    def on_error(self, error: BaseException) -> None:
+        for future in self.ended.values():
+            if not future.done():
+                future.set_exception(error)
+
+    def add(self, num_prompt: int, num_tokens: int, grammar: str = "") -> str:
         self.count += 1
-        rng = random.Random(self.count)
+        rng, name = random.Random(self.count), f"r{self.count}"
         sampling = SamplingParams(
             max_tokens=num_tokens,
             seed=self.count,
@@ -92,39 +122,26 @@ class Bench:
             grammar=Grammar(text=grammar) if grammar else None,
         )
         prompt = tuple(rng.randrange(1, 250) for _ in range(num_prompt))
-        self.scheduler.add(Request(id=f"r{self.count}", prompt=prompt, sampling=sampling, reply_to="b"))
+        self.times[name], self.ended[name] = [], asyncio.get_running_loop().create_future()
+        self.engine.add(Request(id=name, prompt=prompt, sampling=sampling, reply_to="b"))
+        return name
 
-    async def step(self) -> int | None:
-        """How many tokens were drawn; None: there is nothing left."""
-        if (plan := self.scheduler.plan(time.monotonic())) is None:
-            return None
-        result = await self.group.execute(plan)
-        return len(self.scheduler.commit(plan, result, time.monotonic()))
-
-    async def itls(self, batch: int, grammar: str = "") -> list[float]:
-        """Seconds of each step in which all of `batch` sequences decode."""
-        for _ in range(batch):
-            self.add(16, NUM_TOKENS, grammar)
-        took = list[float]()
-        decoding, last = False, time.perf_counter()
-        while (drawn := await self.step()) is not None:
-            now = time.perf_counter()
-            if decoding and drawn == batch:
-                took.append(now - last)
-            decoding, last = drawn == batch, now
-        return took
+    async def itls(self, grammars: Sequence[str]) -> list[float]:
+        """Seconds between the tokens of a sequence for each of `grammars`, while all of them decode."""
+        names = [self.add(16, NUM_TOKENS, grammar) for grammar in grammars]
+        await asyncio.gather(*(self.ended[name] for name in names))
+        times = [self.times.pop(name) for name in names]
+        begins, ends = max(each[0] for each in times), min(each[-1] for each in times)
+        gaps = [pair for each in times for pair in pairwise(each)]
+        return [end - start for start, end in gaps if begins <= start and end <= ends]
 
     async def ttft(self, grammar: str, checker: GrammarChecker) -> float:
         started = time.perf_counter()
         if grammar:
             await checker.check(grammar, "response_format")
-        self.add(PROMPT, 1, grammar)
-        while not await self.step():
-            pass
-        took = time.perf_counter() - started
-        while await self.step() is not None:
-            pass
-        return took
+        name = self.add(PROMPT, 1, grammar)
+        await self.ended[name]
+        return self.times.pop(name)[0] - started
 
 
 def rows_schema(fields: Sequence[str]) -> str:
@@ -143,39 +160,56 @@ async def measure(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
     checker = GrammarChecker(folder, json.loads((folder / "config.json").read_text())["vocab_size"])
     known = rows_schema(["name", "count", "city", "size"])
     await checker.check(known, "response_format")
+    async with bench.running():
+        return {
+            **await added_to_steps(bench, known, rounds),
+            **await added_to_first_tokens(bench, checker, known, rounds),
+            "bomb": await beside_bombs(bench, checker, known, rounds),
+        }
+
+
+async def added_to_steps(bench: Bench, known: str, rounds: int) -> dict[str, Any]:
+    await bench.itls([known])
     free, bound = list[float](), list[float]()
     for number in range(2 * rounds):
         for grammar in ("", known)[:: 1 if number % 2 else -1]:  # each follows the other as often
-            (bound if grammar else free).append(statistics.median(await bench.itls(32, grammar)))
+            (bound if grammar else free).append(statistics.median(await bench.itls([grammar] * 32)))
     growth = statistics.median(b / f for f, b in zip(free, bound, strict=True)) - 1
+    itl = {"free": ms(statistics.median(free)), "constrained": ms(statistics.median(bound))}
+    return {"itl_p50_ms": itl, "itl_growth": round(growth, 4)}
+
+
+async def added_to_first_tokens(
+    bench: Bench, checker: GrammarChecker, known: str, rounds: int
+) -> dict[str, Any]:
     first = {"free": list[float](), "known": list[float](), "new": list[float]()}
     for number in range(8 * rounds + 2):
         for kind, grammar in (("free", ""), ("known", known), ("new", new_schema(number))):
             first[kind].append(await bench.ttft(grammar, checker))
     return {
-        "step_ms": {"free": ms(statistics.median(free)), "constrained": ms(statistics.median(bound))},
-        "step_growth": round(growth, 4),
         "first_token_ms": {kind: ms(statistics.median(took)) for kind, took in first.items()},
         "first_token_p90_ms": {kind: ms(quantile(took, 0.9)) for kind, took in first.items()},
         "known_adds_ms": ms(statistics.median(first["known"]) - statistics.median(first["free"])),
         "new_adds_p90_ms": ms(quantile(first["new"], 0.9) - quantile(first["free"], 0.9)),
-        "bomb": await beside_bombs(bench, checker, rounds),
     }
 
 
-async def beside_bombs(bench: Bench, checker: GrammarChecker, rounds: int) -> dict[str, float]:
+async def beside_bombs(bench: Bench, checker: GrammarChecker, known: str, rounds: int) -> dict[str, Any]:
     async def bombs() -> None:
         for number in range(10**9):
-            members = {f"p{number}_{i}": {"type": "string"} for i in range(4000)}
-            await checker.check(schema_grammar({"type": "object", "properties": members}), "response_format")
+            members = {f"p{number}_{i}": {"type": "string"} for i in range(3000)}
+            bomb = schema_grammar({"type": "object", "properties": members})
+            await checker.check(bomb, "response_format")
+            await bench.ended[bench.add(16, 8, bomb)]
 
+    streams = ["", known] * 8
     quiet, loud = list[float](), list[float]()
-    for _ in range(rounds):
-        quiet += await bench.itls(16)
-        compiling = asyncio.create_task(bombs())
-        loud += await bench.itls(16)
-        compiling.cancel()
-        await asyncio.gather(compiling, return_exceptions=True)
+    for number in range(2 * rounds):
+        for exploding in (False, True)[:: 1 if number % 2 else -1]:
+            task = asyncio.create_task(bombs() if exploding else asyncio.sleep(0))
+            (loud if exploding else quiet).extend(await bench.itls(streams))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
     p99 = {"quiet_p99_ms": ms(quantile(quiet, 0.99)), "loud_p99_ms": ms(quantile(loud, 0.99))}
     return {**p99, "growth": round(quantile(loud, 0.99) / quantile(quiet, 0.99) - 1, 4)}
 

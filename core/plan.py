@@ -88,10 +88,12 @@ class ExpertLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One `Sampled` for each work with `samples`, in the order of the plan."""
+    """A work with `samples` may be without a token: what its grammar allows was not known in time, so that its draw was put off.
+    `WorkerGroup.on_ready` says when its last token can be computed again, and the next one drawn."""
 
     step: int
     sampled: tuple[Sampled, ...]
+    """In the order of the plan."""
     duration_s: float = 0.0
     expert_loads: tuple[ExpertLoad, ...] = ()
     """Not with every step."""

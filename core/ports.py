@@ -51,12 +51,20 @@ class LayerSink(Protocol):
         ...
 
 
+OnReady = Callable[[str, int], None]
+"""(key, num_tokens): the draw behind this many tokens of the sequence was put off, and can be made now."""
+
+
 class WorkerGroup(Protocol):
     """The ranks of one instance. Steps run in the order of the calls; a second call may come while the first runs.
 
     All writes of a step are in the KV pool when its result is returned."""
 
     async def execute(self, plan: StepPlan) -> StepResult: ...
+    def on_ready(self, hear: OnReady) -> None:
+        """`hear` is called on the running event loop for each draw that a result lacks, perhaps before that result is here."""
+        ...
+
     async def lost(self) -> Exception:
         """Returns when a rank has failed by itself, also between steps; no step can be executed from then on."""
         ...

@@ -209,6 +209,7 @@ class Engine:
     async def run(self, events: EngineEvents) -> None:
         """Run until `close`. While one step runs, one more is planned and submitted behind it."""
         in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        self._group.on_ready(self._mask_is_ready)
         lost = asyncio.create_task(self._group.lost())
         lost.add_done_callback(lambda _: self._changed.set())
         try:
@@ -248,6 +249,10 @@ class Engine:
         if self._tiers is not None:
             await self._tiers.close()
         await self._group.close()
+
+    def _mask_is_ready(self, key: str, num_tokens: int) -> None:
+        self._scheduler.mask_ready(key, num_tokens)
+        self._changed.set()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         tokens = self._scheduler.commit(plan, result, self._clock.now())

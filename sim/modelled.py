@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
-from core.ports import Clock, LayerSink
+from core.ports import Clock, LayerSink, OnReady
 from sim.cost import ModelledStep, duration_s
 
 
@@ -37,6 +37,9 @@ class ModelledGroup:
                 self._sample(work.key, work.start + work.count) for work in plan.work if work.samples
             )
             return StepResult(step=plan.step, sampled=sampled, duration_s=step_s)
+
+    def on_ready(self, hear: OnReady) -> None:
+        """No draw is put off here."""
 
     async def lost(self) -> Exception:
         return await asyncio.get_running_loop().create_future()

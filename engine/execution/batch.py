@@ -20,7 +20,8 @@ class RankSeq:
 
     def __init__(self, new: NewSeq) -> None:
         known = len(new.tokens)
-        self.tokens = np.empty(known + new.sampling.max_tokens + 1, np.int64)
+        # Zeros: what a step computes beyond a draw that was put off must be a token of the vocabulary.
+        self.tokens = np.zeros(known + new.sampling.max_tokens + 1, np.int64)
         self.tokens[:known] = new.tokens
         self.num_tokens = known
         self.num_prompt = new.num_prompt

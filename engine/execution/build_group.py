@@ -11,11 +11,13 @@ from core.kv import RankPool, num_blocks_for
 from core.ports import LayerSink
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
+from engine.execution.draws import Draws
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import CudaCapture
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import DevicePool, KVPool
+from engine.execution.matching import GuidanceMatchers
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
 from engine.execution.runner import Runner
@@ -51,9 +53,9 @@ def build_group(
     )
     pool = make_pool(size.pools[0], buffer, device)
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
-    grammars = GrammarMasks(folder, loaded.spec.vocab_size)
-    runner = Runner(loaded, pool, engine.block_size, sink, graphs, grammars=grammars)
-    return InlineGroup(counted(runner.step, loaded))
+    grammars = GrammarMasks(GuidanceMatchers(folder, loaded.spec.vocab_size))
+    runner = Runner(loaded, pool, engine.block_size, sink, graphs, draws=Draws(loaded, grammars))
+    return InlineGroup(counted(runner.step, loaded), grammars)
 
 
 def make_graphs(

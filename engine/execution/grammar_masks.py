@@ -1,27 +1,28 @@
 """Which tokens the grammars of a rank's sequences allow next. Threads work it out while the model computes.
 
-Invariant: a mask is a function of the grammar and the output tokens. So a sequence that was handed over or preempted gets the
-same mask. A drawn token goes to a thread at once, and the next draw takes the mask that the thread has made of it."""
+A drawn token goes to a thread at once, and the next draw takes the mask that the thread has made of it. A draw whose mask is not
+made yet is put off: the step goes on without it, and a listener hears when the mask is made. A mask that takes long holds up
+neither a step nor the masks of others."""
 
-import logging
-from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from core.plan import NewSeq, StepPlan
-from core.types import Grammar, TokenId
+from core.plan import StepPlan
+from core.ports import OnReady
+from core.types import TokenId
+from engine.execution.matching import Matchers, Matching
 
-_log = logging.getLogger(__name__)
-
-_MAX_COMPILED = 64
-"""The number of compiled grammars kept for the next sequence that asks for the same one."""
-_LIMITS = LLParserLimits(verbose_errors=False)
-"""llguidance's own limits on states, items and the work for one mask."""
+_GRACE_S = 0.001
+"""How long a draw waits for masks of sequences that are mostly quick. Putting it off costs more: a token is computed again."""
+_SLOW_S = 0.002
+"""The processor time of a mask from which on its sequence counts as slow."""
+_LARGE_BYTES = 16 << 10
+"""The size from which on a grammar may take long to compile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +36,63 @@ class RowMasks:
     """The rows whose output can only end."""
 
 
-class GrammarMasks:
-    """One rank's grammars. Call `begin` before a step's forward pass, `masks` at its draw and `drawn` behind it."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    matching: Matching
+    took_s: float
+    """Processor time; 0 for a sequence's first mask, which includes the compilation of its grammar."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`folder` is the checkpoint's, with its tokenizer.json; `vocab_size` is the width of the logits."""
-        self._folder, self._vocab_size = folder, vocab_size
-        self._starting = ThreadPoolExecutor(1, "grammar-start")
-        """Compiles grammars. It is separate so that a slow compilation holds up no mask of a running sequence."""
-        self._advancing = ThreadPoolExecutor(1, "grammar")
-        self._sequences: dict[str, Future[_Matching]] = {}
-        self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+@dataclass(frozen=True, slots=True)
+class _NextMask:
+    made: Future[_Made]
+    num_tokens: int
+    """The number of the sequence's tokens before the one that this mask is for."""
+    is_slow: bool
+    """Whether an earlier mask of the sequence took long."""
+
+
+class GrammarMasks:
+    """One rank's grammars. Call `begin` before a step's forward pass, `late` and `masks` at its draw and `drawn` behind it. One
+    thread calls them all."""
+
+    def __init__(self, matchers: Matchers) -> None:
+        self._matchers = matchers
+        # What is slow has threads of its own, and two go through what is quick: one may meet what turns out to be slow.
+        self._starting = {is_large: ThreadPoolExecutor(1, "grammar-start") for is_large in (False, True)}
+        self._advancing = {False: ThreadPoolExecutor(2, "grammar"), True: ThreadPoolExecutor(1, "grammar")}
+        self._sequences: dict[str, _NextMask] = {}
+        self._hear: OnReady = lambda key, num_tokens: None
+
+    def on_ready(self, hear: OnReady) -> None:
+        """`hear` is called, on any thread, for each sequence that `late` has named, when its mask is made."""
+        self._hear = hear
 
     def begin(self, plan: StepPlan) -> None:
         """Take note of the sequences that have left and come."""
         for key in plan.drop:
             self._sequences.pop(key, None)
         for new in plan.new:
-            if new.sampling.grammar is not None:
-                self._sequences[new.key] = self._starting.submit(self._start, new, new.sampling.grammar)
+            if (grammar := new.sampling.grammar) is not None:
+                thread = self._starting[len(grammar.text) > _LARGE_BYTES]
+                made = thread.submit(_started, partial(self._matchers.start, new, grammar))
+                self._sequences[new.key] = _NextMask(made, len(new.tokens), is_slow=False)
+
+    def late(self, keys: Iterable[str]) -> frozenset[str]:
+        """Return those of these sequences whose next mask is not made yet. The listener of `on_ready` will hear of each."""
+        awaited = {key: mask for key in keys if (mask := self._sequences.get(key)) and not mask.made.done()}
+        wait([mask.made for mask in awaited.values() if not mask.is_slow], _GRACE_S)
+        late = {key: mask for key, mask in awaited.items() if not mask.made.done()}
+        for key, mask in late.items():
+            mask.made.add_done_callback(partial(self._tell, key, mask.num_tokens))
+        return frozenset(late)
 
     def masks(self, keys: Sequence[str]) -> RowMasks | None:
-        """Return the masks for this batch; None where no sequence has a grammar. Waits for the threads."""
+        """Return the masks for this batch; None where no sequence has a grammar. Waits for masks that are late."""
         found = [
-            (row, self._sequences[key].result()) for row, key in enumerate(keys) if key in self._sequences
+            (row, self._sequences[key].made.result().matching)
+            for row, key in enumerate(keys)
+            if key in self._sequences
         ]
         if not found:
             return None
@@ -68,83 +101,21 @@ class GrammarMasks:
 
     def drawn(self, key: str, token: TokenId) -> None:
         """Advance the sequence's matcher by the drawn `token`."""
-        if (before := self._sequences.get(key)) is not None:
-            self._sequences[key] = self._advancing.submit(lambda: before.result().advance(token))
+        if (mask := self._sequences.get(key)) is not None:
+            made = mask.made.result()
+            is_slow = mask.is_slow or made.took_s > _SLOW_S
+            advanced = self._advancing[is_slow].submit(_advanced, made.matching, token)
+            self._sequences[key] = _NextMask(advanced, mask.num_tokens + 1, is_slow)
 
-    def _start(self, new: NewSeq, grammar: Grammar) -> "_Matching":
-        matching = _Matching(new, grammar, self._matcher(grammar.text), self._vocab_size)
-        for token in new.tokens[new.num_prompt :]:
-            matching.follow(token)
-        return matching.fill()
-
-    def _matcher(self, text: str) -> LLMatcher:
-        if self._tokenizer is None:
-            self._tokenizer = load_vocabulary(self._folder, self._vocab_size)
-        compiled = self._compiled.pop(text, None)
-        if compiled is None:
-            compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
-        self._compiled[text] = compiled
-        if len(self._compiled) > _MAX_COMPILED:
-            self._compiled.popitem(last=False)
-        return compiled.deep_copy()
+    def _tell(self, key: str, num_tokens: int, _: "Future[_Made]") -> None:
+        self._hear(key, num_tokens)
 
 
-class _Matching:
-    """One sequence's matcher and the mask of its next draw. One thread at a time changes it, and none while a draw reads it."""
-
-    def __init__(self, new: NewSeq, grammar: Grammar, matcher: LLMatcher, vocab_size: int) -> None:
-        self._key, self._grammar, self._matcher = new.key, grammar, matcher
-        self._stops = new.sampling.stop_token_ids
-        self._is_free = grammar.think_end is not None and grammar.think_begin is None
-        """True within the reasoning, which the grammar does not constrain."""
-        self._may_think = grammar.think_begin is not None
-        self.bits = np.empty((vocab_size + 31) // 32, np.int32)
-        self.is_complete = False
-
-    def advance(self, token: TokenId) -> "_Matching":
-        self.follow(token)
-        return self.fill()
-
-    def follow(self, token: TokenId) -> None:
-        grammar = self._grammar
-        if self._is_free:
-            self._is_free = token != grammar.think_end
-        elif self._may_think and token == grammar.think_begin:
-            self._is_free = True
-        elif token not in self._stops:
-            self._matcher.consume_token(token)
-        self._may_think = False
-
-    def fill(self) -> "_Matching":
-        """Fill the mask of the next draw. A stop token is allowed only where the output may end. A matcher that has hit one of
-        its limits allows nothing else."""
-        matcher = self._matcher
-        if self._is_free:
-            self.bits.fill(-1)
-            self._allow(self._stops, False)
-            return self
-        self.is_complete = matcher.is_stopped()
-        if not self.is_complete:
-            matcher.unsafe_compute_mask_ptr(self.bits.ctypes.data, self.bits.nbytes)
-            self.is_complete = matcher.is_error()
-        if self.is_complete:
-            self.bits.fill(0)
-        if matcher.is_error():
-            _log.warning(
-                "request %s ends early: its grammar has hit a limit: %s", self._key, matcher.get_error()
-            )
-        self._allow(self._stops, self.is_complete or matcher.is_accepting())
-        if self._may_think and self._grammar.think_begin is not None:
-            self._allow((self._grammar.think_begin,), True)
-        return self
-
-    def _allow(self, tokens: Sequence[TokenId], allowed: bool) -> None:
-        words = self.bits.view(np.uint32)
-        for token in tokens:
-            bit = np.uint32(1 << (token % 32))
-            words[token // 32] = words[token // 32] | bit if allowed else words[token // 32] & ~bit
+def _started(start: Callable[[], Matching]) -> _Made:
+    return _Made(start(), 0.0)
 
 
-def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Return the checkpoint's tokens as bytes. Raises ValueError where llguidance cannot read its tokenizer.json."""
-    return LLTokenizer(str(folder / "tokenizer.json"), n_vocab=vocab_size)
+def _advanced(matching: Matching, token: TokenId) -> _Made:
+    started = time.thread_time()
+    matching.advance(token)
+    return _Made(matching, time.thread_time() - started)

@@ -6,14 +6,13 @@ from collections.abc import Callable
 import torch
 
 from core.kv import num_blocks_for
-from core.plan import Sampled, StepPlan, StepResult
+from core.plan import StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.decode_graphs import DecodeGraphs
-from engine.execution.grammar_masks import GrammarMasks
+from engine.execution.draws import Draws
 from engine.execution.kv_pool import DevicePool
-from engine.execution.prompt_outputs import read_prompts, with_prompt
-from engine.execution.sampler import sample
+from engine.execution.prompt_outputs import read_prompts
 from models.causal_model import CausalModel
 
 
@@ -26,11 +25,11 @@ class Runner:
         sink: LayerSink | None = None,
         graphs: DecodeGraphs | None = None,
         *,
-        grammars: GrammarMasks | None = None,
+        draws: Draws | None = None,
     ) -> None:
-        """`graphs` are of the same model and pool. `grammars` is None where no sequence can have one."""
+        """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
-        self._graphs, self._grammars = graphs, grammars
+        self._graphs, self._draws = graphs, draws or Draws(model)
         self._device = pool.device
         self._seqs: dict[str, RankSeq] = {}
 
@@ -38,8 +37,7 @@ class Runner:
     def step(self, plan: StepPlan) -> StepResult:
         """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
         started = time.perf_counter()
-        if self._grammars is not None:
-            self._grammars.begin(plan)
+        self._draws.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
         seqs = [self._seqs[item.key] for item in plan.work]
         graphs = self._graphs
@@ -50,11 +48,11 @@ class Runner:
                 hidden = hidden[[row for row, item in enumerate(plan.work) if item.samples]]
         else:
             hidden, replayed = self._forward(plan, seqs, layer_done), False
-        sampled = self._sample(plan, seqs, hidden)
+        sampled = self._draws.draw(hidden, plan.work, seqs)
         self._pool.synchronise()
         return StepResult(
             step=plan.step,
-            sampled=tuple(sampled),
+            sampled=sampled,
             duration_s=time.perf_counter() - started,
             replayed=replayed,
         )
@@ -66,32 +64,6 @@ class Runner:
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
         read_prompts(self._model, hidden, plan.work, seqs)
         return hidden[batch.sample_rows]
-
-    def _sample(self, plan: StepPlan, seqs: list[RankSeq], hidden: torch.Tensor) -> list[Sampled]:
-        chosen = [(item.key, seq) for item, seq in zip(plan.work, seqs, strict=True) if item.samples]
-        if not chosen:
-            return []
-        keys, drawing = [key for key, _ in chosen], [seq for _, seq in chosen]
-        return draw_tokens(self._model, hidden, keys, drawing, self._grammars)
-
-
-def draw_tokens(
-    model: CausalModel,
-    hidden: torch.Tensor,
-    keys: list[str],
-    seqs: list[RankSeq],
-    grammars: GrammarMasks | None,
-) -> list[Sampled]:
-    """Draw the next tokens from the hidden states (N, hidden_size) of the sequences' last tokens, and append them."""
-    logits = model.logits(hidden)
-    masks = grammars.masks(keys) if grammars is not None else None
-    out = sample(logits, keys, seqs, model.ops, masks)
-    for row, (key, seq) in enumerate(zip(keys, seqs, strict=True)):
-        drawn = out[row] = with_prompt(out[row], seq)
-        seq.append(drawn.token)
-        if grammars is not None:
-            grammars.drawn(key, drawn.token)
-    return out
 
 
 def begin_step(

@@ -198,12 +198,16 @@ class DpScheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         out: list[TokenOut] = []
-        sampled = iter(result.sampled)
         for group, part in zip(self._groups, self._planned.pop(plan.step), strict=True):
             if part is not None:
-                own = tuple(itertools.islice(sampled, sum(work.samples for work in part.work)))
+                keys = {work.key for work in part.work}
+                own = tuple(drawn for drawn in result.sampled if drawn.key in keys)
                 out += group.commit(part, StepResult(step=part.step, sampled=own), now)
         return out
+
+    def mask_ready(self, key: str, num_tokens: int) -> None:
+        for group in self._of(key):
+            group.mask_ready(key, num_tokens)
 
     def check_integrity(self) -> None:
         for group in self._groups:

@@ -53,6 +53,10 @@ class Sequence:
     """When an output token was first known on this instance."""
     num_first: int = 0
     """The number of output tokens that were known then."""
+    num_unmasked: int = 0
+    """The number of tokens known when the mask of the next one was late."""
+    num_masked: int = 0
+    """The number of tokens behind which a late mask is made. The ranks may say so before its lateness is known here."""
     announced: bool = False
     """Whether the ranks know this sequence."""
     aborted: bool = False
@@ -79,6 +83,16 @@ class Sequence:
     def num_missing(self) -> int:
         """The number of tokens that a step could compute now."""
         return self.num_planned_tokens - self.num_computed
+
+    @property
+    def lacks_mask(self) -> bool:
+        """Whether the next draw waits for a mask."""
+        return self.num_unmasked > self.num_masked
+
+    def put_off(self) -> None:
+        """The draw behind the last known token was put off. Take back the token and what was planned to follow it."""
+        self.num_unmasked = len(self.tokens)
+        self.num_computed, self.num_pending = len(self.tokens) - 1, 0
 
     def is_complete(self, max_context_tokens: int) -> bool:
         """Whether the last token is already being drawn, so that nothing more may be."""

@@ -264,7 +264,7 @@ class StepScheduler:
         # Steps are planned as one ends or none is there, so those in flight are still to be run.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         self._free_slots(now)
-        decoding = [seq for seq in self._running if seq.num_missing <= 1]
+        decoding = [seq for seq in self._running if seq.num_missing <= 1 and not seq.lacks_mask]
         taking = self._taking_part(decoding, steps, starts_s)
         for seq in taking[: self._config.max_num_seqs]:
             self._plan_one(seq, builder)
@@ -284,20 +284,23 @@ class StepScheduler:
         """Learn what `plan` has drawn."""
         self._in_flight.popleft()
         out: list[TokenOut] = []
-        sampled = iter(result.sampled)
+        sampled = {drawn.key: drawn for drawn in result.sampled}
         self._ledger.committed(plan.step)
         for item in plan.work:
-            drawn = next(sampled) if item.samples else None
             seq = self._seqs.get(item.key)
             if seq is None:
                 raise Bug(f"{item.key} was forgotten while a step computed it")
             seq.num_in_flight -= 1
+            drawn = sampled.get(item.key) if item.samples else None
             if drawn is not None:
                 seq.num_pending -= 1
+            elif item.samples and item.start + item.count == len(seq.tokens):
+                seq.put_off()
             if seq.aborted or seq.state in (State.HELD, State.DONE):
                 self._settle(seq)
                 continue
-            self._ledger.offer(seq, item.start + item.count)
+            if drawn is not None or not item.samples:
+                self._ledger.offer(seq, item.start + item.count)
             if drawn is not None:
                 seq.know((drawn.token,), now)
                 finish = seq.finish_reason(self._max_context_tokens)
@@ -306,6 +309,11 @@ class StepScheduler:
                     self._finish(seq)
             self._settle(seq)
         return out
+
+    def mask_ready(self, key: str, num_tokens: int) -> None:
+        """The draw behind this many tokens of a sequence, which a result lacks or will lack, can be made."""
+        if (seq := self._seqs.get(key)) is not None:
+            seq.num_masked = max(seq.num_masked, num_tokens)
 
     def check_integrity(self) -> None:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
@@ -497,3 +505,4 @@ class StepScheduler:
         if seq.announced:
             self._drop.append(seq.key)
             seq.announced = False
+            seq.num_unmasked = seq.num_masked = 0  # of a matcher that goes away

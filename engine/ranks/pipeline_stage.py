@@ -11,10 +11,10 @@ import torch
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
-from engine.execution.grammar_masks import GrammarMasks
+from engine.execution.draws import NOTHING, Draws, tokens_of
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
-from engine.execution.runner import begin_step, draw_tokens, layer_hook
+from engine.execution.runner import begin_step, layer_hook
 from engine.ranks.microbatches import micro_batches
 from models.causal_model import CausalModel
 from parallel.comm import Comm
@@ -33,10 +33,10 @@ class StageRunner:
         num_micro_batches: int,
         sink: LayerSink | None = None,
         *,
-        grammars: GrammarMasks | None = None,
+        draws: Draws,
     ) -> None:
-        """`comm` joins this rank's stages, in order. `grammars` are on the last stage, where tokens are drawn."""
-        self._grammars = grammars
+        """`comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn."""
+        self._draws = draws
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._comm, self._num_micro_batches = comm, num_micro_batches
         self._device, self._dtype = pool.device, model.dtype
@@ -53,8 +53,8 @@ class StageRunner:
         started = time.perf_counter()
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()
-        if self._grammars is not None:
-            self._grammars.begin(plan)
+        if self._model.is_last:
+            self._draws.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
@@ -70,8 +70,9 @@ class StageRunner:
         seqs = [self._seqs[item.key] for item in work]
         drawing = [seq for item, seq in zip(work, seqs, strict=True) if item.samples]
         if model.is_first:
-            while any(seq.num_tokens < item.start + item.count for item, seq in zip(work, seqs, strict=True)):
-                self._learn()
+            for item, seq in zip(work, seqs, strict=True):
+                while seq.num_tokens < item.start + item.count and self._is_owed(seq):
+                    self._learn()
         batch = build_batch(work, seqs, self._block_size, self._device)
         x = batch.tokens
         if not model.is_first:
@@ -87,16 +88,19 @@ class StageRunner:
         read_prompts(model, hidden, work, seqs)
         if not drawing:
             return []
-        keys = [item.key for item in work if item.samples]
-        out = draw_tokens(model, hidden[batch.sample_rows], keys, drawing, self._grammars)
-        comm.send(torch.tensor([drawn.token for drawn in out], device=self._device), 0)
-        return out
+        out = self._draws.draw(hidden[batch.sample_rows], work, seqs)
+        comm.send(tokens_of(work, out).to(self._device), 0)
+        return list(out)
+
+    def _is_owed(self, seq: RankSeq) -> bool:
+        return any(seq is owed for _, seqs in self._owed for owed in seqs)
 
     def _learn(self) -> None:
         _, seqs = self._owed.popleft()
         tokens = self._receive((len(seqs),), torch.int64, self._comm.size - 1)
         for seq, token in zip(seqs, tokens.tolist(), strict=True):
-            seq.append(token)
+            if token != NOTHING:
+                seq.append(token)
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
         if not shape[0]:

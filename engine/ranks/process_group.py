@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from core.errors import ProtocolError, ReplicaLost
 from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
-from core.ports import LayerDone, LayerSink
+from core.ports import LayerDone, LayerSink, OnReady
 from engine.ranks.expert_balancer import Balancer
 from engine.ranks.rank import Companion, Rank, Start, start_all
 from engine.ranks.rank_messages import (
     FROM_RANK,
     LayerReady,
+    MaskReady,
     RankFailed,
     RankSetup,
     Ready,
@@ -73,6 +74,7 @@ class ProcessGroup:
             raise
         loop = asyncio.get_running_loop()
         self._sink, self._balancer = sink, balancer
+        self._hear_ready: OnReady = lambda key, num_tokens: None
         self._steps: dict[int, _Step] = {}
         self._writers: list[StreamWriter] = []
         self._lost: asyncio.Future[Exception] = loop.create_future()
@@ -102,6 +104,9 @@ class ProcessGroup:
         for writer in self._writers:
             writer.write(data)
         return await future
+
+    def on_ready(self, hear: OnReady) -> None:
+        self._hear_ready = hear
 
     async def lost(self) -> Exception:
         return await asyncio.shield(self._lost)
@@ -140,6 +145,8 @@ class ProcessGroup:
                 layer_done = self._steps[step].layer_done
                 if layer_done is not None:
                     layer_done(number, layer)
+            case MaskReady(key, num_tokens):
+                self._hear_ready(key, num_tokens)
             case StepResult():
                 self._on_result(word)
             case RankFailed(reason):
@@ -158,7 +165,11 @@ class ProcessGroup:
         if not step.num_left:
             del self._steps[result.step]
             if not step.future.done():
-                drawn = tuple(step.sampled[work.key] for work in step.plan.work if work.samples)
+                drawn = tuple(
+                    step.sampled[work.key]
+                    for work in step.plan.work
+                    if work.samples and work.key in step.sampled
+                )
                 step.future.set_result(
                     StepResult(
                         step=result.step, sampled=drawn, duration_s=step.duration_s, expert_loads=step.loads

@@ -1,7 +1,7 @@
 """What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
 
 A rank gets a RankSetup, then StepPlans, with Relocates between them. It sends Ready, and then for each plan its layers (where a
-work is pushed) and a StepResult. RankFailed is its last message if it fails."""
+work is pushed) and a StepResult, and MaskReady at any time. RankFailed is its last message if it fails."""
 
 import asyncio
 import socket
@@ -79,12 +79,20 @@ class LayerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class MaskReady:
+    """The draw behind this many tokens of the sequence was put off, and can be made now."""
+
+    key: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailed:
     reason: str
 
 
 TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan, Relocate)}
-FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, StepResult, RankFailed)}
+FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, MaskReady, StepResult, RankFailed)}
 
 
 def frame(message: Any) -> bytes:

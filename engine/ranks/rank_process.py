@@ -2,12 +2,14 @@
 
 It ends with the instance: the kernel kills it when its parent has died, and so does the end of the socket's stream."""
 
+import contextlib
 import ctypes
 import mmap
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -20,15 +22,18 @@ from core.garbage import leave_out_all_there_is
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from engine.execution.build_group import make_pool
+from engine.execution.draws import Draws, Peers
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
+from engine.execution.matching import GuidanceMatchers
 from engine.execution.runner import Runner
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
 from engine.ranks.rank_messages import (
     TO_RANK,
     LayerReady,
+    MaskReady,
     RankFailed,
     RankSetup,
     Ready,
@@ -45,16 +50,32 @@ from models.spec import LoadFormat
 _PR_SET_PDEATHSIG = 1
 
 
+class _Line:
+    """The connection to the instance, for any thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._lock = sock, threading.Lock()
+
+    def say(self, message: Ready | LayerReady | MaskReady | StepResult | RankFailed) -> None:
+        """Raises OSError where the instance has ended."""
+        with self._lock:
+            self._sock.sendall(frame(message))
+
+    def mask_ready(self, key: str, num_tokens: int) -> None:
+        with contextlib.suppress(OSError):  # the thread that reads from the instance notices its end
+            self.say(MaskReady(key, num_tokens))
+
+
 class _Sink:
     """The instance's core.ports.LayerSink, reached over the socket."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+    def __init__(self, line: _Line) -> None:
+        self._line = line
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         if not any(work.push for work in plan.work):
             return None
-        return lambda _, layer: self._sock.sendall(frame(LayerReady(plan.step, layer)))
+        return lambda _, layer: self._line.say(LayerReady(plan.step, layer))
 
 
 def main() -> None:
@@ -68,21 +89,22 @@ def main() -> None:
 
 
 def serve_instance(sock: socket.socket) -> int:
-    """Serve until the instance ends the stream, or something fails here. Returns the process's exit code."""
+    """Until the instance ends the stream, or something fails here. Returns the process' exit code."""
+    line = _Line(sock)
     try:
         setup = read_frame(sock, TO_RANK)
         if setup is not None:
-            _serve(setup, sock)
+            _serve(setup, sock, line)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the instance has ended
     except Exception as error:
         traceback.print_exc()
-        sock.sendall(frame(RankFailed(f"{type(error).__name__}: {error}")))
+        line.say(RankFailed(f"{type(error).__name__}: {error}"))
         return 1
     return 0
 
 
-def _serve(setup: RankSetup, sock: socket.socket) -> None:
+def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
     torch.set_num_threads(setup.num_threads)
     started = time.perf_counter()
     device = torch.device(setup.device)
@@ -109,31 +131,37 @@ def _serve(setup: RankSetup, sock: socket.socket) -> None:
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
-    grammars = GrammarMasks(Path(setup.folder), part.model.spec.vocab_size)
-    step = counted(_runner(part, pool, layout.block_size, sock, grammars), part.model)
-    leave_out_all_there_is()
-    sock.sendall(frame(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes())))
     place = setup.mesh.place(setup.rank)
-    draws = place.tp == place.ep == 0  # the others draw the same
+    speaks = place.tp == place.ep == 0  # the others draw the same
+    draws = _draws(part, Path(setup.folder), speaks, line)
+    step = counted(_runner(part, pool, layout.block_size, _Sink(line), draws), part.model)
+    leave_out_all_there_is()
+    line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
     while (word := read_frame(sock, TO_RANK)) is not None:
         if isinstance(word, Relocate):
             part.relocate(dict(word.layers))
             continue
         result = step(share_of(word, setup.pools, setup.rank))
-        sock.sendall(
-            frame(result if draws else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
-        )
+        line.say(result if speaks else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
+
+
+def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> Draws:
+    tp, ep = part.comms.tp, part.comms.ep
+    peers = Peers(owns_matchers, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
+    if not owns_matchers:
+        return Draws(part.model, peers=peers)
+    grammars = GrammarMasks(GuidanceMatchers(folder, part.model.spec.vocab_size))
+    grammars.on_ready(line.mask_ready)
+    return Draws(part.model, grammars, peers)
 
 
 def _runner(
-    part: ModelPart, pool: DevicePool, block_size: int, sock: socket.socket, grammars: GrammarMasks
+    part: ModelPart, pool: DevicePool, block_size: int, sink: _Sink, draws: Draws
 ) -> Callable[[RankShare], StepResult]:
-    sink = _Sink(sock)
     if part.comms.pp.size == 1:
-        runner = Runner(part.model, pool, block_size, sink, grammars=grammars)
+        runner = Runner(part.model, pool, block_size, sink, draws=draws)
         return lambda share: runner.step(share.plan)
-    last = grammars if part.model.is_last else None
-    stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink, grammars=last)
+    stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink, draws=draws)
     return lambda share: stage.step(share.plan, share.most_tokens)
 
 

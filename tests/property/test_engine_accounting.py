@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
-from core.plan import Sampled, StepPlan, StepResult
+from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
 from engine.planning.dp_scheduler import make_planner
 from engine.ranks.rank_share import share_of
@@ -21,9 +21,16 @@ def next_token(tokens: list[int]) -> int:
 
 
 class FakeRank:
-    """Stores tokens instead of KV and refuses to read a slot that holds anything but its sequence's token."""
+    """Stores tokens instead of KV and refuses to read a slot that holds anything but its sequence's token.
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    Puts a share of the draws off, as a rank does whose masks are late."""
+
+    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, put_off: float) -> None:
+        self.rng, self.put_off = rng, put_off
+        self.late: dict[str, int] = {}
+        """Sequences whose masks are still to be made, and behind how many tokens."""
+        self.off: dict[str, int] = {}
+        """Sequences whose draws are put off, and behind how many tokens."""
         self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.size = block_size
         self.seqs: dict[str, list[int]] = {}
@@ -32,6 +39,8 @@ class FakeRank:
     def step(self, plan: StepPlan) -> StepResult:
         for key in plan.drop:
             del self.seqs[key]
+            self.late.pop(key, None)
+            self.off.pop(key, None)
         for new in plan.new:
             assert new.key not in self.seqs
             self.seqs[new.key] = list(new.tokens)
@@ -39,12 +48,15 @@ class FakeRank:
             self.slots[copy.dst][: copy.num_tokens] = self.slots[copy.src][: copy.num_tokens]
         for work in plan.work:
             tokens = self.seqs[work.key]
-            assert work.start + work.count <= len(tokens)
+            assert work.start + work.count <= len(tokens) or self.is_beyond(work)
             for i in range(work.start, work.start + work.count):
-                self.slots[work.block_ids[i // self.size]][i % self.size] = tokens[i]
+                token = tokens[i] if i < len(tokens) else None
+                self.slots[work.block_ids[i // self.size]][i % self.size] = token
         sampled = []
         for work in plan.work:
             tokens = self.seqs[work.key]
+            if self.is_beyond(work):
+                continue
             read = [
                 self.slots[work.block_ids[i // self.size]][i % self.size]
                 for i in range(work.start + work.count)
@@ -54,11 +66,18 @@ class FakeRank:
                 self.pushed.setdefault(work.key, []).extend(
                     range(work.push.start, work.push.start + work.push.count)
                 )
-            if work.samples:
+            if work.samples and self.rng.random() < self.put_off:
+                self.late[work.key] = self.off[work.key] = len(tokens)
+            elif work.samples:
                 token = next_token(tokens[: work.start + work.count])
                 tokens.append(token)
                 sampled.append(Sampled(work.key, token))
         return StepResult(step=plan.step, sampled=tuple(sampled))
+
+    def is_beyond(self, work: SeqWork) -> bool:
+        """Planned before it was known that the draw of its token is put off."""
+        known = len(self.seqs[work.key])
+        return self.off.get(work.key) == known and (work.start, work.count) == (known, 1)
 
 
 def expected(request: Request) -> list[int]:
@@ -76,12 +95,18 @@ class Drive:
     """Runs a scheduler with `depth` steps in flight and checks its accounting after every move."""
 
     def __init__(
-        self, config: EngineConfig, num_blocks: int, depth: int, rng: random.Random, num_groups: int
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        depth: int,
+        rng: random.Random,
+        num_groups: int,
+        put_off: float,
     ) -> None:
-        """`num_groups` serve sequences of their own, each in `num_blocks`."""
+        """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the draws."""
         total = num_blocks * num_groups
         self.scheduler = make_planner(config, total, 10_000, FifoPolicy(), num_groups)
-        self.rank = FakeRank(total, config.block_size)
+        self.rank = FakeRank(total, config.block_size, rng, put_off)
         shard = KVShard.whole(
             KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=config.block_size, dtype="float32")
         )
@@ -111,13 +136,22 @@ class Drive:
             blocks += [block for copy in share.plan.copies for block in (copy.src, copy.dst)]
             assert all(0 <= block < self.pools[0].num_blocks for block in blocks)
 
+    def make_masks(self, share: float) -> bool:
+        """Of those that are late."""
+        made = [key for key in self.rank.late if self.rng.random() < share]
+        for key in made:
+            self.scheduler.mask_ready(key, self.rank.late.pop(key))
+        return bool(made)
+
     def turn(self) -> bool:
         while len(self.flight) < self.depth and (plan := self.scheduler.plan(0.0)):
             self.flight.append((plan, self.rank.step(plan)))
             self.check_shares(plan)
             self.scheduler.check_integrity()
+            if len(self.flight) == self.depth:
+                self.make_masks(0.3)  # heard of before its lateness is known
         if not self.flight:
-            return False
+            return self.make_masks(1.0)
         for token in self.scheduler.commit(*self.flight.pop(0), 0.0):
             self.out.setdefault(token.key, []).append(token)
             if token.key in self.limits and self.is_held(token.key):
@@ -135,15 +169,24 @@ class Drive:
     depth=st.sampled_from([1, 2]),
     cache=st.booleans(),
     num_groups=st.sampled_from([1, 1, 2, 3]),
+    put_off=st.sampled_from([0.0, 0.0, 0.2, 0.7]),
 )
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
-    seed: int, num_blocks: int, block_size: int, budget: int, *, depth: int, cache: bool, num_groups: int
+    seed: int,
+    num_blocks: int,
+    block_size: int,
+    budget: int,
+    *,
+    depth: int,
+    cache: bool,
+    num_groups: int,
+    put_off: float,
 ) -> None:
     rng = random.Random(seed)
     config = EngineConfig(
         block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8), prefix_cache=cache
     )
-    drive = Drive(config, num_blocks, depth, rng, num_groups)
+    drive = Drive(config, num_blocks, depth, rng, num_groups, put_off)
     scheduler = drive.scheduler
     capacity = num_blocks * block_size
     prefixes = [[rng.randrange(4) for _ in range(rng.randint(1, capacity // 3))] for _ in range(3)]

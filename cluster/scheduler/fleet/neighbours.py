@@ -7,7 +7,7 @@ from cluster.scheduler.fleet.member import Member
 
 
 class NeighbourGroup:
-    """The instances of one group, in the queues from which a shortlist takes them."""
+    """Who stands there, by what a shortlist orders them by."""
 
     __slots__ = ("batches", "num_members", "prompts")
 
@@ -21,14 +21,14 @@ class Neighbours:
         self._groups: dict[tuple[str, ...], NeighbourGroup] = {}
 
     def join(self, member: Member) -> tuple[NeighbourGroup, ...]:
-        """Add a member, and return its groups, smallest first."""
+        """Its groups, smallest first."""
         groups = tuple([self._groups.setdefault(name, NeighbourGroup()) for name in member.spot.groups])
         for group in groups:
             group.num_members += 1
         return groups
 
     def leave(self, member: Member) -> None:
-        """Remove a member that has joined before."""
+        """Who has joined before."""
         for name in member.spot.groups:
             group = self._groups[name]
             group.num_members -= 1

@@ -21,14 +21,13 @@ from core.reports import LoadReport, Register
 
 NO_DECODE: Final = "no decode instance is alive"
 FETCH_TOKENS: Final = 128
-"""A cached prefix of this many tokens is worth being fetched from a decode instance."""
+"""A cached prefix as long as this is worth asking a decode instance for."""
 SCAN_UP_TO: Final = 32
-"""Up to so many instances, every one is considered for each request. In a larger fleet only a shortlist is."""
+"""Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
 
 
 class Candidates:
-    """What one attempt to place a request looks up once. `cached` are the instances that have most of the prompt cached, most
-    first."""
+    """What one look for a place has in common; `cached`: who has most of the prompt cached, most first."""
 
     __slots__ = ("cached", "match", "rng")
 
@@ -52,7 +51,7 @@ class Roster:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The living instances, in order of registration."""
+        """In order of registration."""
         return tuple(self._members.values())
 
     def some(self, count: int) -> list[Member]:
@@ -62,11 +61,11 @@ class Roster:
         return self._members.get(address)
 
     def real(self, member: Member) -> Member:
-        """Return the instance that `member` is, or is a reduced view of (`Member.above`)."""
+        """The instance that `member` is, or is a part of (`Member.above`)."""
         return self._members[member.address]
 
     def why_not(self) -> str:
-        """Return why nothing can be placed, whatever the load; empty where something can."""
+        """Why nothing can be placed, whatever the load; empty: something can."""
         return "" if any(m.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
 
     def knows(self, info: Register) -> bool:
@@ -74,7 +73,7 @@ class Roster:
         return known is not None and known.info == info
 
     def add(self, info: Register) -> None:
-        """Add a new instance, which knows of no buddy."""
+        """A new instance, which knows of no buddy."""
         member = self._members[info.address] = Member(info, self._shortlist.changed, self.turnover)
         self._shortlist.changed[info.address] = member
         if info.decodes and info.replicates:
@@ -107,25 +106,25 @@ class Roster:
         self._buddies.forget(address)
 
     def forget_buddies(self) -> None:
-        """Forget all pairs, so that every instance is told its buddy anew."""
+        """No instance knows of its buddy: all are told anew."""
         for address in self._replicating:
             self._buddies.forget(address)
 
     def pair(self) -> list[Send]:
-        """Return whom to tell of a new buddy."""
+        """Tell those whose buddy has changed."""
         return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._replicating.values()))]
 
     @property
     def scans(self) -> bool:
-        """Whether the fleet is small enough that every instance is considered."""
+        """Is the fleet small enough to be looked at as a whole?"""
         return len(self._members) <= self._scan_up_to
 
     def match(self, place: Place) -> PrefixHolders:
-        """Return how many leading blocks of the request's prompt are cached where."""
+        """How many leading blocks of its prompt are cached where."""
         return self._prefixes.match(place.block_hashes)
 
     def candidates(self, place: Place, turn: int = 0) -> Candidates:
-        """Return the candidates. Another `turn` draws others."""
+        """`turn`: another one draws others."""
         if self._last is not None and self._last[0] is place and self._last[1] == turn:
             return self._last[2]
         rng = RequestRng(place.request_id, turn)
@@ -137,11 +136,11 @@ class Roster:
         return candidates
 
     def replica_of(self, lost: Sequence[str]) -> str:
-        """Return the instance that has copies of the KV of the one that was lost last; empty where there is none."""
+        """Who has copies of the KV of the instance that was lost last; empty: nobody."""
         return self._buddies.replica_of(lost)
 
     def any_headroom(self, level: int) -> bool:
-        """Return whether any instance has headroom for a request of that level, to which lower ones give way."""
+        """For a request of that level, which lower ones give way to."""
         if not self.scans:
             self._settle()
             return self._shortlist.any_headroom(level)
@@ -151,7 +150,7 @@ class Roster:
         )
 
     def shortest_queues(self) -> Iterable[Member]:
-        """Return the prefill instances with the shortest queues. If none of them has room for a prompt, no instance has."""
+        """If nobody among these has room for a prompt, nobody has."""
         if self.scans:
             return self._members.values()
         self._settle()
@@ -159,8 +158,7 @@ class Roster:
         return () if least is None else (least,)
 
     def decodes(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
-        """Return the instances that could hold prompt and output to the end. Of a large fleet these are the ones worth
-        considering, and `wanted`."""
+        """Those that could hold prompt and output to the end; of a large fleet those worth considering, and `wanted`."""
         total = place.num_tokens + place.max_new_tokens
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
@@ -177,8 +175,7 @@ class Roster:
     def prefills(
         self, place: Place, candidates: Candidates, decodes: Sequence[Member], exclude: Sequence[str]
     ) -> list[Member]:
-        """Return the instances that could compute the prompt. Of a large fleet these are the ones worth considering for one of
-        `decodes`."""
+        """Those that could compute its prompt; of a large fleet those worth considering for one of `decodes`."""
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
             self._settle()
@@ -195,7 +192,7 @@ class Roster:
         return alone + self.decodes(place, candidates, wanted)
 
     def holders(self, place: Place, candidates: Candidates, exclude: Sequence[str]) -> list[Member]:
-        """Return the decode instances that have so much of the prompt cached that it may be fetched from there."""
+        """Decode instances that have so much of the prompt cached that it may be fetched from there."""
         return [
             m
             for m in candidates.cached
@@ -217,7 +214,7 @@ def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
 
 
 def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:
-    """Return the members that are not excluded, or all where that leaves none."""
+    """The members that are not excluded, or all where that leaves none."""
     if not exclude:
         return members
     return [m for m in members if m.address not in exclude] or members

@@ -18,6 +18,7 @@ from core.plan import NewSeq, StepPlan
 from core.types import Grammar, SamplingParams, ThinkingBudget
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
+from engine.execution.matching import GuidanceMatchers
 from engine.execution.sampler import sample
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
@@ -25,7 +26,7 @@ from models.hub import resolve
 FOLDER = resolve("embedded")
 VOCAB, END, OPS = 4096, 0, reference_ops()
 VOCABULARY = LLTokenizer(str(FOLDER / "tokenizer.json"), n_vocab=VOCAB)
-MASKS = GrammarMasks(FOLDER, VOCAB)
+MASKS = GrammarMasks(GuidanceMatchers(FOLDER, VOCAB))
 YES_OR_NO = grammar_from("regex", "yes|no")
 
 
@@ -226,7 +227,7 @@ def test_a_grammar_that_hits_a_limit_ends_its_own_output_alone() -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    masks = GrammarMasks(tmp_path, VOCAB)
+    masks = GrammarMasks(GuidanceMatchers(tmp_path, VOCAB))
     masks.begin(StepPlan(step=0, new=(NewSeq("k", (1,), 1, params(YES_OR_NO)),), copies=(), work=(), drop=()))
     with pytest.raises((OSError, ValueError), match=r"tokenizer\.json"):
         masks.masks(["k"])
