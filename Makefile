@@ -13,12 +13,13 @@ READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
 SOURCES := baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
 
-.PHONY: help serve local chat test test-all lint docs format compiled config-page chart-schema setup clean
+.PHONY: help serve local chat test test-all lint docs format compiled config-page chart-schema gpu gpu-packages setup clean
 help:
 	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
 	@echo "make local                                             the same in one process, without Ray"
 	@echo "make chat                                              talk to it"
 	@echo "make test (minutes) | test-all (what CI runs) | lint | docs | format | compiled | clean"
+	@echo "make gpu-packages, then make gpu [OUT=build/gpu]        on a machine with a GPU: everything that only a GPU can show"
 
 setup: $(READY)
 
@@ -75,6 +76,21 @@ compiled: $(READY)
 	rm -rf build/compiled
 	BATON_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .
 	@echo "==> run anything on it: PYTHONPATH=build/compiled:. $(BIN)/python -P -m benchmarks.decisions ..."
+
+# For a machine that has a GPU, PyTorch, Triton and no network: no .venv there. `gpu-packages`, run where there is a network, fetches
+# what else the GPU benchmarks import, for that machine's Python; the folder goes along with the checkout.
+OUT ?= build/gpu
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES := build/gpu-packages
+gpu-packages:
+	rm -rf $(GPU_PACKAGES)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --target $(GPU_PACKAGES) --only-binary=:all: \
+		--python-version $(GPU_PYTHON) --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
+		"pydantic>=2.14,<3" "fastapi>=0.165" "uvicorn>=0.54" httptools python-multipart "llguidance>=1.9,<2" prometheus-client msgpack uvloop \
+		opentelemetry-sdk opentelemetry-exporter-otlp-proto-http "pytest>=9.2" pytest-asyncio pytest-timeout pytest-xdist hypothesis
+
+gpu:
+	PYTHONPATH=$(GPU_PACKAGES) $(PYTHON) -m benchmarks.gpu --out "$(OUT)" $(ARGS)
 
 config-page: $(READY)
 	$(BIN)/python -m baton.config_page

@@ -13,12 +13,13 @@ the script works, and its times mean nothing."""
 import sys
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.cases import REAL, SMOKE, Case, Cases, Sizes
 from benchmarks.gpu.limits import Limits, measure, seconds
-from benchmarks.gpu.session import begin, parser, write
+from benchmarks.gpu.session import Verdict, begin, parser, write
 from benchmarks.gpu.step_cases import StepCases
 from kernels.triton.platform import INTERPRETED
 
@@ -28,7 +29,10 @@ def every_case(sizes: Sizes, device: torch.device) -> Iterable[Case]:
     yield from StepCases(sizes, device)
 
 
-def run_case(case: Case, limits: Limits) -> dict[str, object]:
+Row = dict[str, Any]
+
+
+def run_case(case: Case, limits: Limits) -> Row:
     time_s, floor_s = seconds(case.run), limits.floor_s(case.num_bytes, case.num_flops, case.kind)
     peers = {name: seconds(run) for name, run in case.peers.items()}
     reached = min(peers.values(), default=0.0) / time_s if case.against else floor_s / time_s
@@ -38,6 +42,7 @@ def run_case(case: Case, limits: Limits) -> dict[str, object]:
         "floor_us": floor_s * 1e6,
         "of_floor": floor_s / time_s,
         "peers_us": {name: peer_s * 1e6 for name, peer_s in peers.items()},
+        "reached": reached,
         "target": case.target,
         "target_of": "fastest peer" if case.against else "floor",
         "met": reached >= case.target if case.target and not INTERPRETED else None,
@@ -45,22 +50,31 @@ def run_case(case: Case, limits: Limits) -> dict[str, object]:
 
 
 def run_all(
-    cases: Iterable[Case], limits: Limits, budget_s: float, now: Callable[[], float] = time.monotonic
-) -> tuple[list[dict[str, object]], str]:
+    cases: Iterable[Case],
+    limits: Limits,
+    budget_s: float,
+    now: Callable[[], float] = time.monotonic,
+    save: Callable[[list[Row]], None] = lambda _: None,
+) -> tuple[list[Row], str]:
     """Rows of the cases that were begun in time, and the name of the first that was not. A case takes its compiling, then some
-    120 ms for itself and for each peer."""
-    until, rows = now() + budget_s, list[dict[str, object]]()
+    120 ms for itself and for each peer. `save` is given all rows after each case."""
+    until, rows = now() + budget_s, list[Row]()
     for case in cases:
         if now() >= until:
             return rows, case.name
         rows.append(run_case(case, limits))
+        save(rows)
         print(show(rows[-1]), flush=True)
     return rows, ""
 
 
-def show(row: dict[str, object]) -> str:
-    peers = ", ".join(f"{name} {time:.1f}" for name, time in row["peers_us"].items())  # type: ignore[union-attr]
-    verdict = {None: "", True: "met", False: "missed"}[row["met"]]  # type: ignore[index]
+def verdicts(rows: Iterable[Row]) -> list[Verdict]:
+    return [Verdict(row["name"], row["reached"], row["target"]) for row in rows if row["target"]]
+
+
+def show(row: Row) -> str:
+    peers = ", ".join(f"{name} {time:.1f}" for name, time in row["peers_us"].items())
+    verdict = {None: "", True: "met", False: "missed"}[row["met"]]
     target = f"{row['target']} of {row['target_of']} {verdict}" if row["target"] else ""
     return f"{row['name']:48} {row['time_us']:10.1f} {row['floor_us']:10.1f} {row['of_floor']:6.2f}  {target:28} {peers}"
 
@@ -74,14 +88,25 @@ def main() -> None:
     print(f"copy {limits.copy_bytes_per_s / 1e9:.0f} GB/s; products, TFLOP/s: ", end="")
     print(", ".join(f"{kind} {rate / 1e12:.0f}" for kind, rate in limits.flops.items()))
     print(f"{'':48} {'µs':>10} {'floor µs':>10} {'ratio':>6}  {'target':28} peers, µs")
-    rows, left_out = run_all(every_case(SMOKE if INTERPRETED else REAL, device), limits, 60 * args.minutes)
     found = {
         "copy_gb_per_s": limits.copy_bytes_per_s / 1e9,
         "tflops": {kind: rate / 1e12 for kind, rate in limits.flops.items()},
-        "left_out_from": left_out,
-        "kernels": rows,
     }
-    write(args.json, "benchmarks.gpu.kernels", device, found)
+
+    def save(rows: list[Row], **more: Any) -> None:
+        content = {**found, "kernels": rows, **more}
+        write(
+            args.json,
+            "benchmarks.gpu.kernels",
+            device,
+            content,
+            verdicts(rows),
+            complete=more.get("left_out_from") == "",
+        )
+
+    cases = every_case(SMOKE if INTERPRETED else REAL, device)
+    rows, left_out = run_all(cases, limits, 60 * args.minutes, save=save)
+    save(rows, left_out_from=left_out)
     if left_out:
         sys.exit(
             f"{args.minutes:g} minutes were over before {left_out!r}: run it again, compiled kernels are kept"

@@ -4,6 +4,8 @@ import argparse
 import json
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,27 @@ import torch
 import triton
 
 from kernels.triton.platform import INTERPRETED
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A figure and its target."""
+
+    what: str
+    measured: float
+    target: float
+    unit: str = ""
+    at_least: bool = True
+    """Is the target the least that the figure should be, or the most?"""
+
+    @property
+    def met(self) -> bool:
+        return self.measured >= self.target if self.at_least else self.measured <= self.target
+
+    def line(self) -> str:
+        word = "met" if self.met else "MISSED"
+        side = "at least" if self.at_least else "at most"
+        return f"{word:6} {self.what}: {self.measured:.4g}{self.unit} ({side} {self.target:.4g}{self.unit})"
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:
@@ -35,14 +58,28 @@ def begin(interpret_smoke: bool) -> torch.device:
     return torch.device("cpu" if INTERPRETED else "cuda")
 
 
-def write(path: Path | None, module: str, device: torch.device, content: dict[str, Any]) -> None:
-    """Nothing without a path."""
-    if path:
-        about = {
-            "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(device),
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-            "python": platform.python_version(),
-            "command": f"python -m {module}",
-        }
-        path.write_text(json.dumps({**about, **content}, indent=1) + "\n")
+def write(
+    path: Path | None,
+    module: str,
+    device: torch.device,
+    content: dict[str, Any],
+    verdicts: Sequence[Verdict] = (),
+    *,
+    complete: bool = True,
+) -> None:
+    """Write `content` so far, and `verdicts` on it, over what is there; nothing without a path. In the interpreter, whose times
+    mean nothing, a verdict says neither that its target is met nor that it is missed."""
+    if path is None:
+        return
+    about = {
+        "device": "interpreter" if INTERPRETED else torch.cuda.get_device_name(device),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": platform.python_version(),
+        "command": f"python -m {module}",
+        "complete": complete,
+        "verdicts": [asdict(one) | {"met": None if INTERPRETED else one.met} for one in verdicts],
+    }
+    whole = path.with_suffix(".part")
+    whole.write_text(json.dumps({**about, **content}, indent=1) + "\n")
+    whole.replace(path)

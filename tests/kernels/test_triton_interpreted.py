@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.__main__ import STAGES
+
 FOLDER = Path(__file__).parent / "triton"
 ROOT = Path(__file__).parents[2]
 
@@ -21,22 +23,24 @@ def test_interpreted(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_benchmark_runs_every_case(tmp_path: Path) -> None:
-    file = tmp_path / "smoke.json"
-    _interpret("benchmarks.gpu.kernels", "--interpret-smoke", "--json", str(file))
-    rows = json.loads(file.read_text())["kernels"]
-    assert {row["target"] for row in rows} == {0.0, 0.75, 0.8, 0.85}
-    assert all(row["time_us"] > 0 and row["met"] is None for row in rows)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_the_comparison_of_decode_steps_runs(tmp_path: Path) -> None:
-    file = tmp_path / "steps.json"
-    _interpret("benchmarks.gpu.decode_step", "--interpret-smoke", "--json", str(file))
-    rows = json.loads(file.read_text())["steps"]
-    assert [row["batch"] for row in rows] == [1, 3]
-    assert all(row["tokens_alike"] == 1 for row in rows)
+def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
+    _interpret("benchmarks.gpu", "--smoke", "--out", str(tmp_path))
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert set(found) == {stage.name for stage in STAGES}
+    assert all(content["complete"] for content in found.values())
+    kernels, steps = found["kernels"]["kernels"], found["decode_step"]["steps"]
+    assert {row["target"] for row in kernels} == {0.0, 0.75, 0.8, 0.85}
+    assert all(row["time_us"] > 0 and row["met"] is None for row in kernels)
+    assert [row["batch"] for row in steps] == [1, 3]
+    assert all(row["tokens_alike"] == 1 for row in steps)
+    assert [row["instances"] for row in found["serving"]["hand_over"]] == [
+        "one for everything",
+        "prefill and decode",
+    ]
+    assert found["serving"]["offline"]["output_tokens"] > 0
+    assert found["device_tests"]["passed"] > 3
+    assert not found["device_tests"]["failed"]
+    assert (tmp_path / "verdicts.png").stat().st_size > 1000
 
 
 def _interpret(module: str, *args: str) -> None:
