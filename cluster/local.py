@@ -1,4 +1,4 @@
-"""The same scheduler, workers and frontend in one process: for embedded use, and as the truth that the cluster must equal."""
+"""The same scheduler, workers and frontend in one process: for embedded use, and as the reference that the cluster must equal."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class LocalCluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(cls, config: ClusterConfig, observe: Observe = nobody):
-        """Started and ready inside the block; everything is given back after it."""
+        """Yield a cluster that is started and ready. Everything is given back after the block."""
         if config.serve.schedulers > 1:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
@@ -67,7 +67,7 @@ class LocalCluster:
         parts: Callable[[Role, M], InstanceParts],
         observe: Observe = nobody,
     ):
-        """As `running`; each part gets its mail from `join`, which is told what the part is."""
+        """Yield a cluster as `running` does. Each part gets its mail from `join`, which is told what the part is."""
         clock = WallClock()
         async with contextlib.AsyncExitStack() as stack:
             scheduler_mail = join("scheduler")
@@ -103,7 +103,7 @@ class LocalCluster:
             yield cluster
 
     async def wait_ready(self) -> Status:
-        """Once every instance has registered."""
+        """Wait until every instance has registered."""
         async with asyncio.timeout(_START_TIMEOUT_S):
             while True:
                 with contextlib.suppress(ReplicaLost):
@@ -114,7 +114,7 @@ class LocalCluster:
 
 
 def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
-    """HTTP on one event loop until SIGINT or SIGTERM; running requests finish first."""
+    """Serve HTTP on one event loop until SIGINT or SIGTERM. Running requests finish first."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, card, on_ready))
 

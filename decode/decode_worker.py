@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 _ASK_TIMEOUT_S = 2.0
 _LAST_WORD_S = 1.0
 _FENCE_PATIENCE_S = 0.5
-"""A fence that takes longer is one of a writer that is cut off but lives: its client need not wait for that, only its blocks."""
+"""A fence takes longer than this only where a writer is cut off but lives. The client need not wait for that; the blocks must."""
 _MAX_GRANTS = 3
-"""Writers that a prompt is given to before we compute it ourselves: it must not wander between instances without room."""
+"""The number of writers that a prompt is given to before this instance computes it itself, so that it does not wander between
+instances without room."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -88,11 +89,11 @@ class DecodeWorker:
 
     @property
     def frontends(self) -> set[str]:
-        """Those whose requests are here."""
+        """The frontends whose requests are here."""
         return {job.request.reply_to for job in self._jobs.values()}
 
     def on_message(self, sender: str, message: Message) -> bool:
-        """True when the message was for this role."""
+        """Handle a message. Returns True when it was for this role."""
         match message:
             case Submit(request, route):
                 self._submit(request, route)
@@ -115,7 +116,8 @@ class DecodeWorker:
         return True
 
     def on_lost(self, peer: str) -> None:
-        """A writer died: fence it and find another. A frontend died: nobody reads its requests any more."""
+        """Handle a loss. A lost writer is fenced and replaced. The requests of a lost frontend are dropped, since nothing reads
+        them any more."""
         for key, job in list(self._jobs.items()):
             if job.asked == peer:
                 self._on_fact(job, Fact.NOBODY)
@@ -125,7 +127,7 @@ class DecodeWorker:
                 self._on_fact(job, Fact.WRITER_LOST)
 
     def on_complete(self, commit: Commit) -> None:
-        """The inbox has every byte of a grant, which has ended thereby."""
+        """Take a grant whose every byte is in the inbox, which has ended it."""
         job = self._grants.get(commit.grant_id)
         if job is not None:
             job.commit = commit
@@ -137,7 +139,7 @@ class DecodeWorker:
             self._on_fact(job, Fact.CORRUPTED)
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
-        """A step's output: one message for each frontend."""
+        """Send a step's output, in one message for each frontend."""
         by_frontend: dict[str, list[TokenOut]] = {}
         for token in tokens:
             job = self._jobs.get(token.key)
@@ -150,7 +152,7 @@ class DecodeWorker:
             self._mail.send(frontend, Tokens(tuple(batch)))
 
     def fail_all(self, reason: str) -> None:
-        """The engine has stopped: somebody else may finish these."""
+        """Fail all requests, since the engine has stopped. Other instances may finish them."""
         for job in list(self._jobs.values()):
             if not job.cancelled:
                 self._fail(job, reason)
@@ -299,13 +301,13 @@ class DecodeWorker:
         self._set_timer(job, ttl_s)
 
     def _start_prefill(self, job: _Job, grant: Grant) -> None:
-        """Unless it has been taken back meanwhile."""
+        """Start prefill unless it has been taken back meanwhile."""
         granted = job.handoff is not None and job.handoff.state is DecodeState.GRANTED
         if granted and job.grant_id == grant.id:
             self._mail.send(job.prefill, StartPrefill(job.request, grant))
 
     def _ask(self, job: _Job) -> None:
-        """Another prefill instance, from the scheduler; without an answer we compute the prompt ourselves."""
+        """Ask the scheduler for another prefill instance. Without an answer this instance computes the prompt itself."""
         assert job.reservation is not None
         assert job.handoff is not None
         request, missing = job.request, job.reservation.num_tokens - job.reservation.matched_tokens
@@ -333,7 +335,8 @@ class DecodeWorker:
         self._on_fact(job, Fact.FENCED)
 
     async def _ask_for_last_word(self, grant_id: str, writer: str) -> None:
-        """A writer that was only stopped or cut off can end its fence itself, should it have forgotten the grant, too."""
+        """Ask a writer for its last message. One that was only stopped or cut off can end its fence itself, even if it has
+        forgotten the grant."""
         while True:
             await self._clock.sleep(_LAST_WORD_S)
             self._mail.send(writer, Revoke(grant_id))

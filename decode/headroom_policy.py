@@ -1,4 +1,4 @@
-"""In which order a decode instance serves its sequences, and who gives way when blocks run out."""
+"""The order in which a decode instance serves its sequences, and which one gives way when blocks run out."""
 
 from collections.abc import Sequence as Seq
 

@@ -1,8 +1,8 @@
-"""Copies of sealed KV blocks in a buddy's host memory, so that what a decode instance knew outlives it.
+"""Copies of sealed KV blocks in a buddy's host memory, so that what a decode instance has computed outlives it.
 
-The scheduler names the buddy. One batch is on its way at a time, and only what the lower tiers have just saved is sent: a buddy
-that is slow, or none, costs copies and nothing else. After a loss the request is placed at the buddy, which restores the blocks
-from its host tier like any other prefix."""
+The scheduler names the buddy. One batch is on its way at a time, and only what the lower tiers have just saved is sent. So a
+buddy that is slow, or none, costs copies and nothing else. After a loss the request is placed at the buddy, which restores the
+blocks from its host tier like any other prefix."""
 
 import asyncio
 import logging
@@ -46,7 +46,7 @@ class Replicator:
                 log.warning("the buddy %s does not answer; its copies wait", self._buddy)
 
     def on_message(self, sender: str, message: Message) -> bool:
-        """True when the message was for this part."""
+        """Handle a message. Returns True when it was for this part."""
         match message:
             case Buddy(address):
                 self._buddy = address

@@ -1,4 +1,4 @@
-"""In which order a prefill instance computes prompts: earliest deadline first, what is too late after it."""
+"""The order in which a prefill instance computes prompts: earliest deadline first, and late ones after those."""
 
 from collections.abc import Sequence as Seq
 

@@ -27,7 +27,7 @@ class _Job:
     reason: str = ""
     drawn: list[TokenOut] = field(default_factory=list[TokenOut])
     computes: bool = False
-    """The engine has a sequence of this very job."""
+    """Whether the engine has a sequence of this very job."""
 
 
 class PrefillWorker:
@@ -38,14 +38,15 @@ class PrefillWorker:
         self._jobs: dict[str, _Job] = {}
         self._by_key: dict[str, str] = {}
         self._over: dict[str, None] = {}
-        """Grants of which we have said that nothing more will be written: a StartPrefill that comes late or twice is too late."""
+        """Grants of which this instance has said that nothing more will be written. A StartPrefill for one, late or repeated, is
+        ignored."""
 
     @property
     def num_jobs(self) -> int:
         return len(self._jobs)
 
     def on_message(self, sender: str, message: Message) -> bool:
-        """True when the message was for this role."""
+        """Handle a message. Returns True when it was for this role."""
         match message:
             case StartPrefill(request, grant):
                 self._start(sender, request, grant)
@@ -56,18 +57,17 @@ class PrefillWorker:
         return True
 
     def on_lost(self, peer: str) -> None:
-        """A decode instance is gone, or cut off: it gives what we fill there to somebody else."""
+        """Handle the loss of a decode instance, which may only be cut off: it gives what was filled there to another writer."""
         for grant_id, job in list(self._jobs.items()):
             if job.grant.holder == peer:
                 self._on_fact(grant_id, PushFact.HOLDER_LOST)
         self._pusher.holder_lost(peer)
 
     def on_tokens(self, tokens: list[TokenOut]) -> list[TokenOut]:
-        """Takes the tokens of its own sequences out of a step's output; returns the others'.
+        """Take the tokens of its own sequences out of a step's output, and return the others.
 
-        The client's first token does not wait for the transfer; nor do the next ones, where the link is slow: as long as
-        decode's blocks have room and the writes are far behind, the sequence goes on here, and it changes over between
-        two tokens."""
+        The client's first token does not wait for the transfer; nor do the next ones, where the link is slow. As long as decode's
+        blocks have room and the writes are far behind, the sequence goes on here, and it changes over between two tokens."""
         others: list[TokenOut] = []
         for token in tokens:
             grant_id = self._by_key.get(token.key)
@@ -91,7 +91,7 @@ class PrefillWorker:
             self._pusher.finish(grant.id, job.drawn)
 
     def on_stuck(self, keys: list[str]) -> None:
-        """All blocks are promised to prompts that others compute: these may be computed elsewhere."""
+        """Let other instances compute these prompts, since all blocks here are promised to prompts that others compute."""
         for key in keys:
             self._failed(
                 self._by_key[key], "all KV blocks here are reserved for prompts that other instances compute"

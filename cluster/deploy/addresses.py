@@ -8,7 +8,8 @@ from core.ports import Resolve
 
 
 def scheduler_resolver(scheduler: Any) -> Resolve:
-    """Asks the Scheduler deployment where its replicas listen now; of those that do not answer, nothing is said."""
+    """Return a function that asks the Scheduler deployment where its replicas listen now. It leaves out those that do not
+    answer."""
 
     async def resolve() -> list[str]:
         asked = scheduler.broadcast("endpoint")
@@ -19,5 +20,5 @@ def scheduler_resolver(scheduler: Any) -> Resolve:
 
 
 def mail_host(one_host: bool) -> str:
-    """Where this process listens for its peers: on loopback as long as they are all on this host."""
+    """Return where this process listens for its peers: on loopback as long as all of them are on this host."""
     return "127.0.0.1" if one_host else ray.util.get_node_ip_address()

@@ -1,7 +1,7 @@
 """The secret by which the processes of one Ray cluster know each other: the operator's, or one that is made once and kept by Ray.
 
-Kept in Ray's control store, where Serve keeps it anyway (it is an argument of every replica), so that a new version of the
-application talks to what still runs of the old one. Who can read that store can run any code on the cluster."""
+It is kept in Ray's control store, where Serve keeps it anyway (it is an argument of every replica), so that a new version of the
+application can talk to the old one's processes. Anybody who can read that store can run any code on the cluster."""
 
 import secrets
 
@@ -13,7 +13,7 @@ _NAME, _NAMESPACE = b"cluster_key", b"baton"
 
 
 def cluster_key(config: ClusterConfig) -> bytes:
-    """Must run in a process that is connected to Ray."""
+    """Return the key. The process must be connected to Ray."""
     if config.cluster_key is not None:
         return config.cluster_key.get_secret_value().encode()
     internal_kv._internal_kv_put(  # pyright: ignore[reportPrivateUsage]

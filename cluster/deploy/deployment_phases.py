@@ -1,4 +1,4 @@
-"""Following an application while Serve starts it: what runs already, and why something does not."""
+"""Follows an application while Serve starts it: what runs already, and why something does not."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ _POLL_S = 0.1
 
 
 def wait_running(app: str, on_phase: Callable[[str], None]) -> None:
-    """Returns when all deployments of `app` run. Raises ConfigError where one cannot start."""
+    """Wait until all deployments of `app` run. Raises ConfigError where one cannot start."""
     left = dict(_PHASES)
     while True:
         found = serve.status().applications[app]
@@ -33,7 +33,7 @@ def wait_running(app: str, on_phase: Callable[[str], None]) -> None:
 
 
 def failure_cause(messages: Iterable[str]) -> str:
-    """The line of Serve's words that names the exception, one of ours first; before it is a traceback."""
+    """Return the line of Serve's message that names the exception, one of ours first. A traceback precedes it."""
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     ours = [line for line in lines if "core.errors." in line]
     return (ours or lines or ["no reason given"])[-1]

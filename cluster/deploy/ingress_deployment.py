@@ -1,6 +1,6 @@
 """The deployment of the HTTP endpoint. Several replicas may run, also on one host; each request lives in one of them.
 
-It listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (docs/adr/003)."""
+A replica listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (docs/adr/003)."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from net.mail import TcpMail
 
 @serve.deployment
 class Ingress:
-    """A replica that Serve takes away says so to load balancers first, and finishes what it has."""
+    """A replica of the endpoint. When Serve takes it away, it tells load balancers first, and finishes what it has."""
 
     async def __init__(
         self, config: ClusterConfig, key: bytes, scheduler: Any, pools: list[Any], one_host: bool
@@ -67,7 +67,7 @@ class Ingress:
         del pools  # bound here only so that Serve deploys them with this application
 
     async def drain(self) -> None:
-        """Returns when nothing runs any more, or at the deadline. Calling it again waits for the same end."""
+        """Wait until nothing runs any more, or until the deadline. Another call waits for the same end."""
         if self._drained is None:
             self._batches.cancel()
             self._drained = asyncio.create_task(
@@ -76,7 +76,7 @@ class Ingress:
         await asyncio.shield(self._drained)
 
     async def why_not(self) -> str:
-        """Why a request would not be answered now; empty: it would be."""
+        """Return why a request would not be answered now; empty where it would be."""
         _, reason = await self._frontend.ready()
         return reason
 
@@ -94,7 +94,8 @@ class Ingress:
 
 
 def _leave_out_torch() -> None:
-    """transformers' tokenizers do without torch, but it imports torch wherever that is installed: 3 s and 300 MB for nothing."""
+    """Keep transformers from importing torch: its tokenizers do without, but it imports torch wherever that is installed, which
+    takes 3 s and 300 MB."""
     assert "torch" not in sys.modules
     sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # to Python: there is no such module
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

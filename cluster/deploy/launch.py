@@ -1,4 +1,4 @@
-"""Start the cluster on this machine (or join a running Ray cluster), wait until it answers, and take it down again."""
+"""Starts the cluster on this machine (or joins a running Ray cluster), waits until it answers, and takes it down again."""
 
 import contextlib
 import io
@@ -73,9 +73,8 @@ class Cluster:
         ray_address: str = "local",
         on_phase: Callable[[str], None] = lambda _: None,
     ) -> "Cluster":
-        """Returns when the application runs; it answers once `wait_ready` says so. `on_phase` hears of what runs already.
-
-        Raises ConfigError."""
+        """Start the application. Returns when it runs; it answers once `wait_ready` says so. `on_phase` is called with what runs
+        already. Raises ConfigError."""
         local = _init_ray(config, ray_address)
         try:
             on_phase("Ray")
@@ -92,7 +91,8 @@ class Cluster:
         return cls(config, handle, local)
 
     def wait_ready(self, stop: threading.Event | None = None, timeout_s: float = _READY_TIMEOUT_S) -> bool:
-        """True once a request would be answered; False when `stop` was set first. Raises ConfigError at the deadline."""
+        """Wait for the first answer. Returns True once a request would be answered, False when `stop` was set first. Raises
+        ConfigError at the deadline."""
         deadline = time.monotonic() + timeout_s
         stop = stop or threading.Event()
         last = "no answer yet"
@@ -112,7 +112,7 @@ class Cluster:
         )
 
     def drain(self) -> None:
-        """Every ingress stops to take requests and finishes the running ones, within the configuration's deadlines."""
+        """Let every ingress take no more requests and finish the running ones, within the configuration's deadlines."""
         longest_s = self._config.serve.drain_notice_s + self._config.serve.drain_timeout_s
         self._handle.broadcast("drain").results(timeout_s=longest_s + 10)
 
@@ -126,7 +126,7 @@ def _on_signals(handler: Callable[[int, Any], Any]) -> None:
 
 
 def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
-    """None: this process has joined a Ray that somebody else has started."""
+    """Start or join a Ray. Returns None where this process has joined one that was started elsewhere."""
     # Ray runs its workers at niceness 15 by default: anything else on the machine would come before every token.
     os.environ.setdefault("RAY_worker_niceness", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -147,7 +147,8 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
 
 
 def _offered_gpus(config: ClusterConfig) -> int:
-    """To a Ray of this host alone; a process on Ray sees the GPUs that it has asked for, and no other. Raises ConfigError."""
+    """Return the GPUs to offer to a Ray of this host alone. A process on Ray sees only the GPUs that it has asked for. Raises
+    ConfigError."""
     if config.engine.device != "cuda":
         return 0
     import torch  # noqa: PLC0415 (seconds, which only a cluster on GPUs needs to spend here)
@@ -164,7 +165,7 @@ def _offered_gpus(config: ClusterConfig) -> int:
 def _stop(local: LocalRay | None) -> None:
     """Stop every replica, and Ray itself when it was started here.
 
-    What Ray prints meanwhile is kept back: the end of its own controller, which is what was asked for, it calls a failure."""
+    Ray's output meanwhile is dropped: it calls the end of its own controller, which was asked for, a failure."""
     with contextlib.redirect_stdout(io.StringIO()):
         serve.shutdown()
         if local is not None:

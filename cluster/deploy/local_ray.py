@@ -1,4 +1,4 @@
-"""The Ray that `baton serve` starts: on loopback alone, with no process too many, and no file left when it ends."""
+"""The Ray that `baton serve` starts: on loopback alone, without needless processes, and without a file left when it ends."""
 
 import contextlib
 import logging
@@ -19,10 +19,11 @@ _STARTS = 3
 
 
 class _OneHostNode(node.Node):
-    """Ray has no option against these three processes, which serve other hosts, other users and its own dashboard."""
+    """A node without the three processes that serve other hosts, other users and Ray's own dashboard. Ray has no option for
+    that."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Ray leaves its processes behind where they do not come up in time."""
+        """Start the node. Ray leaves its processes behind where they do not come up in time, so they are ended here."""
         try:
             super().__init__(*arguments, **options)
         except Exception:
@@ -31,17 +32,18 @@ class _OneHostNode(node.Node):
             raise
 
     def start_monitor(self) -> None:
-        """The autoscaler has nothing to scale."""
+        """Do nothing: the autoscaler has nothing to scale."""
 
     def start_log_monitor(self) -> None:
-        """Nobody reads the workers' logs through Ray."""
+        """Do nothing: the workers' logs are not read through Ray."""
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-        """There is no dashboard."""
+        """Do nothing: there is no dashboard."""
 
 
 def _patiently(start: Callable[[], Any]) -> Any:
-    """Ray gives its agent 15 s to come up, and no key changes that: on a busy machine a start may fail."""
+    """Start Ray, and again where it fails. Ray gives its agent 15 s to come up and has no key for that, so a start may fail on a
+    busy machine."""
     for _ in range(_STARTS - 1):
         try:
             return start()
@@ -52,10 +54,10 @@ def _patiently(start: Callable[[], Any]) -> Any:
 
 
 class LocalRay:
-    """A Ray of this host alone, up to `stop`. This process is connected to it."""
+    """A Ray of this host alone, until `stop`. This process is connected to it."""
 
     def __init__(self, num_cpus: int, num_gpus: int, namespace: str, environment: Mapping[str, str]) -> None:
-        """`environment`: of all its processes."""
+        """`environment` is that of all its processes."""
         keep_ray_to_loopback()
         os.environ.update(environment)
         usual, node.Node = node.Node, _OneHostNode
@@ -78,6 +80,6 @@ class LocalRay:
         remove_abandoned(self._session.parent)
 
     def stop(self) -> None:
-        """Ends its processes and removes their folder."""
+        """End its processes and remove their folder."""
         ray.shutdown(wait_for_processes=True)
         remove(self._session)

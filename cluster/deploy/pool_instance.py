@@ -21,7 +21,7 @@ from net.mail import TcpMail
 async def make_instance(
     config: ClusterConfig, key: bytes, role: Role, scheduler: Any, one_host: bool
 ) -> Instance:
-    """Returns when the model is loaded and all ranks are there. Raises ConfigError and ReplicaLost."""
+    """Make the instance. Returns when the model is loaded and all ranks are there. Raises ConfigError and ReplicaLost."""
     host = mail_host(one_host)
     mail = TcpMail(key, host, config=config.mail)
     folder, place = resolve(config.model.path), partial(rank_actors, config, role, key, host)

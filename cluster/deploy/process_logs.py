@@ -23,7 +23,7 @@ _OURS = (
     "prefill",
 )
 _ALWAYS = ("cluster.ingress.api.audit", "cluster.ingress.api.live_rules")
-"""Refused requests and changes of the rules are logged at any level."""
+"""Loggers that log at any level: refused requests and changes of the rules."""
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
@@ -43,7 +43,8 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
 
 
 class JsonFormatter(logging.Formatter):
-    """`request_id` where a request is being served; what `extra={"audit": {...}}` carries under `audit`."""
+    """Writes one JSON object a line. `request_id` is there while a request is being served, and `audit` has what `extra={"audit":
+    {...}}` carries."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""An instance's ranks as Ray actors in its replica's placement group: Ray places them, gives them GPUs and ends them with it;
-and so the memory servers of their memory on other hosts than the replica's.
+"""An instance's ranks as Ray actors in its replica's placement group, and the memory servers of its other hosts. Ray places them,
+gives them GPUs and ends them with the replica.
 
-No plan goes through Ray: each actor dials its instance, both prove that they know a secret of this start alone, and from then on
-a rank is what it is everywhere, a process that reads plans from its socket."""
+No plan goes through Ray. Each actor dials its instance, and both prove that they know a secret of this start alone. From then on
+a rank is what it is everywhere: a process that reads plans from its socket."""
 
 import asyncio
 import logging
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 _OBITUARY_S = 3.0
 _PROBE_S = 120.0
-"""A process starts and imports torch."""
+"""The time for a process to start and import torch."""
 
 
 def memory_at(group: Any, shares: Sequence[BundleShare]) -> list[DeviceMemory]:
-    """What a rank with each of these shares would find on its device. Raises ConfigError."""
+    """Return what a rank with each of these shares would find on its device. Raises ConfigError."""
     asked = [
         _in_bundle(_device_memory, group, share).remote("cuda" if share.num_gpus else "cpu")
         for share in shares
@@ -74,8 +74,8 @@ def rank_actors(
     *,
     memory_at: MemoryAt = memory_at,
 ) -> InstancePlace:
-    """For a replica in a placement group of its own; it listens for its ranks at `host`. `memory_at`: for tests. Raises
-    ConfigError."""
+    """Return a Spawner for a replica in a placement group of its own. It listens for its ranks at `host`. `memory_at` is for
+    tests. Raises ConfigError."""
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
@@ -119,7 +119,7 @@ def rank_actors(
 def _device_memories(
     group: Any, granted: Sequence[BundleShare], hosts: Sequence[int], memory_at: MemoryAt
 ) -> tuple[DeviceMemory, ...]:
-    """Each rank's device's. GPUs of one host are alike. Raises ConfigError."""
+    """Return the memory of each rank's device. GPUs of one host are alike. Raises ConfigError."""
     if not any(hosts) and not granted[0].num_gpus:
         return (host_memory(),) * len(granted)
     numbers = sorted(set(hosts))
@@ -128,7 +128,7 @@ def _device_memories(
 
 
 def _addresses(hosts: Sequence[str], own: str) -> tuple[str, ...]:
-    """Addresses of nodes, which are given by their ids; the first is this one."""
+    """Return the addresses of the nodes with these ids. The first is this one."""
     found: dict[str, str] = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     return own, *(found[node] for node in hosts[1:])
 
@@ -148,7 +148,7 @@ class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
-        """Returns when the instance has ended the conversation."""
+        """Serve. Returns when the instance has ended the conversation."""
         serve_instance(asyncio.run(dial(address, secret, number)))
 
 
@@ -160,12 +160,12 @@ class BatonKeeper:
         self._transfer, self._key = transfer, key
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
-        """Returns when the instance has ended the conversation."""
+        """Serve. Returns when the instance has ended the conversation."""
         serve_memory(asyncio.run(dial(address, secret, number)), self._transfer, self._key)
 
 
 class ActorRank:
-    """engine.ranks.rank.Rank, also of a memory server."""
+    """An engine.ranks.rank.Rank in an actor. It also stands for a memory server."""
 
     def __init__(self, name: str, actor: Any, serving: Any, sock: socket.socket) -> None:
         self.name, self.sock = name, sock
@@ -194,7 +194,7 @@ def _in_bundle(kind: Any, group: Any, share: BundleShare) -> Any:
 
 
 async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float) -> list[Rank]:
-    """All of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
+    """Wait until all of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
     secret = secrets.token_bytes(32)
     met: dict[int, socket.socket] = {}
     all_met = asyncio.Event()

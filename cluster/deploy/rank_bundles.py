@@ -12,12 +12,12 @@ from core.errors import ConfigError
 from core.pools import PoolName, pools_of
 
 _GRAIN = 10_000
-"""Ray counts in ten thousandths."""
+"""The unit of a share, since Ray counts in ten thousandths."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleShare:
-    """One rank's."""
+    """One rank's share of a bundle."""
 
     bundle: int
     num_cpus: float
@@ -25,7 +25,8 @@ class BundleShare:
 
 
 def bundles_of(config: ClusterConfig, pool: ParallelConfig) -> list[dict[str, float]]:
-    """GPUs are asked for where the configuration says that there are some; a Serve file may say it otherwise."""
+    """Return the bundles to ask for. They have GPUs where the configuration says that there are some; a Serve file may say it
+    otherwise."""
     bundle = {"CPU": config.cpus_per_instance * pool.tp}
     if config.engine.device == "cuda":
         bundle["GPU"] = float(pool.tp)
@@ -33,12 +34,12 @@ def bundles_of(config: ClusterConfig, pool: ParallelConfig) -> list[dict[str, fl
 
 
 def strategy_of(pool: ParallelConfig) -> str:
-    """All bundles on one node; or on as few as have room."""
+    """Return Ray's strategy: all bundles on one node, or on as few as have room."""
     return "STRICT_PACK" if pool.hosts == 1 else "PACK"
 
 
 def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Which instance nodes could never hold, of nodes by their resources in all; empty: there is none."""
+    """Return which instance the nodes could never hold, by their resources in all; empty where there is none."""
     for pool in pools_of(config):
         parallel = pool.parallel
         bundles = bundles_of(config, parallel)
@@ -55,7 +56,7 @@ def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
 
 
 def pools_on(config: ClusterConfig, node: Mapping[str, float]) -> tuple[PoolName, ...]:
-    """The pools that have instances, one of which, or a part of one, a node with these resources in all could hold."""
+    """Return the pools one of whose instances, or a part of one, a node with these resources in all could hold."""
     return tuple(
         pool.name
         for pool in pools_of(config)
@@ -64,8 +65,8 @@ def pools_on(config: ClusterConfig, node: Mapping[str, float]) -> tuple[PoolName
 
 
 def most_kv_bytes(config: ClusterConfig, node: Mapping[str, float]) -> int:
-    """Shared memory for KV on a node with these resources in all, where it has as many decode instances, or as many bundles of
-    instances that may be on several hosts, as it could hold."""
+    """Return the shared memory for KV on a node with these resources in all, where it has as many decode instances, or as many
+    bundles of instances that may be on several hosts, as it could hold."""
     bundles, pool = bundles_of(config, config.decode), config.decode
     held = min(config.decode_instances * len(bundles), _num_bundles(node, bundles[0]))
     if pool.hosts == 1:
@@ -74,12 +75,12 @@ def most_kv_bytes(config: ClusterConfig, node: Mapping[str, float]) -> int:
 
 
 def _num_bundles(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    """How many of them a node could hold."""
+    """Return how many of them a node could hold."""
     return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in bundle.items())
 
 
 def check_overrides(deployment: str, given: Mapping[str, Any], pool: ParallelConfig) -> None:
-    """What a Serve file says of a pool whose instances have several ranks. Raises ConfigError."""
+    """Check what a Serve file says of a pool whose instances have several ranks. Raises ConfigError."""
     options = given.get("ray_actor_options")
     if options is not None and (options.get("num_cpus", 1) or options.get("num_gpus")):
         raise ConfigError(
@@ -97,7 +98,7 @@ def check_overrides(deployment: str, given: Mapping[str, Any], pool: ParallelCon
 
 
 def shares(bundles: Sequence[Mapping[str, float]], num_ranks: int) -> list[BundleShare]:
-    """Shares of the ranks, equal within a bundle. Raises ConfigError for bundles that cannot be shared so."""
+    """Return the ranks' shares, equal within a bundle. Raises ConfigError for bundles that cannot be shared so."""
     if not bundles or num_ranks % len(bundles):
         raise ConfigError(
             f"placement_group_bundles: {num_ranks} ranks cannot be spread evenly over {len(bundles)} bundles"

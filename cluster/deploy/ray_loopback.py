@@ -8,25 +8,27 @@ from ray.serve._private import replica
 
 
 def keep_ray_to_loopback() -> None:
-    """To be called before `ray.init`, for a Ray that is started here.
+    """Keep a Ray that this process starts to loopback. Call it before `ray.init`.
 
     Ray's processes listen at their node's address, and Ray takes the host's address in the network for it, even where 127.0.0.1
-    is given. Only where it believes that no other node can join, as on a Mac, does it stay on loopback. It reads the variable
-    when it is imported: that has happened here already, and is still to happen in its processes."""
+    is given. It stays on loopback only where it believes that no other node can join, as on a Mac. It reads the variable when it
+    is imported, which has happened here already, and is still to happen in its processes."""
     os.environ[ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR] = "0"
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
 def is_on_loopback(ray_address: str) -> bool:
-    """Does a running Ray (`auto`: the one of this host) listen there alone, as one that `baton serve` has started? A process that
-    joins it must call `keep_ray_to_loopback` first: else it looks for Ray at the host's address in the network."""
+    """Return whether a running Ray (`auto` means the one of this host) listens on loopback alone, as one that `baton serve` has
+    started. A process that joins it must call `keep_ray_to_loopback` first, or it looks for Ray at the host's address in the
+    network."""
     found = services.find_gcs_addresses() if ray_address == "auto" else {ray_address}
     hosts = {address.rpartition(":")[0] for address in found}
     return bool(hosts) and hosts <= {"127.0.0.1", "localhost", "::1", "[::1]"}
 
 
 def keep_replica_to_loopback() -> None:
-    """To be called in the constructor of a deployment: after it Serve opens a port for calls of the replica's methods."""
+    """Keep a deployment's replica to loopback. Call it in its constructor, since Serve then opens a port for calls of its
+    methods."""
     listen = replica.add_port_to_grpc_server  # pyright: ignore[reportPrivateImportUsage]
 
     def listen_on_loopback(server: Any, address: str) -> int:

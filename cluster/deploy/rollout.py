@@ -1,9 +1,9 @@
-"""The processes of a running application replaced, one deployment after the other, so that they run what their nodes have now.
+"""Replaces the processes of a running application, one deployment after the other, so that they run what their nodes have now.
 
-Serve replaces a deployment's replicas when its actors' options change; here a variable of their environment does, a stamp that
-nobody reads. A replica that is replaced leaves as always: an ingress with notice, an instance's sequences with their KV.
+Serve replaces a deployment's replicas when its actors' options change. Here a variable of their environment changes, a stamp that
+nothing reads. A replica that is replaced leaves as always: an ingress with notice, an instance's sequences with their KV.
 
-A file knows nothing of stamps. Sent as it is after a rollout, it would change the options back and replace everything once more:
+A file has no stamps. Sent as it is after a rollout, it would change the options back and replace everything once more.
 `with_stamps` puts them into it wherever nothing else asks for a replacement."""
 
 from collections.abc import Callable, Mapping
@@ -18,9 +18,9 @@ from core.errors import ConfigError
 ORDER = ("PrefillPool", "DecodePool", "Scheduler", "Ingress")
 _STAMP: Final = "BATON_ROLLOUT"
 _AS_BUILT: Final = "BATON_ROLLOUT_AS_BUILT"
-"""Set where the options beside the stamp are those of `serve_app`, since the file said nothing of them."""
+"""A variable that says that the options beside the stamp are those of `serve_app`, since the file said nothing of them."""
 _REPLACES_ALL: Final = ("import_path", "runtime_env", "args")
-"""Where one of these changes, Serve takes it for other code, and replaces all replicas of the application."""
+"""Options for which Serve replaces all replicas of the application, since it takes a change of one for other code."""
 
 
 def rollout(
@@ -31,7 +31,8 @@ def rollout(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """Each of `deployments` that the application has, whole, before the next begins. `stamp` must be new. Raises ConfigError."""
+    """Replace each of `deployments` that the application has, whole, before the next begins. `stamp` must be new. Raises
+    ConfigError."""
     for deployment in deployments:
         details = rest.details()
         if deployment not in _application(details, app)["deployments"]:
@@ -48,7 +49,7 @@ def rollout(
 
 
 def restarted(details: Mapping[str, Any], app: str, deployment: str, stamp: str) -> ServeDeploySchema:
-    """What runs now, as a file would say it, but for the stamp in `deployment`'s environment."""
+    """Return what runs now, in a file's form, but for the stamp in `deployment`'s environment."""
     _application(details, app)
     applications = [deepcopy(found["deployed_app_config"]) for found in details["applications"].values()]
     override = _override(next(found for found in applications if found["name"] == app), deployment)
@@ -65,7 +66,7 @@ def restarted(details: Mapping[str, Any], app: str, deployment: str, stamp: str)
 
 
 def with_stamps(schema: ServeDeploySchema, details: Mapping[str, Any]) -> ServeDeploySchema:
-    """`schema`, and the stamps of what runs in each deployment that it would leave as it is but for them."""
+    """Return `schema` with the stamps of what runs in each deployment that it would otherwise leave as it is."""
     content = schema.model_dump(mode="json", exclude_unset=True)
     for application, wanted in zip(schema.applications, content["applications"], strict=True):
         running = details["applications"].get(application.name, {}).get("deployed_app_config")
@@ -83,7 +84,7 @@ def with_stamps(schema: ServeDeploySchema, details: Mapping[str, Any]) -> ServeD
 
 
 def _override(application: dict[str, Any], deployment: str) -> dict[str, Any]:
-    """What the application's file says of the deployment; added where it says nothing."""
+    """Return what the application's file says of the deployment; it is added where the file says nothing."""
     overrides: list[dict[str, Any]] = application.setdefault("deployments", [])
     found = next((each for each in overrides if each["name"] == deployment), None)
     if found is None:
@@ -92,7 +93,7 @@ def _override(application: dict[str, Any], deployment: str) -> dict[str, Any]:
 
 
 def _unstamped(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """What the file said that was deployed; None: nothing, these were built."""
+    """Return what the deployed file said, without stamps. None means that it said nothing, and these were built."""
     if options is None or _AS_BUILT in _variables(options):
         return None
     variables = {name: value for name, value in _variables(options).items() if name != _STAMP}

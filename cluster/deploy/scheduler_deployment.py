@@ -1,5 +1,5 @@
-"""The deployment of the global scheduler: one, or several that act at once (`scheduler_peers`). None holds anything that it could
-not learn again from the instances' reports and the others' words."""
+"""The deployment of the global scheduler: one, or several that act at once (`scheduler_peers`). Each can learn all of its state
+again from the instances' reports and the other schedulers."""
 
 import asyncio
 import contextlib

@@ -20,10 +20,10 @@ from core.config import ClusterConfig, ParallelConfig, load
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Every replica's environment. A Ray started for this application has it from the beginning: processes with an environment of
-their own would be started anew."""
+"""The environment of every replica. A Ray started for this application has it from the beginning, since Ray starts new processes
+for an environment of their own."""
 _MARGIN_S = 5.0
-"""What Serve waits beyond a process's own deadline before it kills it."""
+"""The time beyond a process's own deadline after which Serve kills it."""
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -56,7 +56,7 @@ def _pool(
     num_replicas: int,
     mesh: ParallelConfig,
 ) -> Any:
-    """The ranks of an instance that has several ask for what they need, not its replica."""
+    """Return a pool's deployment. Where an instance has several ranks, these ask for what they need, not its replica."""
     if mesh.num_ranks == 1:
         num_gpus = int(config.engine.device == "cuda")
         return options(deployment, num_replicas, config.cpus_per_instance, num_gpus=num_gpus)
@@ -76,8 +76,8 @@ def _options(
     num_gpus: int = 0,
     surge_percent: int = 0,
 ) -> Any:
-    """`surge_percent`: how many new replicas may start before old ones stop when a new version is deployed. Accelerators are
-    seldom to spare, so a pool's replicas make room first."""
+    """Return a deployment's options. `surge_percent` is how many new replicas may start before old ones stop when a new version
+    is deployed. Accelerators are seldom to spare, so a pool's replicas make room first."""
     return deployment.options(
         num_replicas=num_replicas,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": environment},

@@ -20,7 +20,8 @@ _DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")
 
 
 def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dict[str, ClusterConfig]]:
-    """What Serve takes, and the configuration of each of Baton's applications by name. Raises ConfigError, naming the key."""
+    """Return what Serve takes, and the configuration of each of Baton's applications by name. Raises ConfigError, naming the
+    key."""
     _check_keys(content, ServeDeploySchema, "")
     for i, application in enumerate(content.get("applications", ())):
         where = f"applications.{i}"
@@ -72,7 +73,7 @@ def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> 
 
 
 def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig) -> None:
-    """Processes look for as many as the configuration says."""
+    """Check that there are as many schedulers as the configuration says: processes look for that many."""
     for deployment in application.deployments:
         given = deployment.model_dump(exclude_unset=True).get("num_replicas")
         if deployment.name == "Scheduler" and given not in (None, config.serve.schedulers):

@@ -1,4 +1,4 @@
-"""Serve's REST interface, as far as Baton uses it: send what shall run, and follow it until it does."""
+"""Serve's REST interface, as far as Baton uses it: sends what shall run, and follows it until it does."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ _FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 class ServeRest:
-    """The Serve of the Ray cluster whose dashboard is at `address`. Raises ConfigError where nobody answers there."""
+    """The Serve of the Ray cluster whose dashboard is at `address`. Raises ConfigError where nothing answers there."""
 
     def __init__(self, address: str) -> None:
         try:
@@ -31,7 +31,7 @@ class ServeRest:
             raise ConfigError(f"no Ray dashboard at {address}: {reason}") from None
 
     def deploy(self, schema: ServeDeploySchema) -> None:
-        """Returns once Serve has accepted it. Raises ConfigError with Serve's own words where it does not."""
+        """Deploy. Returns once Serve has accepted it. Raises ConfigError with Serve's own words where it does not."""
         try:
             self._client.deploy_applications(schema.model_dump(mode="json", exclude_unset=True))
         except RuntimeError as error:
@@ -42,7 +42,7 @@ class ServeRest:
         return self._client.get_serve_details()
 
     def applications(self) -> dict[str, Any]:
-        """What runs, by application name, as in Serve's ApplicationDetails."""
+        """Return what runs, by application name, as in Serve's ApplicationDetails."""
         return self.details()["applications"]
 
     def wait(
@@ -52,8 +52,7 @@ class ServeRest:
         say: Callable[[str], None],
         done: Callable[[Mapping[str, Any]], bool] = lambda _: True,
     ) -> None:
-        """Until each of `names` runs as it was sent last and the details are `done`; `say` hears of every change.
-
+        """Wait until each of `names` runs as it was sent last and the details are `done`. `say` is called with every change.
         Raises ConfigError."""
         deadline, said = time.monotonic() + timeout_s, ""
         found: dict[str, Any] = {}
@@ -74,7 +73,7 @@ class ServeRest:
 
 
 def summarize(applications: Mapping[str, Any]) -> str:
-    """One line: each deployment with its running and wanted replicas."""
+    """Return one line: each deployment with its running and wanted replicas."""
     parts = [
         f"{name} {_num_running(deployment)}/{deployment['target_num_replicas']}"
         for app in applications.values()
@@ -88,7 +87,8 @@ def _num_running(deployment: Mapping[str, Any]) -> int:
 
 
 def _waits_for(applications: Mapping[str, Any]) -> str:
-    """What Serve says of each deployment that is not whole, such as the resources that no node has free; may be empty."""
+    """Return what Serve says of each deployment that is not whole, such as the resources that no node has free. It may be
+    empty."""
     deployments = [deployment for app in applications.values() for deployment in app["deployments"].values()]
     return "".join(
         f"\n  {deployment['name']}: {deployment['message'].strip()}"

@@ -65,7 +65,7 @@ class Instance:
             count=self._counts,
         )
         self._prefill = PrefillWorker(mail, self._pusher, self._engine)
-        """Also of a decode instance: it sends what it has when its requests move away."""
+        """A decode instance has it, too: it sends what it has when its requests move away."""
         self._inbox: Inbox | None = None
         self._decode: DecodeWorker | None = None
         self._prompts: PromptWorker | None = None
@@ -108,11 +108,11 @@ class Instance:
 
     @property
     def num_grants(self) -> int:
-        """Rights to write into this instance's pool that somebody has."""
+        """The number of rights to write into this instance's pool."""
         return self._inbox.num_live if self._inbox else 0
 
     def check_integrity(self) -> None:
-        """Raises Bug where the block accounting or the grants disagree with themselves."""
+        """Raise Bug where the block accounting or the grants disagree with themselves."""
         self._engine.check_integrity()
         if self._inbox is not None:
             self._inbox.check_integrity()

@@ -1,4 +1,4 @@
-"""What an instance is made of: what differs between a real one and a modelled one, and how each part is built from it."""
+"""What an instance is made of: the parts in which a real one and a modelled one differ, and how the rest is built from them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ Role = Literal["prefill", "decode", "both"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceParts:
-    """What differs between a real instance and a modelled one."""
+    """The parts in which a real instance and a modelled one differ."""
 
     shard: KVShard
     num_blocks: int
@@ -43,26 +43,28 @@ class InstanceParts:
     make_group: Callable[[LayerSink | None], WorkerGroup]
     host: str
     staging: Staging | None = None
-    """Where KV is converted for holders that store it otherwise; None: those are refused."""
+    """Where KV is converted for holders that store it otherwise. None means that those are refused."""
     tiers: TierStore | None = None
     """Where KV goes that the pool has no room for."""
     gate: LayerGate | None = None
-    """For ranks that ask their sink before a layer reads the pool. Else a prefix from the tiers is there before its step."""
+    """For ranks that ask their sink before a layer reads the pool. Without it a prefix from the tiers is there before its
+    step."""
     model: str = ""
-    """The weights' revision; both sides of a hand-over must have the same. Empty: not compared."""
+    """The weights' revision. Both sides of a hand-over must have the same. An empty one is not compared."""
     site: Site = field(default_factory=Site)
     pools: tuple[RankPool, ...] = ()
-    """The ranks' pools; none: there is one rank, which has all of `shard`."""
+    """The ranks' pools. None means one rank, which has all of `shard`."""
     steps: StepModels = UNKNOWN_STEPS
-    """How long steps take, as far as it is known before the first."""
+    """How long steps take, as far as it is known before the first one."""
     num_groups: int = 1
-    """Groups of ranks that serve sequences of their own, each with as many of the blocks."""
+    """The number of groups of ranks that serve sequences of their own, each with as many of the blocks."""
     remote: tuple[RemoteHost, ...] = ()
-    """Beside this one the hosts that its ranks are on."""
+    """The other hosts that its ranks are on."""
 
 
 def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Planner:
-    """Prompts by their deadlines where nothing decodes; elsewhere in what the decoding sequences' targets leave over."""
+    """Return the scheduler: prompts by their deadlines where nothing decodes; elsewhere in what the decoding sequences' targets
+    leave."""
     policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
     return make_planner(config, parts.num_blocks, parts.max_context_tokens, policy, parts.num_groups)
 
@@ -101,7 +103,7 @@ def make_inbox(
     on_complete: Callable[[Commit], None],
     on_corrupted: Callable[[str], None],
 ) -> Inbox:
-    """With its receivers, and ready for what the ranks' other hosts receive."""
+    """Return the inbox, with its receivers, ready for what the ranks' other hosts receive."""
     inbox = Inbox(
         parts.shard,
         parts.num_blocks,
@@ -120,7 +122,7 @@ def make_inbox(
 
 
 def run_without_inbox(parts: InstanceParts) -> None:
-    """For an instance that nobody sends KV to: bytes that reach one of its hosts are a Bug."""
+    """Run the other hosts of an instance that gets no KV. Bytes that reach one of them are a Bug."""
     for host in parts.remote:
         host.run(_nobody_writes, _nobody_writes)
 
@@ -128,7 +130,7 @@ def run_without_inbox(parts: InstanceParts) -> None:
 def make_replicator(
     config: ClusterConfig, role: Role, mail: Mail, clock: Clock, parts: InstanceParts
 ) -> Replicator | None:
-    """None where no copies of sealed blocks are kept."""
+    """Return the replicator, or None where no copies of sealed blocks are kept."""
     if role == "prefill" or not _replicates(config, parts) or parts.tiers is None:
         return None
     return Replicator(mail, clock, parts.tiers)

@@ -22,13 +22,13 @@ _RDMA = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolAccess:
-    """`buffer` is the pool's memory; it lives as long as its receivers, or the buffer itself, do."""
+    """The ways to a pool. `buffer` is the pool's memory; it lives as long as its receivers, or the buffer itself, do."""
 
     buffer: memoryview
     make_receivers: Callable[[Holder], list[Receiver]]
     make_senders: Callable[[], list[Sender]]
     path: str
-    """By which the instance's ranks can map the memory."""
+    """The path by which the instance's ranks can map the memory."""
     staging: Staging | None = None
     """Where KV is converted for holders that store it otherwise: in memory that the senders read, behind the pool."""
 
@@ -43,10 +43,9 @@ def remote_access(
     num_bytes: int,
     media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
 ) -> PoolAccess:
-    """For a pool in a process of its own, of the instance that `me` names, listening at `host`, by `config.transport`; `auto`:
-    shared memory on this host, TCP from others, and NIXL where it is installed and there are RDMA devices.
-
-    `receives`: others write into it. `media` makes those that need torch. Raises ConfigError."""
+    """Return the access to a pool in a process of its own, of the instance that `me` names, listening at `host`, by
+    `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed and there are
+    RDMA devices. `receives` says that others write into it. `media` makes those that need torch. Raises ConfigError."""
     ways = _ways(config)
     tls = _tls(config)
     known = {"nixl": lambda pool, _: NixlMedium(RegisteredMemory.of(pool)), **(media or {})}

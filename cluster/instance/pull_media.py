@@ -25,7 +25,8 @@ def _cuda_ipc(pool: memoryview, hostname: str) -> Medium:
 
 
 def _in_host_memory(transport: str) -> ConfigError:
-    """A medium that wrote a GPU's pool (`mirrored_pool.py`) would have to tell its copy, which tiers and all others read."""
+    """Return the refusal of a GPU's pool (`mirrored_pool.py`): a medium that wrote it would have to update its copy in host
+    memory, which tiers and all others read."""
     return ConfigError(
         f"transfer.transport {transport} moves KV pools in GPU memory, and instances hand KV over in host memory, where a "
         "pool on a GPU has its copy: use auto, shm, tcp or nixl"

@@ -1,4 +1,4 @@
-"""What memory an instance's ranks find where they are started, and with how many others they share it."""
+"""What memory an instance's ranks find where they are started, and how many others share it."""
 
 import shutil
 from dataclasses import replace
@@ -16,7 +16,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: Spawner | None) -> RankMemory:
-    """All instances of the configuration are in this process, on the same devices."""
+    """Return the memory where all instances of the configuration are in this process, on the same devices."""
     num_ranks = sum(pool.num_ranks for pool in pools_of(config))
     return _found(config, parallel, spawner, num_on_host=num_ranks, num_in_process=num_ranks)
 
@@ -24,8 +24,8 @@ def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: 
 def memory_of_replica(
     config: ClusterConfig, role: Role, parallel: ParallelConfig, spawner: Spawner | None
 ) -> RankMemory:
-    """The instance has its process, and its GPUs, for itself. Of the others as many may be beside it as the host has processors
-    and GPUs for."""
+    """Return the memory where the instance has its process, and its GPUs, for itself. As many others may be beside it as the host
+    has processors and GPUs for."""
     memories = spawner.memories if spawner else ()
     own = max(map(memories.count, memories)) if memories else -(-parallel.num_ranks // parallel.hosts)
     with_room = [

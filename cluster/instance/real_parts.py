@@ -36,17 +36,17 @@ from parallel.mesh import Mesh
 
 @dataclass(frozen=True, slots=True)
 class InstancePlace:
-    """Who starts an instance's ranks, and the memory servers of its other hosts."""
+    """What starts an instance's ranks, and the memory servers of its other hosts."""
 
     ranks: Spawner
     keep: Keep | None = None
-    """None: there are no other hosts."""
+    """None where there are no other hosts."""
 
 
 def local_parts(
     config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric
 ) -> InstanceParts:
-    """An instance that shares its process, and so its memory, with the others."""
+    """Return the parts of an instance that shares its process, and so its memory, with the others."""
     parallel = config.prefill if role == "prefill" else config.decode
     spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
     size = _size(
@@ -86,9 +86,8 @@ def remote_parts(
     key: bytes,
     place: Callable[[Mesh], InstancePlace],
 ) -> InstanceParts:
-    """An instance in a process of its own, reached by shared memory on this host and by TCP from others.
-
-    `place`: for one of several ranks, who starts them and where."""
+    """Return the parts of an instance in a process of its own, reached by shared memory on this host and by TCP from others.
+    `place` starts the ranks of one that has several."""
     parallel = config.prefill if role == "prefill" else config.decode
     placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
     spawner = placement.ranks if placement else None

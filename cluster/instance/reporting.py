@@ -1,4 +1,5 @@
-"""An instance's word to the schedulers: it registers with each, reports its load to all, and begins anew with who was reborn."""
+"""An instance's reports to the schedulers. It registers with each, reports its load to all, and starts anew with one that was
+restarted."""
 
 import asyncio
 import logging
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 _IDLE_REPORT_S = 1.0
 _EXPERTS_S = 5.0
-"""Counts of layers x experts are many: they are reported only so often."""
+"""The time between two reports of expert counts, which are many: layers x experts."""
 
 
 class Reporter:
@@ -39,18 +40,18 @@ class Reporter:
         self._check, self._count = check, count
         self._schedulers = Schedulers(resolve, num_schedulers, clock, self._found)
         self._new: set[str] = set()
-        """Schedulers that have heard nothing yet."""
+        """Schedulers that have been told nothing yet."""
         self._any_new = asyncio.Event()
         self._leaving = False
         self._seq = 0
         self._last: EngineLoad | None = None
         self._defect = ""
         self._experts_due_s: float | None = None
-        """None: a scheduler knows none of them."""
+        """When the counts are due. None means that some scheduler knows none of them."""
 
     @property
     def scheduler(self) -> str:
-        """One that lives; empty: none is known."""
+        """A scheduler that lives; empty where none is known."""
         return self._schedulers.first
 
     def peer_lost(self, peer: str) -> None:
@@ -72,7 +73,7 @@ class Reporter:
             watching.cancel()
 
     async def _watch_load(self) -> None:
-        """Until all schedulers are lost and another has come."""
+        """Watch the load until all schedulers are lost and another one has come."""
         idle_since = self._clock.now()
         while self._schedulers.living:
             if self._new:
@@ -96,7 +97,8 @@ class Reporter:
         self._any_new.set()
 
     def _introduce(self) -> None:
-        """New schedulers know nothing, and begin with all that is cached; before that the others hear what is new to them."""
+        """Introduce the instance to new schedulers, which know nothing and begin with all that is cached. The others are told
+        before that what is new to them."""
         new, self._new = sorted(self._new), set[str]()
         load, others = self._engine.load(), [one for one in self._schedulers.living if one not in new]
         if others:
@@ -128,7 +130,7 @@ class Reporter:
             log.exception("the idle self-check failed")
 
     async def _report(self, load: EngineLoad) -> float:
-        """To each scheduler in its turn; returns the time that this has taken."""
+        """Report to each scheduler in turn, and return the time that this has taken."""
         report = self._compose(load)
         turns = in_turn(self._schedulers.living, self._info.address, report.seq)
         for turn, scheduler in enumerate(turns):

@@ -6,7 +6,8 @@ import weakref
 
 
 def take_memory(num_bytes: int) -> tuple[memoryview, str]:
-    """Zeroed, and the path by which other processes of this user on this host can map it. Given back with its last user."""
+    """Return zeroed memory, and the path by which other processes of this user on this host can map it. It is freed with its last
+    user."""
     descriptor = os.memfd_create("baton-kv")
     os.ftruncate(descriptor, num_bytes)
     mapped = mmap.mmap(descriptor, num_bytes)

@@ -1,1 +1,1 @@
-"""Is every node, and every link between two nodes, fit to serve? Measured before anything is placed there."""
+"""Measures, before anything is placed there, whether every node, and every link between two nodes, is fit to serve."""

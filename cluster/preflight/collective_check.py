@@ -26,7 +26,7 @@ class Node(Protocol):
     def name(self) -> str: ...
     async def free_address(self) -> str: ...
     async def run_rank(self, rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
-        """Raises ConfigError, saying what the rank said."""
+        """Run a rank. Raises ConfigError with what the rank said."""
         ...
 
 
@@ -46,16 +46,17 @@ class LocalNode:
 
 
 async def run_rank_here(rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
-    """Raises ConfigError when the rank fails, or is not done in time; its process is gone then."""
+    """Run a rank here. Raises ConfigError when it fails, or is not done in time; its process is gone then."""
     return (await _run(rank, world, address, backend, mib, START_S))[rank]
 
 
 async def check_as_rank(
     rank: int, world: int, address: str, backend: str, *, mib: int, wait_s: float, expected_bytes_per_s: float
 ) -> list[Finding]:
-    """The same for nodes that nobody steers, such as the pods of a job: each runs its own rank, and judges all of them.
+    """Check as one rank, for nodes that are not steered from one place, such as the pods of a job. Each runs its own rank, and
+    judges all of them.
 
-    Rank 0 listens at `address`; the others may come as late as `wait_s`."""
+    Rank 0 listens at `address`. The others may come as late as `wait_s`."""
     names = [f"rank {other}" for other in range(world)]
     try:
         results = await _run(rank, world, address, backend, mib, wait_s)
@@ -76,7 +77,7 @@ async def check_as_rank(
 async def _run(
     rank: int, world: int, address: str, backend: str, mib: int, wait_s: float
 ) -> list[dict[str, Any]]:
-    """What all ranks have measured. Raises ConfigError."""
+    """Return what all ranks have measured. Raises ConfigError."""
     command = [
         "-m",
         "cluster.preflight.collective_rank",
@@ -113,8 +114,8 @@ async def _run(
 async def check_fabric(
     nodes: Sequence[Node], backend: str, mib: int, expected_bytes_per_s: float
 ) -> list[Finding]:
-    """All-reduce over all nodes, and every directed pair; a single node is paired with itself, over gloo, since NCCL takes no two
-    ranks on one GPU."""
+    """Check an all-reduce over all nodes, and every directed pair. A single node is paired with itself over gloo, since NCCL
+    takes no two ranks on one GPU."""
     backend = backend if len(nodes) > 1 else "gloo"
     ranks = list(nodes) if len(nodes) > 1 else [nodes[0], nodes[0]]
     names = (

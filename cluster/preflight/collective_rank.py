@@ -18,7 +18,8 @@ _STEP = timedelta(seconds=60)
 
 
 def measure(rank: int, world: int, num_bytes: int, device: torch.device) -> dict[str, object]:
-    """`bus_bytes_per_s` as nccl-tests defines it: 2 (n - 1) / n x bytes / time. `links`: this rank's sends, by receiver."""
+    """Measure. `bus_bytes_per_s` is as nccl-tests defines it: 2 (n - 1) / n x bytes / time. `links` are this rank's sends, by
+    receiver."""
     numbers = torch.full((num_bytes // 4,), float(rank + 1), device=device)
     correct, best_s = True, float("inf")
     for _ in range(_ROUNDS):
@@ -40,7 +41,7 @@ def measure(rank: int, world: int, num_bytes: int, device: torch.device) -> dict
 def _links(
     rank: int, world: int, numbers: torch.Tensor, num_bytes: int, device: torch.device
 ) -> dict[int, float]:
-    """One pair at a time, so that no link is measured through another's traffic."""
+    """Measure one pair at a time, so that no link is measured through another's traffic."""
     sent: dict[int, float] = {}
     answer = torch.zeros(1, device=device)
     for source in range(world):

@@ -1,4 +1,4 @@
-"""What a check has found, and the verdicts over measurements."""
+"""The findings of checks, and the verdicts over measurements."""
 
 import statistics
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 SLOW_SHARE, WEAK_SHARE = 0.5, 0.8
-"""A link below the first share of what is expected of it is not fit; below the second it is worth a look."""
+"""A link below the first share of what is expected of it is not fit. Below the second it is worth a look."""
 SLOW_SHARE_OF_MEDIAN, WEAK_SHARE_OF_MEDIAN = 0.2, 0.5
-"""The same where the other links are all that there is to compare with."""
+"""The same where the expectation is only the median of the other links."""
 
 
 class Verdict(StrEnum):
@@ -20,7 +20,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`where`: a node, or `a -> b`. `fix`: what to do about it; empty where nothing is to be done."""
+    """One finding. `where` is a node, or `a -> b`. `fix` is what to do about it; empty where nothing is to be done."""
 
     where: str
     check: str
@@ -36,7 +36,7 @@ class Finding:
 def judge_links(
     check: str, bytes_per_s: Mapping[str, float], expected_bytes_per_s: float, fix: str
 ) -> list[Finding]:
-    """One finding for each link. Without an expectation (0) the median of all links is what is expected of each."""
+    """Return one finding for each link. Without an expectation (0) the median of all links is what is expected of each."""
     if not bytes_per_s:
         return []
     expected = expected_bytes_per_s or statistics.median(bytes_per_s.values())
@@ -61,7 +61,7 @@ def judge_links(
 
 
 def judge_clock(where: str, skew_s: float, uncertainty_s: float, limit_s: float = 0.05) -> Finding:
-    """`skew_s`: that node's clock less this one's, known to within `uncertainty_s`."""
+    """Judge a clock. `skew_s` is that node's clock less this one's, known to within `uncertainty_s`."""
     bad = abs(skew_s) - uncertainty_s > limit_s
     return Finding(
         where=where,

@@ -1,4 +1,5 @@
-"""Does an instance of each pool fit this node's memory? The answer is the engine's own: it sizes its pool by the same law."""
+"""Checks whether an instance of each pool fits this node's memory. The answer is the engine's own: it sizes its pool by the same
+law."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from models.hub import folder_of
 
 
 def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -> Iterator[Finding]:
-    """One finding for each of these pools that has instances; none where the model's folder is not on this node."""
+    """Return one finding for each of these pools that has instances; none where the model's folder is not on this node."""
     try:
         folder = folder_of(config.model.path)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""NVIDIA's nccl-tests over the GPUs of one node, where they are installed: sums checked, bus bandwidth measured."""
+"""Runs NVIDIA's nccl-tests over the GPUs of one node, where they are installed: sums checked, bus bandwidth measured."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ _BANDWIDTH = re.compile(r"# Avg bus bandwidth\s*: ([0-9.]+)")
 
 
 def check_nccl_tests(where: str, num_gpus: int) -> Finding:
-    """Skipped with fewer than two GPUs: there is nothing between them to measure."""
+    """Run them. Skipped with fewer than two GPUs: there is nothing between them to measure."""
     binary = shutil.which(_BINARY)
     if binary is None:
         return Finding(

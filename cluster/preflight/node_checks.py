@@ -1,4 +1,4 @@
-"""Checks of one node that need nobody else: memory limits, shared memory, devices, libraries."""
+"""Checks of one node by itself: memory limits, shared memory, devices, libraries."""
 
 import importlib.util
 import resource
@@ -19,8 +19,8 @@ _MIN_MEMLOCK_BYTES = 1 << 30
 
 
 def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) -> list[Finding]:
-    """All of them. `kv_bytes`: KV pools that instances of this node will keep in shared memory; `model`: the configuration's
-    model.path; `root`: for tests."""
+    """Run all of them. `kv_bytes` are the KV pools that instances of this node will keep in shared memory, and `model` is the
+    configuration's model.path. `root` is for tests."""
     rdma = list(_rdma(where, root))
     return [
         _model(where, model),
@@ -118,7 +118,7 @@ def _open_files(where: str) -> Finding:
 
 
 def _rdma(where: str, root: Path) -> Iterator[Finding]:
-    """One finding for each port of each RDMA device."""
+    """Return one finding for each port of each RDMA device."""
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         state = _read(port / "state") or "unknown"
         rate = _read(port / "rate") or "unknown rate"

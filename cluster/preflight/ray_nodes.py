@@ -25,7 +25,7 @@ _PINGS = 5
 
 @ray.remote(num_cpus=0)
 class _Probe:
-    """What runs on the node."""
+    """The actor that runs on the node."""
 
     async def free_address(self) -> str:
         host = ray.util.get_node_ip_address()
@@ -45,10 +45,10 @@ class _Probe:
 
 
 class RayNode:
-    """cluster.preflight.collective_check.Node. The probe ends with this object."""
+    """A cluster.preflight.collective_check.Node. The probe ends with this object."""
 
     def __init__(self, name: str, node_id: str, resources: Mapping[str, float]) -> None:
-        """`resources`: all that it has for Ray, used or not."""
+        """`resources` are all that it has for Ray, used or not."""
         self.name, self.resources = name, resources
         pinned = NodeAffinitySchedulingStrategy(node_id, soft=False)
         self._probe: Any = _Probe.options(scheduling_strategy=pinned).remote()
@@ -66,7 +66,7 @@ class RayNode:
             return await self._probe.check_host.remote(self.name, config, kv_bytes, pools)
 
     async def check_clock(self) -> Finding:
-        """Compare clocks by the shortest of several round trips: the answer was made somewhere in its middle."""
+        """Compare clocks by the shortest of several round trips, taking the answer to be made in its middle."""
         trips: list[tuple[float, float]] = []
         for _ in range(_PINGS):
             sent = time.time()
@@ -78,8 +78,8 @@ class RayNode:
 
 
 def living_nodes() -> list[RayNode]:
-    """One for each node of the cluster that this process is connected to, in the order of their addresses, which are their names;
-    several on one machine have the beginnings of their ids beside it."""
+    """Return one for each node of the cluster that this process is connected to, in the order of their addresses, which are their
+    names. Several on one machine have the beginnings of their ids beside it."""
     alive = sorted(
         (n for n in ray.nodes() if n["Alive"]), key=lambda n: (n["NodeManagerAddress"], n["NodeID"])
     )
@@ -94,7 +94,7 @@ def living_nodes() -> list[RayNode]:
 
 
 def check_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> Finding:
-    """Could an instance of each pool be placed on nodes with these resources in all?"""
+    """Check that an instance of each pool could be placed on nodes with these resources in all."""
     if not (why := no_room(config, nodes)):
         return Finding(
             where="all nodes",

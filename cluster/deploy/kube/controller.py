@@ -1,8 +1,8 @@
-"""`python -m cluster.deploy.kube.controller`: beside a cluster that KubeRay runs, what KubeRay does not do for it.
+"""`python -m cluster.deploy.kube.controller` does for a cluster that KubeRay runs what KubeRay does not do.
 
-It writes events on the RayService (or RayCluster) when instances join, drain or are fenced, and with `--scale` it keeps each
-worker group as large as what Serve wants to run there, where Ray's own autoscaler is off. It holds nothing that it could not
-learn again; while it is away only that does not happen."""
+It writes events on the RayService (or RayCluster) when instances join, drain or are fenced. With `--scale`, where Ray's own
+autoscaler is off, it keeps each worker group as large as what Serve wants to run there. It can learn all of its state again, and
+the cluster serves without it."""
 
 import argparse
 import logging
@@ -39,7 +39,7 @@ class Owner:
         self._namespace, self._kind, self._name = namespace, kind, name
 
     def cluster(self) -> dict[str, Any] | None:
-        """The RayCluster that serves now; None: there is none yet."""
+        """Return the RayCluster that serves now, or None where there is none yet."""
         found = self._get(self._kind, self._name)
         if self._kind == "RayCluster":
             return found
@@ -55,7 +55,7 @@ class Owner:
         return [pod for pod in pods if pod.metadata.deletion_timestamp is None]
 
     def apply(self, cluster: str, change: Change, resource_version: str) -> bool:
-        """False: somebody else was faster, and nothing was changed."""
+        """Patch the cluster. Returns False where somebody else was faster, and nothing was changed."""
         body = patch(change, resource_version)
         try:
             self._objects.patch_namespaced_custom_object(
@@ -74,7 +74,7 @@ class Owner:
         return True
 
     def tell(self, notice: Notice, now: datetime) -> None:
-        """An event on the object."""
+        """Write an event on the object."""
         event = client.CoreV1Event(
             metadata=client.V1ObjectMeta(generate_name=f"{self._name}-", namespace=self._namespace),
             involved_object=client.V1ObjectReference(
@@ -102,7 +102,8 @@ class Owner:
 
 
 def http_client(api_key: str, ca: str) -> httpx.Client:
-    """`ca`: PEM file of the authority that has signed the ingresses' certificates; empty: as the system trusts."""
+    """Return a client. `ca` is a PEM file of the authority that has signed the ingresses' certificates; empty means those that
+    the system trusts."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.Client(
         headers=headers, verify=ssl.create_default_context(cafile=ca or None), timeout=_TIMEOUT_S
@@ -110,7 +111,7 @@ def http_client(api_key: str, ca: str) -> httpx.Client:
 
 
 def fit(owner: Owner, applications: Callable[[], Mapping[str, Any]]) -> int:
-    """Bring every worker group to its size; returns how many were changed. A lost race is read and tried again."""
+    """Bring every worker group to its size, and return how many were changed. A lost race is read and tried again."""
     done = 0
     for _ in range(_ATTEMPTS):
         cluster = owner.cluster()
@@ -143,7 +144,7 @@ def _addresses(applications: Mapping[str, Any]) -> set[str]:
 
 
 def watch(owner: Owner, http: httpx.Client, endpoint: str, seen: Instances) -> None:
-    """One look at the instances behind `endpoint`. Raises httpx.HTTPError where it does not answer."""
+    """Look once at the instances behind `endpoint`. Raises httpx.HTTPError where it does not answer."""
     answer = http.get(f"{endpoint}/cluster").raise_for_status()
     for notice in seen.look(answer.json()["instances"]):
         owner.tell(notice, datetime.now(UTC))
@@ -178,7 +179,7 @@ def main() -> None:
 
 
 def _try(work: Callable[[], object]) -> None:
-    """What cannot be reached now will be looked at again."""
+    """Run one look, and log what cannot be reached, until the next look."""
     try:
         work()
     except (ApiException, httpx.HTTPError, ConfigError, OSError) as error:

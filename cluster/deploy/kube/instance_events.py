@@ -13,14 +13,15 @@ class Notice:
 
 
 class Instances:
-    """What was seen last. An instance is gone when it is missing twice: a scheduler that has just started knows nobody yet."""
+    """What was seen last. An instance is gone when it is missing twice, since a scheduler that has just started knows no instance
+    yet."""
 
     def __init__(self) -> None:
         self._known: dict[str, Mapping[str, Any]] = {}
         self._missing: set[str] = set()
 
     def look(self, instances: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
-        """`instances` as /cluster gives them."""
+        """Return the events since the last look. `instances` are as /cluster gives them."""
         present = {one["address"]: one for one in instances}
         for address, one in present.items():
             yield from _changed(one, self._known.get(address, {}))

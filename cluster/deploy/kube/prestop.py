@@ -1,8 +1,9 @@
-"""`python -m cluster.deploy.kube.prestop`: before a pod's container gets SIGTERM, what runs on its Ray node leaves in good order.
+"""`python -m cluster.deploy.kube.prestop`: before a pod's container gets SIGTERM, the processes on its Ray node leave in good
+order.
 
 A worker's node is drained: Serve starts its replicas elsewhere where there is room and stops them here, which drains ingresses
-and instances. The head stays until nothing serves any more, for Serve's controller runs there. Nothing is raised: a pod that
-cannot be drained must end all the same."""
+and instances. The head stays until nothing serves any more, for Serve's controller runs there. Nothing is raised, since a pod
+that cannot be drained must end all the same."""
 
 import argparse
 import logging
@@ -22,7 +23,7 @@ _REPLICA = "ServeReplica:"
 
 
 def leave(timeout_s: float) -> bool:
-    """Returns whether everything has left within `timeout_s`. Needs a connection to the node's Ray cluster."""
+    """Leave. Returns whether everything has left within `timeout_s`. Needs a connection to the node's Ray cluster."""
     deadline_s = time.monotonic() + timeout_s
     node_id = ray.get_runtime_context().get_node_id()
     on_head = any(node["NodeID"] == node_id and _HEAD in node["Resources"] for node in ray.nodes())
@@ -36,8 +37,8 @@ def leave(timeout_s: float) -> bool:
 
 
 def _drain(node_id: str) -> None:
-    """Serve gives each replica its own graceful_shutdown_timeout_s; the node's deadline is past at once, so that it does not wait
-    for replacements first, which may have no room until this pod is gone."""
+    """Drain the node. Its deadline is past at once, so that Serve does not wait for replacements first, which may have no room
+    until this pod is gone. Serve gives each replica its own graceful_shutdown_timeout_s."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node_id]
     command += ["--address", ray.get_runtime_context().gcs_address]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "its pod is being stopped"]
@@ -45,7 +46,7 @@ def _drain(node_id: str) -> None:
 
 
 def _num_replicas(node_id: str | None) -> int:
-    """Replicas of Serve on the node; None: on all."""
+    """Count Serve's replicas on the node; None means on all."""
     # Without an address, whichever Ray began last on this machine would be asked.
     address = ray.get_runtime_context().gcs_address
     actors: list[Any] = list_actors(address, filters=[("state", "=", "ALIVE")], limit=10_000)

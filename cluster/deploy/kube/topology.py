@@ -23,7 +23,8 @@ NODE, NAMES = "BATON_KUBE_NODE", "BATON_KUBE_LABELS"
 
 
 def read_site(env: Mapping[str, str]) -> Site:
-    """Nothing is known outside of Kubernetes, nor of a node that cannot be read. Raises ConfigError."""
+    """Return where the node stands. Nothing is known outside of Kubernetes, nor of a node that cannot be read. Raises
+    ConfigError."""
     if not env.get(NODE):
         return Site()
     names = label_names(env)
@@ -36,20 +37,21 @@ def read_site(env: Mapping[str, str]) -> Site:
 
 
 def node_labels(api: Any, node: str) -> dict[str, str]:
-    """`api`: a kubernetes.client.ApiClient."""
+    """Return the node's labels. `api` is a kubernetes.client.ApiClient."""
     kubernetes = importlib.import_module("kubernetes")
     return kubernetes.client.CoreV1Api(api).read_node(node, _request_timeout=10).metadata.labels or {}
 
 
 def _in_cluster() -> Any:
-    """With this pod's service account. The client is an extra, and takes a second to import: only where it is needed."""
+    """Return a client with this pod's service account. The package is an extra and takes a second to import, so it is imported
+    here."""
     kubernetes = importlib.import_module("kubernetes")
     importlib.import_module("kubernetes.config").load_incluster_config()
     return kubernetes.client.ApiClient()
 
 
 def label_names(env: Mapping[str, str]) -> dict[str, str]:
-    """Raises ConfigError for a fact that nobody knows."""
+    """Return the labels' names by fact. Raises ConfigError for an unknown fact."""
     given: dict[str, str] = json.loads(env.get(NAMES, "{}"))
     if unknown := set(given) - set(LABELS):
         raise ConfigError(f"{NAMES}: {unknown.pop()!r} is none of {', '.join(LABELS)}")
@@ -57,7 +59,7 @@ def label_names(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def site_of(labels: Mapping[str, str], names: Mapping[str, str]) -> Site:
-    """`names`: the label of each fact. Raises ConfigError for a rate that is no number."""
+    """Return where the node stands. `names` has the label of each fact. Raises ConfigError for a rate that is no number."""
     found = {fact: labels.get(name, "") for fact, name in names.items()}
     try:
         gbit_per_s = float(found["nic_gbit_per_s"] or 0)

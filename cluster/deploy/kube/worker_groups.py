@@ -1,6 +1,6 @@
 """How many pods each worker group needs for what Serve wants to run, and the patch that says so.
 
-Serve places replicas by Ray resources, and a group's pods offer them; so the two say all that is needed. Follows KubeRay's
+Serve places replicas by Ray resources, and a group's pods offer them, so these two are all that is needed. It follows KubeRay's
 RayCluster v1 and the way Ray's own autoscaler changes it: only `replicas` and `scaleStrategy.workersToDelete`."""
 
 import json
@@ -22,7 +22,8 @@ class Change:
 
 
 def demand(applications: Mapping[str, Any]) -> dict[str, float]:
-    """By Ray resource: what all replicas that Serve wants will ask for. `applications`: as in Serve's ApplicationDetails."""
+    """Return, by Ray resource, what all replicas that Serve wants will ask for. `applications` are as in Serve's
+    ApplicationDetails."""
     total: dict[str, float] = {}
     for application in applications.values():
         for deployment in application["deployments"].values():
@@ -40,9 +41,9 @@ def changes(
     pods: Mapping[str, Sequence[str]],
     busy: Collection[str],
 ) -> list[Change]:
-    """The groups whose size is not what `wanted` needs, within their bounds.
+    """Return the groups whose size is not what `wanted` needs, within their bounds.
 
-    `spec`: a RayCluster's; `pods`: by group; `busy`: pods with a replica. A group shrinks by idle pods only."""
+    `spec` is a RayCluster's, `pods` are by group, and `busy` are pods with a replica. A group shrinks by idle pods only."""
     made: list[Change] = []
     for index, group in enumerate(spec["workerGroupSpecs"]):
         offered = offered_resources(group)
@@ -57,7 +58,7 @@ def changes(
 
 
 def patch(change: Change, resource_version: str) -> list[dict[str, Any]]:
-    """A JSON patch (RFC 6902). It fails, and changes nothing, where somebody else has changed the cluster since it was read."""
+    """Return a JSON patch (RFC 6902). It fails, and changes nothing, where the cluster has been changed since it was read."""
     group = f"/spec/workerGroupSpecs/{change.index}"
     operations: list[dict[str, Any]] = [
         {"op": "test", "path": "/metadata/resourceVersion", "value": resource_version},
@@ -71,7 +72,8 @@ def patch(change: Change, resource_version: str) -> list[dict[str, Any]]:
 
 
 def offered_resources(group: Mapping[str, Any]) -> dict[str, float]:
-    """The custom Ray resources of one of the group's pods; `rayStartParams.resources` is quoted for a shell and for JSON."""
+    """Return the custom Ray resources of one of the group's pods. `rayStartParams.resources` is quoted for a shell and for
+    JSON."""
     text = group.get("rayStartParams", {}).get("resources", "")
     return json.loads(shlex.split(text)[0]) if text else {}
 

@@ -1,7 +1,7 @@
 """Messages between an instance and the server of its memory on another host, in frames as between an instance and its ranks.
 
-To the memory server: MemorySetup; then words, in the order in which they are to take effect. From it: MemoryReady; then
-BytesArrived and Corrupted as they happen, and one Answer to each word that has a number."""
+The memory server gets a MemorySetup, then commands, which take effect in their order. It sends MemoryReady, then BytesArrived and
+Corrupted as they happen, and one Answer to each command that has a number."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from core.messages import RegionKey
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySetup:
     memory: int
-    """Which of the instance's hosts this is, from 1 on."""
+    """The number of the host within the instance, from 1 on."""
     address: str
-    """The instance's mail address: by it holders and writers know whose streams these are."""
+    """The instance's mail address, by which holders and writers know whose streams these are."""
     incarnation: str
     receives: bool
-    """Others write into it."""
+    """Whether others write into it."""
     host: str
     """Where the memory server is to listen."""
     pools: tuple[RankPool, ...]
@@ -35,7 +35,7 @@ class RemoteEndpoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReady:
     memory_path: str
-    """By which ranks on its host can map the memory."""
+    """The path by which ranks on its host can map the memory."""
     memory_bytes: int
     host: str
     """The host's identity, as in RegionKey."""
@@ -62,28 +62,28 @@ class RefuseGrant:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A grant has ended; for the receivers."""
+    """A grant has ended. This is for the receivers."""
 
     grant_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What of a grant was sent; for the senders."""
+    """Bytes of a grant were sent. This is for the senders."""
 
     grant_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """For the senders."""
+    """A holder is gone. This is for the senders."""
 
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Answered at once: what was said before has taken effect."""
+    """Answered at once, when everything before it has taken effect."""
 
     number: int
 
@@ -137,7 +137,7 @@ class Answer:
     value: int = 0
     error: str = ""
     lost: bool = False
-    """The error is ReplicaLost; otherwise TransferError."""
+    """Whether the error is ReplicaLost; otherwise it is a TransferError."""
 
 
 TO_MEMORY = {

@@ -1,7 +1,7 @@
 """The server of an instance's memory on a host other than its own: a process with the receivers and senders of the pools there.
 
-It decides nothing. It admits what its instance says and tells it what arrives; bytes go between its memory and other instances
-directly, only words to and from its own. It ends with the stream that they come by, and its memory with it."""
+It decides nothing. It admits what its instance says and reports what arrives. Bytes go between its memory and other instances
+directly; only messages go to and from its own. It ends with the stream that carries them, and its memory with it."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ from net.channel import Identity
 
 
 def serve_memory(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
-    """Until the instance ends the stream."""
+    """Serve until the instance ends the stream."""
     asyncio.run(_serve(sock, transfer, key))
 
 
@@ -80,7 +80,7 @@ class MemoryServer:
     def __init__(
         self, setup: MemorySetup, transfer: TransferConfig, key: bytes, instance: StreamWriter
     ) -> None:
-        """Raises ConfigError and TransferError."""
+        """Open the memory. Raises ConfigError and TransferError."""
         self._instance = instance
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = OwnMemory(setup.pools)
@@ -156,7 +156,7 @@ class MemoryServer:
         self._instance.write(frame(word))
 
     def _answer(self, number: int, work: Awaitable[int | None]) -> None:
-        """When it is done."""
+        """Answer a command when it is done."""
         task = asyncio.ensure_future(self._do(number, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,7 +1,7 @@
-"""An instance's memory on another host, as the instance sees it: it asks the memory server there, and hears of that server's end.
+"""An instance's memory on another host, as the instance sees it: it asks the memory server there, and notices its end.
 
-A memory server that has ended, or that does not answer in time and is ended then, is lost for good. Its memory is gone, so
-nothing in it is left to be fenced, and the instance fails as a whole."""
+A memory server that has ended is lost for good. One that does not answer in time is ended. Its memory is then gone, so nothing in
+it is left to be fenced, and the instance fails as a whole."""
 
 import asyncio
 import itertools
@@ -44,13 +44,13 @@ from kvtransfer.transport.shm import host_id
 log = logging.getLogger(__name__)
 
 Keep = Callable[[Sequence[MemorySetup], float], list[Rank]]
-"""(setups, deadline in seconds) -> all memory servers, each waiting for its setup, or none. Blocks. Raises ConfigError and
-ReplicaLost."""
+"""(setups, deadline in seconds) -> all memory servers, each waiting for its setup. Starts all or none, and blocks. Raises
+ConfigError and ReplicaLost."""
 START_S = 300.0
 
 
 def start_memories(keep: Keep, setups: Sequence[MemorySetup], mail: MailConfig) -> tuple["RemoteHost", ...]:
-    """All of them, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost.
+    """Start all memory servers, or none. Blocks until they are ready. Raises ConfigError and ReplicaLost.
 
     `mail` says how long a silent memory server is believed to live."""
     deadline, hosts, found = time.monotonic() + START_S, {host_id()}, list[RemoteHost]()
@@ -89,14 +89,15 @@ def _ready(memory_server: Rank, left_s: float) -> MemoryReady:
 
 
 class RemoteHost:
-    """kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory.
+    """A kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory.
 
     All but the constructor and `end` is for the event loop's thread, after `run`."""
 
     def __init__(
         self, memory_server: Rank, setup: MemorySetup, ready: MemoryReady, mail: MailConfig, shares_host: bool
     ) -> None:
-        """`shares_host`: with another process of its instance that writes; a holder's segment takes the claim of one of them."""
+        """`shares_host` says that another process of its instance writes from that host, since a holder's segment takes the claim
+        of one only."""
         self.memory = ready.memory_path, ready.memory_bytes
         self.senders = [
             _RemoteSender(self, number, way, ready.host)
@@ -112,7 +113,7 @@ class RemoteHost:
         self._closing = self._closed = False
 
     def run(self, arrived: Callable[[str, int], None], corrupted: Callable[[str], None]) -> None:
-        """Tell an instance's inbox what has come into the memory."""
+        """Report to an instance's inbox what has come into the memory."""
         self._arrived, self._corrupted = arrived, corrupted
         loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[Exception] = loop.create_future()
@@ -148,7 +149,7 @@ class RemoteHost:
             await self.ask(Fence(0, writer, grant_id))
 
     async def close(self) -> None:
-        """Ends the memory server. Idempotent."""
+        """End the memory server. Idempotent."""
         if self._closed:
             return
         self._closing = self._closed = True
@@ -162,7 +163,7 @@ class RemoteHost:
         self._out.put_nowait(frame(word))
 
     def ask(self, word: Any) -> "asyncio.Future[int]":
-        """The answer to a word, which gets its number here. Raises ReplicaLost, TransferError."""
+        """Return the answer to a command, which gets its number here. Raises ReplicaLost, TransferError."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self._lost.done():
             future.set_exception(self._lost.result())
@@ -173,7 +174,7 @@ class RemoteHost:
         return future
 
     def _then(self, asked: "asyncio.Future[int]", then: Callable[[], None]) -> None:
-        """Nobody hears of a memory server that is lost: its instance fails."""
+        """Call `then` at the answer. A lost memory server is not reported here, since its instance fails."""
         asked.add_done_callback(
             lambda done: then() if not done.cancelled() and not done.exception() else None
         )
@@ -199,7 +200,7 @@ class RemoteHost:
             await writer.drain()
 
     async def _beat(self) -> None:
-        """A memory server that is stopped or cut off answers nothing, and nothing else would tell."""
+        """Ask regularly, since nothing else would tell that a memory server is stopped or cut off."""
         while not self._lost.done():
             await asyncio.sleep(self._beat_s)
             asked = self.ask(Sync(0))
@@ -246,7 +247,7 @@ class RemoteHost:
 
 
 class _RemoteSender:
-    """kvtransfer.transport.base.Sender, of a memory server."""
+    """A kvtransfer.transport.base.Sender of a memory server."""
 
     def __init__(self, remote: RemoteHost, number: int, way: RemoteEndpoint, host: str) -> None:
         self.name, self.vouches = way.name, way.vouches
@@ -281,4 +282,4 @@ class _RemoteSender:
         self._remote.say(Forget(endpoint_owner))
 
     async def close(self) -> None:
-        """The memory server closes its senders when it ends."""
+        """Do nothing: the memory server closes its senders when it ends."""
