@@ -1,6 +1,6 @@
 """Where the ranks of an instance meet inside a forward pass. A model calls these and knows no ranks; alone they do nothing.
 
-What a rank holds of a tensor decides which of them has work: a model asks all of them on every mesh."""
+What a rank holds of a tensor decides which of them has work: a model calls all of them on every mesh."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from torch.nn import functional as F
 LocalExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x (N, hidden), slots (N, K) int64, weights (N, K) float32) -> (N, hidden): each row's weighted sum over its slots.
 
-A slot is an index into the experts that this rank holds, in the order in which it holds them; -1 is nobody, and adds nothing."""
+A slot is an index into the experts that this rank holds, in the order in which it holds them. -1 is no expert, and adds
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)

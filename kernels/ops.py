@@ -32,11 +32,12 @@ class AttentionMeta:
     slots: Tensor
     """(T,) int64: block_id * block_size + offset, where each token's KV goes."""
     cache: dict[Any, Any] = field(default_factory=dict[Any, Any])
-    """What an implementation derives from the above, once a step and not once a layer."""
+    """What an implementation derives from the above, once a step instead of once a layer."""
     counted: Tensor | None = None
-    """(T,) int64: 1, or 0 for rows that only fill up a step; None: all are somebody's tokens."""
+    """(T,) int64: 1, or 0 for rows that only fill up a step. None means that all rows are real tokens."""
     is_fixed: bool = False
-    """Lengths and blocks are in device memory that a `FixedDecode` fills before each step; those above are of no step."""
+    """Whether lengths and blocks are in device memory that a `FixedDecode` fills before each step. The fields above then mean
+    nothing."""
 
     @classmethod
     def build(
@@ -61,7 +62,7 @@ class AttentionMeta:
 
 class FixedDecode(Protocol):
     """Decode steps of one number of sequences that launch the same kernels with the same arguments, so that the launches can be
-    captured once and replayed: what differs between them is read from memory whose place does not change."""
+    captured once and replayed. What differs between them is read from memory whose place does not change."""
 
     @property
     def meta(self) -> AttentionMeta:
@@ -71,8 +72,8 @@ class FixedDecode(Protocol):
     def fill(
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
     ) -> None:
-        """For the next replay, one of each for each sequence, of which there may be fewer: rows behind them are of sequences of
-        one token in a block that nobody else has."""
+        """Fill in the next replay: one of each for each sequence. There may be fewer sequences: the rows behind them stand for
+        sequences of one token in a block that no sequence has."""
         ...
 
 
@@ -89,7 +90,7 @@ class ExpertWeights:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """(S, ...) each: all that an expert consists of."""
+        """Return all tensors that an expert consists of, (S, ...) each."""
         bias = () if self.gate_up_bias is None else (self.gate_up_bias,)
         return *tensors_of(self.gate_up), *tensors_of(self.down), *bias
 
@@ -133,11 +134,12 @@ class Ops:
     """(x (T, 2N), alpha, limit) -> g * sigmoid(alpha * g) * (u + 1), g being x[:, :N] where it is at most `limit`, and u being
     x[:, N:] where it is between -limit and limit."""
     pack: Callable[[Weight, torch.dtype], LinearWeight]
-    """(weight, what x will be) -> the same as `linear` multiplies it fastest. Called once for a weight, as a model is loaded."""
+    """(weight, what x will be) -> the same in the form that `linear` multiplies fastest. Called once for a weight, as a model is
+    loaded."""
     linear: Callable[[Activations, LinearWeight, Tensor | None], Tensor]
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M). x is rounded first as `rounds` says, unless it has been."""
     rounds: Callable[[Weight], Rounding | None]
-    """What `linear` rounds the other side of a weight to: whoever makes it can make it so, once for all who take it."""
+    """What `linear` rounds the other side of a weight to. So a producer can round once for all products that take it."""
     norm_rounded: Callable[[Tensor, Tensor | None, Tensor, float, Rounding], tuple[Tensor, Rounded]]
     """(x (T, N), residual (T, N) or None, weight, eps, rounding) -> their sum, and its `rms_norm`, rounded. `residual` may be
     overwritten."""
@@ -176,7 +178,7 @@ class Ops:
     """(q (T, H, N + P), kv_layer of latents, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
     of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""
     fixed_decode: Callable[[int, int, int, int, torch.device], FixedDecode] | None
-    """(sequences, blocks of a sequence at most, a block that is nobody's, block_size, device) -> what captured decode steps are
-    over; None: some operations here cannot be captured."""
+    """(sequences, most blocks of a sequence, a block that no sequence has, block_size, device) -> what captured decode steps are
+    over; None where some operations here cannot be captured."""
     keeps: frozenset[Kind]
-    """Weights that are multiplied fastest as they are stored; others are better made floats once."""
+    """The weights that are multiplied fastest as they are stored. Others are better made floats once."""

@@ -1,6 +1,6 @@
-"""Weights that stay as small as a checkpoint stores them, in the layouts that kernels read; what they mean is `as_float`.
+"""Weights that stay as small as a checkpoint stores them, in the layouts that kernels read. `as_float` says what they mean.
 
-All have the shape (N, K) of N outputs and K inputs; of S experts everything has a first dimension more."""
+All have the shape (N, K) of N outputs and K inputs. S experts have one dimension more, in front."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class EightBit:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything, as bytes where communicators know no other name for it."""
+        """Return all tensors, as bytes where communicators have no other name for their dtype."""
         return self.values.view(torch.uint8), self.scales
 
 
@@ -89,12 +89,12 @@ LinearWeight = Weight | Prepacked
 
 
 def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
-    """What a weight consists of; they may be written to."""
+    """Return the tensors that a weight consists of. They may be written to."""
     return (weight,) if isinstance(weight, Tensor) else weight.tensors
 
 
 def as_float(weight: Weight, dtype: torch.dtype) -> Tensor:
-    """What it means: (..., N, K) in `dtype`."""
+    """Return the weight's numbers: (..., N, K) in `dtype`."""
     match weight:
         case EightBit():
             return _from_eight_bits(weight).to(dtype)
@@ -127,8 +127,8 @@ def _from_four_bits(weight: FourBit) -> Tensor:
 
 
 def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """One matrix with all outputs of matrices with the same inputs; in `dtype`, should they be stored in different ways or
-    end inside a block of scales."""
+    """Return one matrix with all outputs of matrices with the same inputs. It is in `dtype` where they are stored in different
+    ways or end inside a block of scales."""
     first = parts[0]
     by_blocks = isinstance(first, EightBit) and first.by_blocks
     inside_block = by_blocks and any(part.shape[-2] % SCALE_BLOCK for part in parts[:-1])
@@ -138,7 +138,8 @@ def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """One weight of one matrix for each expert; in `dtype`, should they be stored in different ways. Experts round no inputs."""
+    """Return one weight of one matrix for each expert. It is in `dtype` where they are stored in different ways. Experts round no
+    inputs."""
     if not _alike(parts):
         return torch.stack([as_float(part, dtype) for part in parts])
     free = [replace(part, input_scale=None) if isinstance(part, EightBit) else part for part in parts]
@@ -146,17 +147,17 @@ def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
 
 
 def one_of(weight: Weight, index: int) -> Weight:
-    """An expert's matrix."""
+    """Return one expert's matrix."""
     return weight[index] if isinstance(weight, Tensor) else _each([weight], lambda own, _: own[0][index])
 
 
 def on_device(weight: Weight, device: torch.device) -> Weight:
-    """In memory of its own, aligned as kernels need it: in a file it may begin anywhere."""
+    """Return the weight in memory of its own, aligned as kernels need it: in a file it may begin anywhere."""
     return _each([weight], lambda own, _: own[0].to(device, copy=True))
 
 
 def _alike(parts: Sequence[Weight]) -> bool:
-    """Are all of them packed, and in the same way?"""
+    """Return whether all of them are packed in the same way."""
     first = parts[0]
     return not isinstance(first, Tensor) and all(_fits(first, part) for part in parts[1:])
 
@@ -173,7 +174,8 @@ def _fits(first: Weight, other: Weight) -> bool:
 
 
 def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor]) -> Weight:
-    """A weight whose every tensor is `combine`d of those of `parts`, which are alike; (.., the dimension of its outputs)."""
+    """Return a weight whose every tensor is `combine`d of those of `parts`, which are alike. It is called with the tensors and
+    the dimension of their outputs."""
     first = parts[0]
     match first:
         case EightBit():

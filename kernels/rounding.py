@@ -1,4 +1,4 @@
-"""Activations of 8 bits: what a weight of 8 bits is multiplied with, and how that is made, in pure PyTorch."""
+"""Activations of 8 bits, with which weights of 8 bits are multiplied, and how they are made, in pure PyTorch."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """To which numbers."""
+    """The numbers that activations are rounded to."""
 
     dtype: torch.dtype
     """float8_e4m3fn or int8"""
@@ -39,7 +39,7 @@ Activations = Tensor | Rounded
 
 
 def rounding_of(weight: Weight) -> Rounding | None:
-    """What products with `weight` round the other side to; None: they do not."""
+    """Return what products with `weight` round the other side to, or None where they do not round it."""
     if not isinstance(weight, EightBit):
         return None
     scale = None if weight.by_blocks else weight.input_scale
@@ -47,7 +47,7 @@ def rounding_of(weight: Weight) -> Rounding | None:
 
 
 def round_to(x: Tensor, how: Rounding) -> Rounded:
-    """x (T, K)"""
+    """Round x (T, K)."""
     if how.scale is not None:
         return Rounded(_stored(x.float() / how.scale, how.dtype), how.scale, x.dtype)
     values, scales = rounded(x.reshape(-1, how.group or x.shape[1]), how.dtype)
@@ -68,7 +68,7 @@ def _stored(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def as_floats(x: Activations) -> Tensor:
-    """What they mean: (T, K)."""
+    """Return the numbers that they stand for: (T, K)."""
     if isinstance(x, Tensor):
         return x
     scales = x.scales if x.scales.dim() == 2 else x.scales[:, None]

@@ -12,10 +12,10 @@ class Routing:
     top_k: int
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True
-    """The chosen experts' weights sum to `scale`; otherwise they are their scores times `scale`."""
+    """Whether the chosen experts' weights sum to `scale`. Otherwise they are their scores times `scale`."""
     scale: float = 1.0
     num_groups: int = 1
     top_groups: int = 1
     """Only experts of this many groups may be chosen."""
     group_best: int = 1
-    """A group is as good as its so many best experts together."""
+    """A group's score is the sum of so many of its best experts' scores."""

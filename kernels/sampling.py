@@ -1,4 +1,4 @@
-"""What drawing tokens is asked for: shapes of distributions, one number for each row, penalties."""
+"""What the drawing of tokens is asked for: shapes of distributions, one number for each row, penalties."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Shape(Protocol):
-    """How a row's distribution is bent and cut."""
+    """The temperature of a row's distribution, and where it is cut."""
 
     @property
     def temperature(self) -> float: ...

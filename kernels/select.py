@@ -1,4 +1,4 @@
-"""Which implementation of the operations runs on a device."""
+"""Selects the implementation of the operations that runs on a device."""
 
 import logging
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Kernels = Literal["auto", "triton", "torch", "flashinfer", "flash_attention"]
 
 _log = logging.getLogger(__name__)
 EIGHT_BITS = ("float8_e4m3fn", "int8")
-"""Names of dtypes that a KV pool has with a scale for each vector."""
+"""The names of dtypes that a KV pool has with a scale for each vector."""
 _HAS_TRITON = torch.cuda.is_available() and find_spec("triton") is not None
 if _HAS_TRITON:
     from kernels.triton.ops import invariant_triton_ops, triton_ops
@@ -46,12 +46,12 @@ def select_ops(
     kv_dtype: str = "",
     weights: WeightFormat = "full",
 ) -> Ops:
-    """The fastest implementation that works on `device`, or the `wanted` one; pure PyTorch works on all of them. `deterministic`:
-    of those whose bits for a token do not depend on what it is batched with, nor on how its prompt is chunked. `cases`: what
-    `paged_attention` will be called with, by which its backend is chosen; none where it is not called. `kv_dtype`: of the KV
-    pool. `weights`: how a CPU keeps matrices.
+    """Return the fastest implementation that works on `device`, or the `wanted` one. Pure PyTorch works on all devices.
+    `deterministic` restricts it to those whose bits for a token do not depend on what it is batched with, nor on how its prompt
+    is chunked. `cases` are what `paged_attention` will be called with, by which its backend is chosen; none where it is not
+    called. `kv_dtype` is that of the KV pool, and `weights` says how a CPU keeps matrices.
 
-    One model's, on one thread: implementations may keep scratch memory. Raises ConfigError."""
+    The result is for one model on one thread: implementations may keep scratch memory. Raises ConfigError."""
     if device.type == "cpu":
         if wanted not in ("auto", "torch"):
             raise ConfigError(
@@ -76,7 +76,7 @@ def select_ops(
 
 
 def fixed_by(own: Attend, chosen: Attend) -> Attend:
-    """`chosen`, but for steps whose lengths it would have to read from memory."""
+    """Return `chosen`, but for steps whose lengths it would have to read from memory."""
 
     def attend(
         q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float, sinks: Tensor | None

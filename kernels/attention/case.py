@@ -1,4 +1,4 @@
-"""What attention is asked for, as far as an implementation may be unable to do it or be faster at it."""
+"""What attention is asked for, as far as it decides whether an implementation can do it or is fast at it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ Attend = Callable[[Tensor, KVLayer, AttentionMeta, float, int, float, Tensor | N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A layer's, on one rank."""
+    """One layer's attention on one rank."""
 
     num_heads: int
     num_kv_heads: int
@@ -31,7 +31,7 @@ class Case:
 
     @property
     def group(self) -> int:
-        """Heads that share a KV head."""
+        """The number of heads that share a KV head."""
         return self.num_heads // self.num_kv_heads
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Backend:
     name: str
     attend: Attend
     cannot: Callable[[Case], str] = lambda case: ""
-    """Why it is unable to do a case, as a clause about the case; empty: it is able to."""
+    """Return why it cannot do a case, as a clause about the case; empty where it can."""
 
 
 def kind_of(meta: AttentionMeta) -> StepKind:

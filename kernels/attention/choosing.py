@@ -1,4 +1,5 @@
-"""Each kind of step and each window gets the backend that is fastest there: measured once for a device, remembered, logged."""
+"""Chooses, for each kind of step and each window, the backend that is fastest there. It is measured once for a device, remembered
+and logged."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChosenAttention:
-    """`Ops.paged_attention`: by whom was chosen for the step's kind and the layer's window."""
+    """`Ops.paged_attention` by the backends that were chosen for the step's kind and the layer's window."""
 
     def __init__(self, chosen: Mapping[tuple[StepKind, int], Attend]) -> None:
         self._chosen = chosen
@@ -46,7 +47,8 @@ class Chooser:
         self._timer, self._lens = timer, lens
 
     def choose(self, cases: Sequence[Case], current: Backend, others: Sequence[Backend]) -> ChosenAttention:
-        """`cases` differ in their window. `others` are used where they are able, right and faster than `current`."""
+        """Choose backends. `cases` differ in their window. `others` are used where they are able, right and faster than
+        `current`."""
         return ChosenAttention(
             {
                 (kind, case.window): self._best(kind, case, current, others)
@@ -56,7 +58,7 @@ class Chooser:
         )
 
     def force(self, cases: Sequence[Case], backend: Backend) -> ChosenAttention:
-        """Raises ConfigError where it is unable or wrong."""
+        """Return the named backend for all cases. Raises ConfigError where it is unable or wrong."""
         for case in cases:
             if reason := backend.cannot(case):
                 raise ConfigError(

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 MIN_GAIN = 0.03
-"""Below that a difference of medians may be noise, and another run would choose otherwise."""
+"""The gain below which a difference of medians may be noise, so that another run would choose otherwise."""
 
 
 def fastest(timings_s: Mapping[str, Sequence[float]], current: str) -> str:
-    """The name with the least median, of equals the first. `current` is kept unless that is MIN_GAIN faster; it may have no
-    timings, and is then not kept."""
+    """Return the name with the least median, the first among equals. `current` is kept unless that is MIN_GAIN faster. It may
+    have no timings, and is then not kept."""
     medians_s = {name: median(times) for name, times in timings_s.items()}
     best = min(medians_s, key=medians_s.__getitem__)
     if current not in medians_s or medians_s[best] <= (1 - MIN_GAIN) * medians_s[current]:

@@ -38,7 +38,7 @@ class _Uploaded:
     context_starts: Tensor
     context_lens: Tensor
     block_table: Tensor
-    """(B, the longest context's blocks); behind a context's end block 0, which is not read."""
+    """(B, the longest context's blocks). Behind a context's end it has block 0, which is not read."""
 
     @classmethod
     def of(cls, meta: AttentionMeta, device: torch.device) -> "_Uploaded":

@@ -13,7 +13,8 @@ from kernels.ops import AttentionMeta, KVLayer
 _HEAD_DIMS = (64, 128, 256)
 _DTYPES = (torch.float16, torch.bfloat16)
 _TENSOR_CORE_GROUP = 4
-"""Heads of a KV head from which on decode is faster as a product of matrices; the other kernel is compiled for few groups."""
+"""From so many heads for each KV head on, decode is faster as a product of matrices. The other kernel is compiled for few
+groups."""
 _TILE_ROWS = 128
 _LEAST_WORKSPACE_BYTES = 128 << 20
 
@@ -60,14 +61,15 @@ class FlashInferAttention:
         return wrapper.run(q, kv_layer)
 
     def _wrapper(self, kind: StepKind, case: Case, device: torch.device) -> "_Wrapper":
-        """One for each case and kind: its plan holds for all layers of a step, and other cases' plans must not replace it."""
+        """Return the wrapper of a case and kind. Its plan holds for all layers of a step, and other cases' plans must not replace
+        it."""
         key = (kind, case)
         if key not in self._wrappers:
             self._wrappers[key] = _Wrapper(self._library, kind, case, self._room(case, device))
         return self._wrappers[key]
 
     def _room(self, case: Case, device: torch.device) -> Tensor:
-        """Scratch that all wrappers share; a wrapper keeps what it was made with."""
+        """Return the scratch memory that all wrappers share. A wrapper keeps what it was made with."""
         num_bytes = _workspace_bytes(case, device)
         if self._workspace is None or self._workspace.numel() < num_bytes:
             self._workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -88,7 +90,7 @@ class _Wrapper:
             self._library = library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND")
 
     def plan_for(self, meta: AttentionMeta, case: Case) -> None:
-        """Once a step. Metadata stays in host memory, where FlashInfer plans; it uploads what its kernels read."""
+        """Plan once a step. Metadata stays in host memory, where FlashInfer plans; it uploads what its kernels read."""
         if self._planned is meta:
             return
         if self._uploaded is not None:
@@ -128,8 +130,9 @@ class _Wrapper:
 
 
 def _workspace_bytes(case: Case, device: torch.device) -> int:
-    """Partial results of contexts that are split, in float32: FlashInfer splits them among at most two programs for each
-    processor and KV head, each with a tile of at most 128 rows (its scheduler.cuh), and keeps a sum for each row beside."""
+    """Return the bytes of partial results of contexts that are split, in float32. FlashInfer splits them among at most two
+    programs for each processor and KV head, each with a tile of at most 128 rows (its scheduler.cuh), and keeps a sum for each
+    row beside."""
     if device.type != "cuda":
         return _LEAST_WORKSPACE_BYTES
     processors = torch.cuda.get_device_properties(device).multi_processor_count

@@ -25,7 +25,7 @@ _MODULES: Mapping[str, tuple[str, Callable[[Any], Backend]]] = {
 
 
 def load_backend(name: str) -> Backend | None:
-    """None where it is not installed. Raises ConfigError where it is and cannot be imported."""
+    """Return the backend, or None where it is not installed. Raises ConfigError where it is and cannot be imported."""
     module, make = _MODULES[name]
     if find_spec(module) is None:
         return None

@@ -1,6 +1,6 @@
-"""Choices that were measured before, in a small JSON file below the user's cache directory.
+"""Earlier choices, in a small JSON file below the user's cache directory.
 
-It saves time and no more: one that is damaged, foreign or not writable costs a measurement and a line in the log."""
+It only saves time: a file that is damaged, foreign or not writable costs a measurement and a line in the log."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ class RememberedChoice(BaseModel):
 
     backend: str
     medians_us: dict[str, float]
-    """Medians of every backend that was tried and right."""
+    """The medians of every backend that was tried and found right."""
 
 
 class _Content(BaseModel):

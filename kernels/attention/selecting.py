@@ -1,4 +1,4 @@
-"""`engine.kernels`, as far as it says who computes attention on a GPU."""
+"""Selects what computes attention on a GPU, as `engine.kernels` says."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ def select_attention(
     chooser: Chooser,
     load: Callable[[str], Backend | None] = load_backend,
 ) -> Attend:
-    """`current`'s, unless another is forced, or `wanted` is auto and others are installed, of which the fastest is taken. `load`:
-    see `load_backend`. Raises ConfigError where what is forced is absent, unable or wrong."""
+    """Return `current`'s attention, unless another is forced, or `wanted` is auto and others are installed; then the fastest is
+    taken. `load` is as `load_backend`. Raises ConfigError where what is forced is absent, unable or wrong."""
     if wanted in INSTALL:
         if not cases:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""A backend is tried on a step like those that it would serve: is it right, and how long does it take?"""
+"""Tries a backend on a step like those that it would serve: is it right, and how long does it take?"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from kernels.ops import AttentionMeta
 from kernels.torch.paged_attention import PagedAttention
 
 Lens = Sequence[tuple[int, int]]
-"""Each sequence's query tokens and its context, these included."""
+"""Each sequence's number of query tokens, and its context, which includes these."""
 Timer = Callable[[Callable[[], object]], float]
 """Seconds of one call."""
 LENS: Mapping[StepKind, Lens] = {
@@ -35,8 +35,8 @@ class TrialStep:
 
 
 def make_step(case: Case, lens: Lens, device: torch.device) -> TrialStep:
-    """Random; the pool's places that no sequence has written are NaN, which nothing right can let through: behind the contexts'
-    ends, and a block that each has reserved beyond."""
+    """Return a random step. Places of the pool that no sequence has written are NaN, which a right result cannot contain: those
+    behind the contexts' ends, and a block that each has reserved beyond."""
     random = torch.Generator(device).manual_seed(0)
     counts = [-(-context // case.block_size) for _, context in lens]
     order = np.random.default_rng(0).permutation(sum(counts) + 1).astype(np.int64)
@@ -64,7 +64,7 @@ def reference(step: TrialStep, case: Case) -> Tensor:
 
 
 def fault(attend: Attend, step: TrialStep, case: Case, expected: Tensor) -> str:
-    """Why the backend is not to be used, or nothing. Other people's code may raise anything."""
+    """Return why the backend is not to be used; empty where it may be. Other people's code may raise anything."""
     try:
         got = run(attend, step, case)
         tolerance = _TOLERANCE[case.dtype]
@@ -79,8 +79,8 @@ def fault(attend: Attend, step: TrialStep, case: Case, expected: Tensor) -> str:
 def timings(
     attends: Mapping[str, Attend], step: TrialStep, case: Case, timer: Timer
 ) -> dict[str, list[float]]:
-    """Seconds of a call in each round, interleaved, so that what disturbs the machine disturbs all of them. What a backend
-    prepares once a step is not in them: a step has many layers."""
+    """Return the seconds of a call in each round. Rounds are interleaved, so that a disturbance of the machine hits all of them.
+    What a backend prepares once a step is left out, since a step has many layers."""
     times: dict[str, list[float]] = {name: [] for name in attends}
     for _ in range(_ROUNDS):
         for name, attend in attends.items():
@@ -89,7 +89,8 @@ def timings(
 
 
 def device_timer(device: torch.device) -> Timer:
-    """Times calls on `device` behind each other: the launches' time where they take longer than what they launch."""
+    """Return a timer of calls on `device` behind each other. It is the launches' time where they take longer than what they
+    launch."""
 
     def wait() -> None:
         if device.type == "cuda":

@@ -12,7 +12,7 @@ from kernels.packed import as_float, one_of
 from kernels.routing import Routing
 
 _TINY = 1e-20
-"""Sigmoid scores can all be next to nothing."""
+"""Added to sums that are divided by, since sigmoid scores can all be next to nothing."""
 
 
 Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
@@ -25,7 +25,7 @@ def top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def top_stable(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest scores; the first of equal ones."""
+    """Return the k highest scores; of equal ones the first."""
     found = scores.sort(dim=-1, descending=True, stable=True)
     return found.values[..., :k], found.indices[..., :k]
 
@@ -53,7 +53,7 @@ def _within_best_groups(choice: Tensor, routing: Routing, top: Top) -> Tensor:
 
 
 def _sum_last(x: Tensor) -> Tensor:
-    """Over the last of its dimensions, which is short: in order, however many rows there are."""
+    """Sum over the last dimension, which is short, in order, however many rows there are."""
     return reduce(torch.add, x.unbind(-1))
 
 
@@ -65,7 +65,7 @@ def experts(
     activate: Callable[[Tensor], Tensor],
     linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = F.linear,
 ) -> Tensor:
-    """Sorts (row, slot) pairs by slot and multiplies each run at once. Sums are in float32, in the order of the slots."""
+    """Sort (row, slot) pairs by slot and multiply each run at once. Sums are in float32, in the order of the slots."""
     flat, width = slots.flatten(), slots.shape[-1]
     order = flat.argsort(stable=True)
     counts = torch.bincount(flat + 1, minlength=held.down.shape[0] + 1).tolist()

@@ -136,7 +136,7 @@ def attend_to(
 
 
 def _trial(attend: _Attend) -> _Attend:
-    """The same against one span of random KV: a real one may be so short that every way of adding up agrees."""
+    """Attend to one span of random KV instead. A real one may be so short that every way of adding up agrees."""
     generator = torch.Generator().manual_seed(1)
     _, k, v = attend.spans[0]
     k, v = (torch.randn(x.shape, generator=generator) for x in (k, v))
@@ -150,8 +150,8 @@ def _trial(attend: _Attend) -> _Attend:
 
 
 def _spans(kv_layer: Tensor, meta: AttentionMeta, seq: int, window: int) -> list[tuple[int, Tensor]]:
-    """First token and (planes, Hkv, 256, D) float32 of each span of which any of the sequence's queries sees anything; zero where
-    there is no token, whatever an earlier owner of the block has left there."""
+    """Yield the first token and (planes, Hkv, 256, D) float32 of each span that any of the sequence's queries sees. It is zero
+    where there is no token, whatever an earlier owner of the block has left there."""
     context, block_size = meta.context_lens[seq], kv_layer.shape[3]
     earliest = max(0, context - meta.query_lens[seq] - window + 1) if window else 0
     spans: list[tuple[int, Tensor]] = []

@@ -22,7 +22,7 @@ from kernels.torch.row_tiles import RowTiles
 
 
 def invariant_ops() -> Ops:
-    """For one model on one thread."""
+    """Return the operations for one model on one thread."""
     tiles = RowTiles()
     linear, rms_norm = partial(_linear, tiles), partial(_rms_norm, tiles)
     return replace(
@@ -69,8 +69,8 @@ def _linear(tiles: RowTiles, x: Activations, stored: LinearWeight, bias: Tensor 
 
 
 def _cancelling(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], tuple[Tensor]]:
-    """A product of that shape whose terms cancel, so that its result is nothing but what their order has left of rounding. It
-    takes the weight's memory once more while it is tried."""
+    """Return a product of that shape whose terms cancel, so that its result is only the rounding errors that their order has
+    left. It takes the weight's memory once more while it is tried."""
     half = weight.shape[1] // 2
     generator = torch.Generator().manual_seed(2)
     order = torch.randperm(half, generator=generator)

@@ -14,7 +14,7 @@ from kernels.ops import AttentionMeta
 
 _TILE_TOKENS = 64
 _EXPANDED_HEADS = 16
-"""Whose keys and values exist at one time."""
+"""The number of heads whose keys and values exist at one time."""
 
 
 def write_latent(latent: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
@@ -24,7 +24,7 @@ def write_latent(latent: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
 def latent_attention(
     q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
 ) -> Tensor:
-    """Each sequence takes the way that needs fewer multiplications."""
+    """Attend. Each sequence takes the way that needs fewer multiplications."""
     out = q.new_empty(len(q), q.shape[1], v_up.shape[1])
     for i, (query_len, context_len) in enumerate(zip(meta.query_lens, meta.context_lens, strict=True)):
         rows = slice(meta.query_starts[i], meta.query_starts[i + 1])
@@ -35,7 +35,8 @@ def latent_attention(
 
 
 def expanding_pays(query_len: int, query_dim: int, k_up: Tensor, v_up: Tensor) -> bool:
-    """Multiplications per head and token of context: expanding costs some once, absorbing costs more for every query."""
+    """Return whether expanding takes fewer multiplications for each head and token of context. Expanding costs some once;
+    absorbing costs more for every query."""
     nope, rank, value = k_up.shape[1], k_up.shape[2], v_up.shape[1]
     absorbed = query_len * (query_dim - nope + 2 * rank)
     return rank * (nope + value) + query_len * (query_dim + value) < absorbed

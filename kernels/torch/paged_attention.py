@@ -1,8 +1,8 @@
 """Attention over a paged KV cache in pure PyTorch.
 
-The blocks that a sequence may see are gathered into scratch memory and attended there: sequences with one query token
-together, in groups of similar context, the others one by one in tiles of query tokens.
-Nothing that was not written for a sequence can reach its result, not even a NaN that an earlier owner of a block left."""
+The blocks that a sequence may see are gathered into scratch memory and attended there. Sequences with one query token are taken
+together, in groups of similar context; the others one by one, in tiles of query tokens. Nothing that was not written for a
+sequence can reach its result, not even a NaN that an earlier owner of a block left."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from kernels.ops import AttentionMeta, KVLayer
 from kernels.torch.scaled_kv import as_floats
 
 _GROUP_BYTES = 2 << 20
-"""Gathered K and V of a group: little enough to stay in a core's caches from the copy to the attention (1 to 4 MiB do best)."""
+"""The bytes of gathered K and V of a group: few enough to stay in a core's caches from the copy to the attention (1 to 4 MiB do
+best)."""
 _TILE_TOKENS = 128
 
 
@@ -50,8 +51,8 @@ class _Plan:
 
 
 class PagedAttention:
-    """`Ops.paged_attention`. Owns scratch memory, kept because new pages for every layer cost more than the attention:
-    an object serves one thread."""
+    """`Ops.paged_attention`. It owns scratch memory, which is kept because new pages for every layer cost more than the
+    attention. An object serves one thread."""
 
     def __init__(self) -> None:
         self._scratch: Tensor | None = None
@@ -137,7 +138,7 @@ class PagedAttention:
 def _attend_single(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float, sinks: Tensor | None
 ) -> Tensor:
-    """(b, H, D) x (b, Hkv, L, D): the query heads of one KV head play the part of query tokens."""
+    """Attend (b, H, D) x (b, Hkv, L, D). The query heads of one KV head take the place of query tokens."""
     num_seqs, num_heads, head_dim = q.shape
     num_kv_heads, repeats = k.shape[1], num_heads // k.shape[1]
     grouped = q.view(num_seqs, num_kv_heads, repeats, head_dim)
@@ -185,7 +186,7 @@ def _make_plan(meta: AttentionMeta, kv_layer: Tensor, window: int, dtype: torch.
 
 
 def _visible_blocks(query_len: int, context_len: int, window: int, block_size: int) -> tuple[int, int]:
-    """First block that the first query sees, and the end of the context's blocks."""
+    """Return the first block that the first query sees, and the end of the context's blocks."""
     first = max(0, context_len - query_len - window + 1) // block_size if window else 0
     return first, -(-context_len // block_size)
 
@@ -193,7 +194,7 @@ def _visible_blocks(query_len: int, context_len: int, window: int, block_size: i
 def _groups(
     ordered: Sequence[int], spans: Sequence[tuple[int, int]], block_bytes: int
 ) -> Iterator[list[int]]:
-    """Neighbours of ascending context, as many as fit into _GROUP_BYTES when padded to the longest."""
+    """Yield groups of sequences with similar context, as many as fit into _GROUP_BYTES when padded to the longest."""
     group: list[int] = []
     for i in ordered:
         longest = spans[i][1] - spans[i][0]

@@ -25,15 +25,16 @@ WeightFormat = Literal["full", "float16", "int8"]
 """`full` is what the model computes in."""
 _LARGEST_FLOAT16: Final = 65504.0
 _LEAST_PACKED: Final = 1 << 18
-"""Numbers of a matrix. Products with smaller ones take less time than oneDNN's function takes to be called."""
+"""The numbers of a matrix from which on it is packed. Products with smaller ones take less time than a call of oneDNN's
+function."""
 _MANY_ROWS: Final = 48
-"""Rows of inputs. On an AMD EPYC with AVX-512, panels and pieces of float32 take equally long with so many."""
+"""The rows of inputs with which, on an AMD EPYC with AVX-512, panels and pieces of float32 take equally long."""
 _PIECE: Final = 1024
-"""Rows of a matrix that are made float32 at once: a few MB, which stay in a core's cache."""
+"""The rows of a matrix that are made float32 at once: a few MB, which stay in a core's cache."""
 
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
-    """The reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
+    """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
     return replace(reference.reference_ops(), linear=linear, pack=partial(pack, weights))
 
 
@@ -46,7 +47,7 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
 
 
 def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWeight:
-    """`Ops.pack`. A matrix that float16 cannot hold, or that a layout does not exist for, stays as wide as it is."""
+    """`Ops.pack`. A matrix that float16 cannot hold, or for which no layout exists, stays as wide as it is."""
     matrix = as_float(weight, dtype)
     match weights:
         case "int8":
@@ -60,7 +61,7 @@ def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWei
 
 
 def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> int:
-    """What `pack` keeps of each number of a large matrix."""
+    """Return the bytes that `pack` keeps of each number of a large matrix."""
     match weights:
         case "int8":
             return 1
@@ -74,14 +75,15 @@ def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> int:
 
 @cache
 def has_bfloat16() -> bool:
-    """Does this processor multiply bfloat16? Without it such a product is 8 times as slow as one of float32."""
+    """Return whether this processor multiplies bfloat16. Without it such a product is 8 times as slow as one of float32."""
     cpu = torch.cpu
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
 
 
 @cache
 def _panels_are_slow() -> bool:
-    """With many rows, beside a product of float32. Known by the maker, not timed, so that equal machines give equal sums."""
+    """Return whether panels are slow with many rows, beside a product of float32. The processor's maker tells it, not a timing,
+    so that equal machines give equal sums."""
     try:
         return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -122,7 +122,7 @@ def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def reference_ops() -> Ops:
-    """For one model on one thread: attention keeps scratch memory between calls."""
+    """Return the operations for one model on one thread: attention keeps scratch memory between calls."""
     return Ops(
         rms_norm=rms_norm,
         add_rms_norm=partial(add_rms_norm, rms_norm),

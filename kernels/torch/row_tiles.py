@@ -1,8 +1,8 @@
 """Row-wise operations whose result for a row has the same bits whatever other rows come with it.
 
-Libraries choose how to add up by how many rows there are, and a row's place among them may decide which instructions compute it.
-Here an operation only ever sees tiles of a few heights: the tallest in which every place gives a row the same bits, and the lower
-ones that give these bits, too. Which they are is tried once for each operation and shape."""
+Libraries choose how to add up by the number of rows, and a row's place among them may decide which instructions compute it. Here
+an operation only sees tiles of a few heights: the tallest in which every place gives a row the same bits, and the lower ones that
+give these bits, too. The heights are found by a trial, once for each operation and shape."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
@@ -26,9 +26,9 @@ class RowTiles:
     def run(
         self, key: Hashable, operation: Rowwise, *rows: Tensor, trial: Callable[[], Rowwise] | None = None
     ) -> tuple[Tensor, ...]:
-        """`operation` on tensors of T rows each, tile by tile. `key` names it and all that its way of computing may depend on,
-        but for the shapes and dtypes of rows. `trial` makes what is tried in its stead, on random numbers from 0 to 255
-        where rows are integers."""
+        """Run `operation` on tensors of T rows each, tile by tile. `key` names it and all that its way of computing may depend
+        on, but for the shapes and dtypes of rows. `trial` is tried in its place, on random numbers from 0 to 255 where rows are
+        integers."""
         if not len(rows[0]):
             return tuple(operation(*rows))
         whole = (key, *((x.shape[1:], x.dtype) for x in rows))
@@ -46,9 +46,8 @@ class RowTiles:
 
 
 def cuts(num_rows: int, heights: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(first row, end, height of the tile) of each; the last may be partly empty. `heights` descend.
-
-    What is left goes into one tile when it fills more than a quarter of it: few tiles are worth some empty rows."""
+    """Return (first row, end, height of the tile) of each tile; the last may be partly empty. `heights` descend. The rest goes
+    into one tile when it fills more than a quarter of it: fewer tiles are worth some empty rows."""
     start = 0
     while start < num_rows:
         left = num_rows - start
@@ -59,8 +58,8 @@ def cuts(num_rows: int, heights: Sequence[int]) -> Iterator[tuple[int, int, int]
 
 
 def agreeing(operation: Rowwise, probes: Sequence[Tensor]) -> tuple[int, ...]:
-    """The tallest of the heights 64, 16, 4 and 1 that gives each of the 64 `probes` the same bits in all places, and those below
-    that give these bits, too."""
+    """Return the tallest of the heights 64, 16, 4 and 1 that gives each of the 64 `probes` the same bits in all places, and the
+    heights below it that give these bits, too."""
     heights: list[int] = []
     wanted: list[Tensor] = []
     for height in _HEIGHTS:
@@ -72,7 +71,7 @@ def agreeing(operation: Rowwise, probes: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def _shifted(operation: Rowwise, probes: Sequence[Tensor], height: int, shift: int) -> list[Tensor]:
-    """The probes' results when each stands `shift` places further."""
+    """Return the probes' results when each stands `shift` places further."""
     moved = [x.roll(shift, 0).split(height) for x in probes]
     tiles = [operation(*(tile.clone() for tile in tiles)) for tiles in zip(*moved, strict=True)]
     return [torch.cat(pieces).roll(-shift, 0) for pieces in zip(*tiles, strict=True)]
@@ -83,7 +82,7 @@ def _equal(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
 
 
 def _tile(x: Tensor, start: int, end: int, height: int) -> Tensor:
-    """A copy, so that its alignment is always the same."""
+    """Return a copy, so that its alignment is always the same."""
     if end - start == height:
         return x[start:end].clone(memory_format=torch.contiguous_format)
     tile = x.new_zeros((height, *x.shape[1:]))

@@ -10,7 +10,7 @@ from kernels.rounding import rounded
 
 
 def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
-    """`vectors` (N, D) at `rows` (N,) int64 of the layer's vectors, in their order."""
+    """Store `vectors` (N, D) at `rows` (N,) int64 of the layer's vectors, in their order."""
     size = vectors.shape[1]
     if isinstance(kv_layer, Tensor):
         kv_layer.view(-1, size).index_copy_(0, rows, vectors)
@@ -21,7 +21,7 @@ def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
 
 
 def as_floats(kv_layer: KVLayer, meta: AttentionMeta, dtype: torch.dtype) -> tuple[Tensor, AttentionMeta]:
-    """A layer of 8 bits in `dtype`, with nothing but the blocks that a step attends to, and the step with their numbers there."""
+    """Return a layer of 8 bits in `dtype`, with only the blocks that a step attends to, and the step with their numbers there."""
     if isinstance(kv_layer, Tensor):
         return kv_layer, meta
     if (found := meta.cache.get("blocks of 8 bits")) is None:

@@ -1,7 +1,7 @@
-"""Compiling for GPUs that are not there: launches on meta tensors are compiled for an architecture instead of run.
+"""Compiles for GPUs that are not there: launches on meta tensors are compiled for an architecture instead of run.
 
-What a launcher would launch for tensors of those shapes, strides and alignment is exactly what is compiled, so that nothing
-is described twice. The machine code's registers, stack and shared memory are read with the cuobjdump that triton brings."""
+It compiles exactly what a launcher would launch for tensors of those shapes, strides and alignment, so that nothing is described
+twice. The machine code's registers, stack and shared memory are read with the cuobjdump that triton brings."""
 
 import re
 import subprocess
@@ -43,7 +43,7 @@ class Build:
 
 
 class _AbsentGpu:
-    """What the compiler asks a driver: for whom, and where the launch would go."""
+    """Answers what the compiler asks a driver: for which GPU, and where the launch would go."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability

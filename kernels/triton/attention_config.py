@@ -14,15 +14,15 @@ from kernels.triton.platform import INTERPRETED, capability, num_programs
 from kernels.triton.tiles import Items, Tiles, cut
 
 DECODE_ROWS = 16
-"""The least that a tensor core's product takes."""
+"""The fewest rows that a tensor core's product takes."""
 _PREFILL_ROWS = 128
 _INVARIANT_ROWS = 64
-"""As few as Hopper's products take: with so many rows decode still waits for memory, not for them."""
+"""The fewest rows that Hopper's products take. With so many, decode still waits for memory and not for them."""
 _MIN_SPLIT_TOKENS = 256
-"""Below that, reducing the splits costs more than it wins."""
+"""With fewer tokens than this, reducing the splits costs more than it gains."""
 PROGRAMS_PER_PROCESSOR = 4
 FIXED = "triton fixed decode"
-"""Whose plans a fixed step's cache has under this name."""
+"""The name under which a fixed step's cache has its plans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class AttentionConfig:
     block_m: int
     block_n: int
     heads: int
-    """Heads of one tile; the group's, or a part of them."""
+    """The heads of one tile: the group's, or a part of them."""
     num_warps: int
     num_stages: int
 
@@ -60,7 +60,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextPart:
-    """One launch: tiles of like sequences."""
+    """One launch: tiles of similar sequences."""
 
     tiles: Tiles
     config: AttentionConfig
@@ -69,7 +69,7 @@ class ContextPart:
     in_parts: bool
     """Whether results are to be reduced: always, where bits must not depend on who else is in the batch."""
     items: Items | None = None
-    """What programs do, where that is not known when they are launched; `num_splits` and `split_tokens` then mean nothing."""
+    """What programs do, where that is not known when they are launched. `num_splits` and `split_tokens` then mean nothing."""
 
     @property
     def num_items(self) -> int:
@@ -82,7 +82,8 @@ class ContextPart:
 
 
 def plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.device) -> list[ContextPart]:
-    """Kept in `meta.cache`: the same in all layers of one shape and window. For fixed ones a FixedDecode has the plans."""
+    """Return the plan, which is kept in `meta.cache`: it is the same in all layers of one shape and window. For fixed steps a
+    FixedDecode has the plans."""
     if meta.is_fixed:
         return [meta.cache[FIXED].part(shape, window)]
     key = ("triton attention", shape, window)
@@ -103,10 +104,10 @@ def _plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch
 
 
 def config_for(shape: AttentionShape, rows: int, device: torch.device) -> AttentionConfig:
-    """For tiles of at least `rows` rows, less where that is too much for heads of this size.
+    """Return the configuration for tiles of at least `rows` rows, less where that is too much for heads of this size.
 
-    Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 5 of them (3, where products
-    are asynchronous) make two buffers."""
+    Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 5 of them (3, where products are
+    asynchronous) make two buffers."""
     wide, hopper = shape.head_dim > 128, capability(device) >= 90
     if INTERPRETED:
         block_m, block_n, warps, stages = min(rows, 32), 16, 1, 1
@@ -138,7 +139,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
 
 
 def smallest_split(config: AttentionConfig) -> int:
-    """Tokens."""
+    """Return the fewest tokens of a split."""
     return 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
 
 

@@ -85,7 +85,8 @@ class TritonFixedDecode:
             plan.fill(self._lens)
 
     def part(self, shape: AttentionShape, window: int) -> ContextPart:
-        """The part of all layers of that shape and window: made when the first asks, and filled from then on."""
+        """Return the part of all layers of that shape and window. It is made when the first asks for it, and filled from then
+        on."""
         key = (shape, window)
         if (plan := self._plans.get(key)) is None:
             assert not shape.split_tokens, "not with the same bits in any batch"
@@ -99,7 +100,7 @@ class _Plan:
     part: ContextPart
     window: int
     memory: Tensor
-    """int32: all that `part.items` is views of."""
+    """The int32 memory that all of `part.items` are views of."""
 
     @classmethod
     def make(cls, shape: AttentionShape, window: int, tiles: Tiles, device: torch.device) -> "_Plan":
@@ -127,13 +128,13 @@ class _Plan:
 
 
 def most_items(num_seqs: int, config: AttentionConfig, shape: AttentionShape, device: torch.device) -> int:
-    """One for each sequence, and so many more that a single long one occupies the device."""
+    """Return one item for each sequence, and so many more that a single long one occupies the device."""
     more = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), config.num_head_blocks(shape))
     return num_seqs + more
 
 
 def split_all(lens: np.ndarray, window: int, most: int, config: AttentionConfig) -> Splits:
-    """Equal splits of all contexts (num_seqs,), one each at least, `most` together at most."""
+    """Split all contexts (num_seqs,) equally, at least one split each, at most `most` together."""
     # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what a window lets it see.
     spans = lens.astype(np.int64) if not window else np.minimum(lens, window + config.block_n - 1)
     least = int(spans.sum()) / (most - len(lens))

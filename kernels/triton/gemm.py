@@ -25,7 +25,7 @@ class GemmConfig:
 
 
 def config_for(size: int, dtype: torch.dtype) -> GemmConfig:
-    """From what every step of a model has alike, and never from the number of rows."""
+    """Return the tiles, from what every step of a model has in common, and never from the number of rows."""
     if INTERPRETED:
         return GemmConfig(16, min(32, max(16, triton.next_power_of_2(size))), 32, 1)
     block_n = min(64, max(16, triton.next_power_of_2(size)))

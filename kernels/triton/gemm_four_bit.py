@@ -89,14 +89,15 @@ def _four_bit_kernel(
 
 
 def offset_of(weight: FourBit, dtype: torch.dtype) -> int:
-    """What putting its bits into a mantissa of `dtype` adds to a weight's number."""
+    """Return what putting its bits into a mantissa of `dtype` adds to a weight's number."""
     if weight.zeros is None or dtype == torch.float32:
         return 0
     return 128 if dtype == torch.bfloat16 else 1024
 
 
 def most_rows(weight: FourBit, device: torch.device) -> int:
-    """The most rows of a tile. Before Hopper, whose products read shared memory, E2M1 numbers leave no registers for more."""
+    """Return the most rows of a tile. Before Hopper, whose products read shared memory, E2M1 numbers leave no registers for
+    more."""
     return 32 if weight.zeros is None and capability(device) < 90 else 64
 
 

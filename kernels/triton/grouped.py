@@ -57,7 +57,8 @@ def group_of(tile, tile_ends, num_groups, BLOCK_G: tl.constexpr):
 
 @triton.jit
 def rows_of_tile(index, group, starts, order, BLOCK_M: tl.constexpr):
-    """The `index`-th tile of a group: its rows' places in the order, which pairs they are, and whether there are such."""
+    """Return, for the `index`-th tile of a group, its rows' places in the order, which pairs they are, and which of them
+    exist."""
     place = tl.load(starts + group) + index * BLOCK_M + tl.arange(0, BLOCK_M)
     exists = place < tl.load(starts + group + 1)
     return place, tl.load(order + place, exists, 0), exists

@@ -34,7 +34,7 @@ class Launch:
     run: Callable[[], object]
     """Launches kernels on meta tensors."""
     capabilities: tuple[int, ...] = (80, 90, 100)
-    """Architectures that it is compiled for."""
+    """The architectures that it is compiled for."""
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -64,7 +64,7 @@ def _elementwise_float8() -> None:
 
 
 def _elementwise_given() -> None:
-    """With a checkpoint's own scale for all rows."""
+    """Launch them with a checkpoint's own scale for all rows."""
     how = Rounding(torch.float8_e4m3fn, scale=_float(1))
     x = tensor(TOKENS, HIDDEN)
     norm.norm_rounded(x, None, _float(HIDDEN), 1e-5, how)
@@ -93,7 +93,7 @@ def _rotations_into(dtype: torch.dtype) -> None:
 
 
 def _step(lens: list[tuple[int, int]]) -> AttentionMeta:
-    """Sequences of (query tokens, context tokens)."""
+    """Return a step of sequences of (query tokens, context tokens)."""
     tables = [np.zeros(-(-context // BLOCK_SIZE), np.int64) for _, context in lens]
     slots = np.zeros(sum(query for query, _ in lens), np.int64)
     return AttentionMeta.build(

@@ -62,9 +62,9 @@ def triton_ops(device: torch.device) -> Ops:
 
 
 def invariant_triton_ops(device: torch.device) -> Ops:
-    """The same bits for a token whatever it is batched with and however its prompt is chunked: nothing that a kernel is chosen,
-    compiled or cut by depends on the number of rows or on other sequences' lengths. Packed weights' kernels do not promise
-    that."""
+    """Return operations that give a token the same bits whatever it is batched with and however its prompt is chunked: nothing
+    that a kernel is chosen, compiled or cut by depends on the number of rows or on other sequences' lengths. Packed weights'
+    kernels do not promise that."""
     return replace(
         triton_ops(device),
         linear=gemm.linear,

@@ -8,19 +8,19 @@ from torch import Tensor
 from kernels.ops import KVLayer
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""TRITON_INTERPRET=1 was set when triton was imported: kernels run in numpy, on host tensors."""
+"""Whether TRITON_INTERPRET=1 was set when triton was imported, so that kernels run in numpy, on host tensors."""
 
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def dot_dtype(dtype: torch.dtype) -> tl.dtype:
-    """What tiles are converted to before a dot product: `dtype`, but float32 in the interpreter, whose bfloat16 arithmetic is
-    that of its 16-bit integers."""
+    """Return what tiles are converted to before a dot product: `dtype`, but float32 in the interpreter, whose bfloat16 arithmetic
+    is that of its 16-bit integers."""
     return tl.float32 if INTERPRETED and dtype == torch.bfloat16 else _TL_DTYPES[dtype]
 
 
 def capability(device: torch.device) -> int:
-    """Ten times the compute capability of `device`, or of what is compiled for ahead of time."""
+    """Return ten times the compute capability of `device`, or of what is compiled for ahead of time."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return 10 * major + minor
@@ -28,17 +28,17 @@ def capability(device: torch.device) -> int:
 
 
 def num_programs(device: torch.device, per_processor: int = 1) -> int:
-    """Programs of a persistent grid: `per_processor` for each multiprocessor."""
+    """Return the number of programs of a persistent grid: `per_processor` for each multiprocessor."""
     if device.type != "cuda":
         return (2 if INTERPRETED else 132) * per_processor
     return torch.cuda.get_device_properties(device).multi_processor_count * per_processor
 
 
 def warps_for(num_elements: int) -> int:
-    """For a program that keeps `num_elements` in registers at once: 16 to 32 of them a thread."""
+    """Return the warps of a program that keeps `num_elements` in registers at once: 16 to 32 of them a thread."""
     return min(16, max(1, num_elements // 1024))
 
 
 def parts_of(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
-    """Its vectors, and their scales if they have any."""
+    """Return its vectors, and their scales if it has any."""
     return (kv_layer, None) if isinstance(kv_layer, Tensor) else (kv_layer.data, kv_layer.scales)

@@ -1,4 +1,4 @@
-"""Quantising, symmetric, with one scale for each vector, or one that is given: inside kernels, and as one.
+"""Quantises symmetrically, with one scale for each vector, or one that is given: inside kernels, and as one.
 
 Memory-bound. Floor: (M, K) is read once and written once in bytes."""
 
@@ -14,12 +14,12 @@ _TILE = 4096
 """Elements of a program, at least: short vectors are taken several at a time."""
 
 _ROUNDS_BADLY = tl.constexpr(INTERPRETED)
-"""The interpreter loses the carry into float8's exponent when it rounds to nearest."""
+"""Whether the interpreter is used, which loses the carry into float8's exponent when it rounds to nearest."""
 
 
 @triton.jit
 def scale_for(largest, LARGEST: tl.constexpr):
-    """What to multiply stored values with, from the vectors' largest magnitudes; 1 for vectors of zeros."""
+    """Return what to multiply stored values with, from the vectors' largest magnitudes; 1 for vectors of zeros."""
     return tl.where(largest > 0, largest / LARGEST, 1.0)
 
 

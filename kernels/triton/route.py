@@ -13,7 +13,7 @@ from kernels.routing import Routing
 
 @triton.jit
 def _best(values, place, COUNT: tl.constexpr):
-    """The largest of (COUNT,) values, and the first place that has it; of numbers that are none any place."""
+    """Return the largest of (COUNT,) values, and the first place that has it. Where all are NaN, any place."""
     peak = tl.max(values, 0)
     return peak, tl.min(tl.where(values == peak, place, COUNT - 1), 0)
 
@@ -23,7 +23,7 @@ def _within_best_groups(
     choice, column, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, BLOCK_G: tl.constexpr,
     TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
 ):  # fmt: skip
-    """`choice`, but nothing of experts outside of the TOP_GROUPS groups of SIZE whose GROUP_BEST best are best together."""
+    """Return `choice` with no expert outside of the TOP_GROUPS groups of SIZE whose GROUP_BEST best are best together."""
     group, each = column // SIZE, tl.arange(0, BLOCK_G)
     worth = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     for number in tl.static_range(GROUPS):

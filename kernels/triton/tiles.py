@@ -42,7 +42,7 @@ class Items:
     tiles: Tensor
     """(most items,) of each its tile, -1 for those that this step does not have,"""
     splits: Tensor
-    """and the how maniest of its tile it is."""
+    """The number of the split within its tile."""
     tile_ends: Tensor
     """(num_tiles,) items of each tile and of those before it."""
     split_tokens: Tensor
