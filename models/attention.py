@@ -1,4 +1,4 @@
-"""Attention with keys and values per head, and what all attention layers of a step share."""
+"""Attention with keys and values for each head, and what all attention layers of a step share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class ForwardStep:
 
 class AttentionLayer(Protocol):
     takes: Rounding | None
-    """What its input is rounded to; None: not, or not for all who take it."""
+    """What its input is rounded to; None where it is not, or not for all that take it."""
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual. Writes the step's KV

@@ -10,7 +10,7 @@ from models.weights import Shard
 def attention_cases(
     spec: ModelSpec, shard: Shard, layers: range, dtype: torch.dtype, block_size: int
 ) -> tuple[Case, ...]:
-    """One for each window among `layers`; none with latent attention."""
+    """Return one case for each window among `layers`; none with latent attention."""
     if spec.mla is not None:
         return ()
     heads = [
@@ -37,6 +37,6 @@ def attention_cases(
 
 
 def _rows(spec: ModelSpec, shard: Shard, name: str, num_heads: int) -> int:
-    """The rows of a projection's matrix that this rank holds."""
+    """Return the rows of a projection's matrix that this rank holds."""
     held = shard(name, (num_heads * spec.head_dim, spec.hidden_size))[0]
     return sum(rows.stop - rows.start for rows in held)

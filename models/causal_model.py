@@ -1,4 +1,4 @@
-"""What the engine asks of a model, whoever has written its layers."""
+"""What the engine asks of a model, whether Baton or transformers computes its layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -25,7 +25,7 @@ class CausalModel(Protocol):
 
     @property
     def experts(self) -> Mapping[int, ExpertWeights]:
-        """By the model's index, for the layers that have any which other ranks may hold."""
+        """By the model's index, for layers with experts that other ranks may hold."""
         ...
 
     def forward(

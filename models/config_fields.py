@@ -1,4 +1,4 @@
-"""What all families say alike in config.json."""
+"""Reads what all families say alike in config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,11 +8,11 @@ from models.spec import Activation, ModelSpec, rope_spec
 
 Config = Mapping[str, Any]
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-"""Those of `layer_types` in which a layer keeps keys and values, and nothing else."""
+"""The layer types of `layer_types` in which a layer keeps keys and values, and nothing else."""
 
 
 def common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
-    """A dense model without biases or windows. Raises UnsupportedModel, and KeyError for what is missing."""
+    """Return a dense model without biases or windows. Raises UnsupportedModel, and KeyError for what is missing."""
     num_heads = count(config, "num_attention_heads")
     num_layers = count(config, "num_hidden_layers")
     return ModelSpec(
@@ -39,7 +39,7 @@ def common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
 
 
 def stored_dtype(config: Config) -> str:
-    """The checkpoint's. Transformers 5 has another name for it than those before."""
+    """Return the checkpoint's dtype. Transformers 5 has another name for it than earlier ones."""
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
@@ -59,7 +59,7 @@ def activation(name: str) -> Activation:
 
 
 def windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
-    """Layer by layer, from `layer_types` where the config has them."""
+    """Return each layer's window, from `layer_types` where the config has them."""
     num_layers, window = count(config, "num_hidden_layers"), int(config.get("sliding_window") or 0)
     kinds = config.get("layer_types")
     if kinds and (unknown := set(kinds) - LAYER_TYPES):

@@ -124,7 +124,7 @@ def _common(config: Config, routing: Routing, interleaved: bool, choice_bias: bo
 
 
 def _yarn_scale(spec: ModelSpec) -> float:
-    """YaRN's temperature, which these models put on the scores besides on the rotations."""
+    """Return YaRN's temperature, which these models put on the scores besides on the rotations."""
     p = spec.rope.parameters
     if spec.rope.kind != "yarn" or not p.get("mscale_all_dim"):
         return 1.0

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""What a family means where its config.json is silent, and where silence is not the same as null."""
+"""What a family means where its config.json lacks a key. That differs from what null means."""
 
 
 def llama(config: Config) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Reads a layer's experts in any of the ways in which checkpoints spell them, as far as this rank holds them."""
+"""Reads a layer's experts in any of the forms that checkpoints have, as far as this rank holds them."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ def read_experts(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: in
 
 
 def _stacked(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
-    """All experts in one tensor, as transformers 5 keeps them in memory."""
+    """Read experts that are in one tensor, as transformers 5 keeps them in memory."""
     inner = moe.intermediate_size
     return ExpertWeights(
         checkpoint.take(f"{prefix}.gate_up_proj", (moe.num_experts, 2 * inner, hidden)),
@@ -32,7 +32,7 @@ def _stacked(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -
 
 
 def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
-    """Three matrices for each expert. Which are held is asked for under the name `prefix`."""
+    """Read three matrices for each expert. The `Shard` is asked under the name `prefix` which are held."""
     inner = moe.intermediate_size
     gate, up, down = moe.projections
     held = checkpoint.held(prefix, moe.num_experts)
@@ -51,7 +51,7 @@ def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) 
 
 
 def _by_turns(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
-    """gpt-oss. down_proj's biases are not an expert's own matter: see `Moe`."""
+    """Read gpt-oss's experts. down_proj's biases are not part of an expert: see `Moe`."""
     num, inner = moe.num_experts, moe.intermediate_size
     gate_up: Weight
     down: Weight
@@ -66,7 +66,7 @@ def _by_turns(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) 
 
 
 def _gates_first(rows: Tensor) -> Tensor:
-    """Put each expert's gates first, where gates and ups take turns."""
+    """Put each expert's gates first, where gates and ups alternate."""
     return torch.cat((rows[:, ::2], rows[:, 1::2]), 1)
 
 

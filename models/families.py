@@ -1,4 +1,4 @@
-"""From a folder's config.json to a ModelSpec. What a model may ask for and Baton cannot do is refused here, by name."""
+"""Reads a folder's config.json into a ModelSpec. What a model asks for and Baton cannot do is refused here, by name."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,8 +32,8 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 
 
 def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpec:
-    """The model in `folder`, without touching its weights. `implementation`: whose code is to compute its layers; `auto`: Baton's
-    where there is some. Raises ConfigError and UnsupportedModel."""
+    """Return the model in `folder`, without touching its weights. `implementation` says whose code is to compute its layers;
+    `auto` means Baton's where there is some. Raises ConfigError and UnsupportedModel."""
     config = read_json(folder / "config.json")
     names = config.get("architectures") or ["(none)"]
     embeds = is_embedder(folder)
@@ -68,7 +68,7 @@ def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpe
 
 
 def _check(spec: ModelSpec) -> None:
-    """What no weight's shape would show."""
+    """Refuse what no weight's shape would show."""
     if spec.num_heads % spec.num_kv_heads:
         raise UnsupportedModel(
             f"num_attention_heads {spec.num_heads} is no multiple of num_key_value_heads {spec.num_kv_heads}"

@@ -10,10 +10,10 @@ from core.errors import UnsupportedModel
 from models.quantisation import Quantisation
 
 Fetch = Callable[[str], Tensor | None]
-"""The whole tensor of that suffix behind the matrix's name, if the checkpoint has it."""
+"""Returns the whole tensor of that suffix behind the matrix's name, if the checkpoint has it."""
 
 MARKS = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed"}
-"""By which tensor a matrix of four bits is known."""
+"""The tensor by which a matrix of four bits is recognised."""
 SUFFIXES = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
 )  # fmt: skip
@@ -21,11 +21,11 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each four bits of a word hold, the lowest first."""
 _IN_ORDER = tuple(range(8))
 _SIGNED = 8
-"""What compressed-tensors adds to numbers and zero points, so that none is negative."""
+"""The number that compressed-tensors adds to numbers and zero points, so that none is negative."""
 
 
 def from_four_bits(how: Quantisation, fetch: Fetch, name: str, shape: tuple[int, ...]) -> Tensor:
-    """(outputs, inputs) float32. Raises UnsupportedModel where the tensors do not fit `shape`."""
+    """Return (outputs, inputs) float32. Raises UnsupportedModel where the tensors do not fit `shape`."""
     outputs, inputs = shape
 
     def get(suffix: str, *sizes: int) -> Tensor | None:
@@ -63,6 +63,6 @@ def from_four_bits(how: Quantisation, fetch: Fetch, name: str, shape: tuple[int,
 
 
 def _unpack(words: Tensor, dim: int, order: Sequence[int] = _IN_ORDER) -> Tensor:
-    """int32, eight times as long along `dim`: each word's numbers, that of its lowest bits at order[0] of its eight."""
+    """Unpack int32 into eight times as many along `dim`. The number in a word's lowest bits comes to order[0] of its eight."""
     shifts = torch.tensor([4 * order.index(i) for i in range(8)], dtype=torch.int32)
     return ((words.unsqueeze(dim + 1) >> shifts.view(-1, *(1,) * (1 - dim))) & 15).flatten(dim, dim + 1)

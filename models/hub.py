@@ -1,4 +1,4 @@
-"""Where a model's files are: the embedded one, a folder, or a Hugging Face hub id."""
+"""Finds a model's files: the embedded one, a folder, or a Hugging Face hub id."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
 
 
 def resolve(path_or_id: str) -> Path:
-    """The model's folder; a hub id is downloaded (or found in the local cache). Raises ConfigError."""
+    """Return the model's folder. A hub id is downloaded (or found in the local cache). Raises ConfigError."""
     if (folder := folder_of(path_or_id)) is not None:
         return folder
     # Half a second of processor time, which a model in a folder does not need.
@@ -28,7 +28,8 @@ def resolve(path_or_id: str) -> Path:
 
 
 def folder_of(path_or_id: str) -> Path | None:
-    """What is on this machine without asking the hub; None: it is a hub id. Raises ConfigError for what is neither."""
+    """Return the folder if it is on this machine, without asking the hub; None for a hub id. Raises ConfigError for what is
+    neither."""
     if path_or_id == "embedded":
         return _EMBEDDED
     if not path_or_id:

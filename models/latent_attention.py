@@ -19,7 +19,7 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Down:
-    """To a low rank, normalised there."""
+    """A projection to a low rank, which is normalised there."""
 
     weight: LinearWeight
     bias: Tensor | None
@@ -27,7 +27,7 @@ class _Down:
 
 
 class LatentAttention:
-    """Over as many heads as this rank has weights of; the latent is the same on every rank."""
+    """Latent attention over as many heads as this rank has weights of. The latent is the same on every rank."""
 
     takes: Rounding | None = None
 
@@ -112,7 +112,7 @@ def _read_down(
     more: int,
     ops: Ops,
 ) -> _Down:
-    """`more` of its outputs are rotated and pass no norm."""
+    """Read a projection down. `more` of its outputs are rotated and pass no norm."""
     projection, norm = names
     weight = checkpoint.take(f"{prefix}{projection}.weight", (rank + more, spec.hidden_size))
     bias = checkpoint.take(f"{prefix}{projection}.bias", (rank + more,)) if spec.qkv_bias else None

@@ -18,7 +18,7 @@ from models.weight_source import WeightSource
 
 class FeedForward(Protocol):
     takes: Rounding | None
-    """What its input is rounded to; None: not, or not for all who take it."""
+    """What its input is rounded to; None where it is not, or not for all that take it."""
 
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual."""
@@ -66,8 +66,8 @@ class Layer:
     def __call__(
         self, x: Tensor, added: Tensor | None, kv_layer: KVLayer, step: ForwardStep
     ) -> tuple[Tensor, Tensor]:
-        """(T, hidden) each: the residual, and what is to be added to it (None: nothing) -> the same behind this layer. `x` may
-        be overwritten."""
+        """Take (T, hidden) each: the residual, and what is to be added to it (None for nothing). Returns the same behind this
+        layer. `x` may be overwritten."""
         ops, eps = self._ops, self._eps
         x, normed = add_and_norm(ops, x, added, self._before_attention, eps, self._attention.takes)
         # Without rows a rank only computes other ranks' on its experts.
@@ -82,7 +82,7 @@ class Layer:
 def add_and_norm(
     ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor, eps: float, takes: Rounding | None
 ) -> tuple[Tensor, Activations]:
-    """The sum, and its norm as it is taken."""
+    """Return the sum, and its norm in the form that the next block takes."""
     if takes is not None:
         return (
             ops.norm_rounded(x, None, weight, eps, takes)
@@ -95,6 +95,6 @@ def add_and_norm(
 
 
 def read_norm(spec: ModelSpec, checkpoint: WeightSource, name: str) -> Tensor:
-    """(hidden_size,) float32: what a normalised vector is multiplied by."""
+    """Return (hidden_size,) float32, by which a normalised vector is multiplied."""
     weight = checkpoint.take(name, (spec.hidden_size,), torch.float32)
     return weight + 1.0 if spec.unit_offset_norm else weight

@@ -27,7 +27,7 @@ def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
 
 
 def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tensor], Activations]:
-    """The same as the product with `weight` behind it takes it."""
+    """Return the activation in the form that the product with `weight` behind it takes."""
     how = ops.rounds(weight)
     if how is None or spec.activation == "clamped_swiglu":
         return activation_of(spec, ops)
@@ -36,7 +36,7 @@ def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tenso
 
 
 class Mlp:
-    """gate_proj, up_proj and down_proj under `prefix`; `inner` is their full inner size."""
+    """An MLP with gate_proj, up_proj and down_proj under `prefix`. `inner` is their full inner size."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The forward pass of every supported family: a pre-norm decoder over packed tokens and a paged KV cache.
 
-Everything that differs between families is data in ModelSpec. Nothing here knows ranks, requests or phases: sizes come from the
-tensors that the checkpoint gives, and where ranks meet stands in `kernels.collectives`."""
+Everything that differs between families is data in ModelSpec. This code knows no ranks, requests or phases: sizes come from the
+tensors that the checkpoint gives, and ranks meet in `kernels.collectives`."""
 
 from collections.abc import Callable, Sequence
 
@@ -30,7 +30,7 @@ class Model:
         layers: range | None = None,
         collectives: Collectives = ONE_RANK,
     ) -> None:
-        """Raises UnsupportedModel when the checkpoint does not fit `spec`."""
+        """Read the model. Raises UnsupportedModel when the checkpoint does not fit `spec`."""
         self.spec, self.ops, self._collectives = spec, ops, collectives
         self.dtype = checkpoint.dtype
         self.layers = range(spec.num_layers) if layers is None else layers

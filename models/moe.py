@@ -14,7 +14,7 @@ from models.weight_source import WeightSource
 
 
 class Moe:
-    """Everything under `prefix`. Adds each token's choices to `load` ((num_experts,) int64)."""
+    """A mixture of all experts under `prefix`. It adds each token's choices to `load` ((num_experts,) int64)."""
 
     takes: Rounding | None = None
 
@@ -42,7 +42,8 @@ class Moe:
             name = f"{router}.e_score_correction_bias"
             self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
         self.held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
-        """In the slots of this rank. Between steps others may be put there (`kernels.collectives` sends rows accordingly)."""
+        """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
+        accordingly)."""
         self._down_bias = None
         if moe.by_turns:
             biases = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)

@@ -15,7 +15,7 @@ from models.quantisation import Quantisation
 
 Runs = Sequence[slice]
 Fetch = Callable[[str, Sequence[Runs] | None], Tensor | None]
-"""(suffix behind the matrix's name, what of it; None: all) -> that part of the tensor, if the checkpoint has it."""
+"""(suffix behind the matrix's name, part or None for all) -> that part of the tensor, if the checkpoint has it."""
 
 _KINDS: dict[str, Kind] = {"F8_E4M3": "float8", "I8": "int8"}
 _WORD = 8
@@ -23,7 +23,8 @@ _WORD = 8
 
 
 def eight_bit_kind(how: Quantisation, stored: str, shape: tuple[int, ...]) -> Kind | None:
-    """What kernels must be able to multiply a matrix of `shape` as, if any can; `stored` is safetensors' name of its dtype."""
+    """Return the kind of matrix that kernels must be able to multiply for `shape`, if any can. `stored` is safetensors' name of
+    its dtype."""
     kind = _KINDS.get(stored)
     blocks = how.block in (None, (SCALE_BLOCK, SCALE_BLOCK))
     unit = SCALE_BLOCK if how.block else 16
@@ -35,8 +36,8 @@ def eight_bits(
     name: str, read: Callable[[], Tensor], scales: Tensor, block: tuple[int, int], *, shape: tuple[int, ...], cut: Sequence[Runs],
     input_scale: Tensor | None = None,
 ) -> EightBit | None:  # fmt: skip
-    """`scales` (rows / block[0], columns / block[1]) are all of the matrix's, `input_scale` is its inputs'. None where what is
-    left has too odd a width."""
+    """Return this rank's part. `scales` (rows / block[0], columns / block[1]) are all of the matrix's, and `input_scale` is its
+    inputs'. None where the part has too odd a width."""
     rows, columns = cut
     if block == (SCALE_BLOCK, SCALE_BLOCK):
         parts = [_divided(name, runs, size, SCALE_BLOCK) for runs, size in zip(cut, shape, strict=True)]
@@ -50,8 +51,8 @@ def eight_bits(
 def four_bits(
     how: Quantisation, name: str, fetch: Fetch, shape: tuple[int, ...], cut: Sequence[Runs]
 ) -> FourBit | None:
-    """None where kernels have no layout for it: groups of other sizes, an activation order, a number of rows or columns that
-    does not fill its words. Raises UnsupportedModel where the cut falls inside a group."""
+    """Return this rank's part. None where kernels have no layout for it: groups of other sizes, an activation order, a number of
+    rows or columns that does not fill its words. Raises UnsupportedModel where the cut falls inside a group."""
     outputs, inputs = shape
     group = how.group or inputs
     whole = group >= inputs
@@ -89,7 +90,7 @@ def four_bits(
 
 
 def _divided(name: str, runs: Runs, size: int, unit: int) -> list[slice]:
-    """Runs of a dimension of `size` elements as runs of groups of `unit`. Raises UnsupportedModel."""
+    """Return runs of a dimension of `size` elements as runs of groups of `unit`. Raises UnsupportedModel."""
     for run in runs:
         if run.start % unit or (run.stop % unit and run.stop != size):
             raise UnsupportedModel(

@@ -17,7 +17,7 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""How releases before 6 say it."""
+"""The names of the flags in releases before 6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Pooling:
     kind: PoolingKind
     normalise: bool = True
     max_tokens: int = 0
-    """The longest text that it takes; 0: what the model was made for."""
+    """The longest text that it takes; 0 means what the model was made for."""
 
 
 def is_embedder(folder: Path) -> bool:
@@ -33,7 +33,7 @@ def is_embedder(folder: Path) -> bool:
 
 
 def read_pooling(folder: Path) -> Pooling | None:
-    """None where nothing says that the model was made for it. Raises ConfigError and UnsupportedModel."""
+    """Return the pooling, or None where nothing says that the model was made for it. Raises ConfigError and UnsupportedModel."""
     if not is_embedder(folder):
         return None
     pooling, normalise = "", False
@@ -59,7 +59,7 @@ def read_pooling(folder: Path) -> Pooling | None:
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:
-    """(folder, kind) of each, in order."""
+    """Return (folder, kind) of each, in order."""
     path = folder / "modules.json"
     entries = read_json(path, list)
     try:

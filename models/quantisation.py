@@ -1,4 +1,4 @@
-"""What a config.json says of how its checkpoint's matrices are stored."""
+"""Reads from a config.json how its checkpoint's matrices are stored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ _USE = "use float32, bfloat16, FP8, symmetric INT8, or four bits of AWQ, GPTQ or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantisation:
-    """Any matrix may be stored so, and none has to be: a checkpoint's tensors say which are."""
+    """How any matrix may be stored, though none has to be: a checkpoint's tensors say which are."""
 
     kind: Literal["scaled", "awq", "gptq", "packed"]
     """`scaled`: FP8 or INT8 times a scale; the others have four bits, as AutoAWQ, GPTQ and compressed-tensors pack them."""
     block: tuple[int, int] | None = None
-    """`scaled`: rows and columns that share a scale; None: a scale for each row, or one for all."""
+    """For `scaled`, the rows and columns that share a scale. None means a scale for each row, or one for all."""
     group: int = 0
     """Inputs of a four-bit weight that share a scale; 0: all of them."""
     zero_offset: int = 0
-    """To be added to the zero points that are stored."""
+    """The number to be added to the zero points that are stored."""
     rounds_activations: bool = False
-    """`scaled`: activations have as many bits as weights, in the same format, while they are multiplied."""
+    """For `scaled`, whether activations have as many bits as weights, in the same format, while they are multiplied."""
 
 
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
-    """From the whole of config.json. gpt-oss's MXFP4 is its family's own matter. Raises UnsupportedModel by name."""
+    """Read the whole of config.json. gpt-oss's MXFP4 is read with its family. Raises UnsupportedModel by name."""
     asked = config.get("quantization_config")
     if not asked:
         return None

@@ -1,4 +1,4 @@
-"""Weights of a byte or less, made floats again as they are loaded."""
+"""Makes weights of a byte or less floats again as they are loaded."""
 
 from collections.abc import Sequence
 

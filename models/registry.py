@@ -1,4 +1,4 @@
-"""Load a model: description first, weights last, so that what cannot work is said before any weight is read."""
+"""Loads a model: description first, weights last, so that what cannot work is said before any weight is read."""
 
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from models.weights import Checkpoint, Shard, whole
 
 
 def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
-    """`auto`: float32 on CPUs, elsewhere the checkpoint's own, or bfloat16 where that is float16. Raises UnsupportedModel."""
+    """Return the dtype. `auto` means float32 on CPUs, elsewhere the checkpoint's own, or bfloat16 where that is float16. Raises
+    UnsupportedModel."""
     if wanted == "auto":
         own = "bfloat16" if spec.dtype == "float16" else spec.dtype
         wanted = "float32" if device.type == "cpu" else own
@@ -31,8 +32,8 @@ def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
 def choose_weights(
     spec: ModelSpec, wanted: str, quantization: str, deterministic: bool, device: torch.device
 ) -> WeightFormat:
-    """How ranks keep matrices of a model whose `dtype` is `wanted`: with `auto` a CPU keeps those of a 16-bit checkpoint in 16
-    bits and adds up in float32. Raises UnsupportedModel."""
+    """Return how ranks keep matrices of a model whose `dtype` is `wanted`. With `auto` a CPU keeps those of a 16-bit checkpoint
+    in 16 bits and adds up in float32. Raises UnsupportedModel."""
     if spec.implementation == "transformers" and deterministic:
         raise UnsupportedModel(
             f"transformers computes {spec.architecture}: engine.deterministic is for Baton's own architectures"
@@ -112,7 +113,8 @@ def _foreign(
 
 
 def _tolerance(dtype: torch.dtype, weights: WeightFormat) -> float:
-    """What rounding alone makes of logits, and no more: what a wrong model computes has little to do with the right one's."""
+    """Return the difference of logits that rounding alone makes. What a wrong model computes is much farther from the right
+    one's."""
     if weights == "int8":
         return 0.3
     return 1e-3 if dtype == torch.float32 and weights == "full" else 0.1

@@ -1,4 +1,4 @@
-"""Which weights a folder holds, in a few letters, without reading them all."""
+"""Names the weights in a folder by a few letters, without reading them all."""
 
 import hashlib
 from pathlib import Path
@@ -7,10 +7,11 @@ _SAMPLE_BYTES = 1 << 16
 
 
 def weights_revision(folder: Path) -> str:
-    """Equal for equal checkpoints, whatever their folder is called; different (all but surely) for different weights.
+    """Return a name that is equal for equal checkpoints, whatever their folder is called, and (all but surely) different for
+    different weights.
 
-    From the configuration, and of each safetensors file its size, its beginning (the names and shapes of tensors), its middle and
-    its end: a model that was trained further differs everywhere."""
+    It is made from the configuration, and of each safetensors file its size, its beginning (the names and shapes of tensors), its
+    middle and its end: a model that was trained further differs everywhere."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
         size = path.stat().st_size

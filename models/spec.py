@@ -37,16 +37,16 @@ class RopeSpec:
 class MoeSpec:
     num_experts: int
     intermediate_size: int
-    """One expert's."""
+    """The intermediate size of one expert."""
     routing: Routing
     sparse: tuple[bool, ...]
     """Which layers have experts; the others have the model's dense block."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """What a checkpoint calls the matrices of a single expert."""
     by_turns: bool = False
-    """All experts in one tensor, transposed, in which gates and ups take turns; each matrix has a bias."""
+    """Whether all experts are in one tensor, transposed, in which gates and ups alternate. Each matrix then has a bias."""
     mxfp4: bool = False
-    """The same, not transposed and four bits to a weight."""
+    """The same, not transposed and with four bits to a weight."""
     router: str = "gate"
     router_bias: bool = False
     choice_bias: bool = False
@@ -55,7 +55,7 @@ class MoeSpec:
     """Inner size of what every token passes beside its experts; 0: there is none."""
     shared_name: str = "shared_experts"
     shared_gate: bool = False
-    """Each token decides how much of the shared part it takes."""
+    """Whether each token decides how much of the shared part it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class ModelSpec:
     num_layers: int
     num_heads: int
     num_kv_heads: int
-    """As the cache has them: with latent attention one."""
+    """The heads that the cache has; with latent attention, one."""
     head_dim: int
     """Dimensions of queries and keys."""
     norm_eps: float
@@ -107,7 +107,7 @@ class ModelSpec:
     num_skipped_layers: int = 0
     """Behind the model's own in the checkpoint, for multi-token prediction."""
     sinks: bool = False
-    """Each head may attend to nothing: a learned score beside those of the tokens."""
+    """Whether each head may attend to nothing, by a learned score beside those of the tokens."""
     post_norms: bool = False
     """Gemma 2: also norms behind attention and behind the MLP."""
     unit_offset_norm: bool = False
@@ -154,7 +154,7 @@ class ModelSpec:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Raises ConfigError when the file is missing or holds no `kind`."""
+    """Read a JSON file. Raises ConfigError when it is missing or holds no `kind`."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -167,7 +167,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises UnsupportedModel."""
+    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises UnsupportedModel."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, dict) for value in parameters.values()):
         raise UnsupportedModel("rope_parameters that differ by layer type are not supported")

@@ -10,7 +10,7 @@ from core.errors import ConfigError, RequestError
 
 
 class Tokenizer:
-    """core.ports.TokenCodec, and the chat template."""
+    """A core.ports.TokenCodec, and the chat template."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer  # noqa: PLC0415 (seconds, in processes that tokenize alone)
@@ -45,7 +45,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_arguments: Any,
     ) -> list[int]:
-        """Token ids of a conversation. Raises RequestError when the model has no template or refuses the messages."""
+        """Return the token ids of a conversation. Raises RequestError when the model has no template or refuses the messages."""
         if self._inner.chat_template is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
         try:
@@ -64,10 +64,10 @@ class Tokenizer:
 
 
 def _source(template: str | Mapping[str, str] | None) -> str:
-    """All of a checkpoint's templates, where it has several."""
+    """Return the source of all of a checkpoint's templates, where it has several."""
     return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """Raises ConfigError."""
+    """Load a tokenizer. Raises ConfigError."""
     return Tokenizer(Path(folder))

@@ -29,7 +29,7 @@ from models.spec import ModelSpec
 
 _NAME: Final = "baton_paged"
 _CHECKED: Final = (("a", 0, 5), ("b", 0, 3), ("a", 5, 4), ("b", 3, 1))
-"""(sequence, first token, tokens): computed two by two in the comparison."""
+"""(sequence, first token, tokens) of each chunk. The comparison computes them two by two."""
 _CHECK_BLOCK, _CHECK_BLOCKS = 4, 8
 
 
@@ -45,7 +45,7 @@ class _Step:
     layers: list[int] = field(default_factory=list[int])
     """Indices of the layers that have asked for attention so far, in the order in which they did."""
     has_windows: bool = False
-    """A layer has asked for a sliding window."""
+    """Whether a layer has asked for a sliding window."""
 
 
 _STEP: contextvars.ContextVar[_Step] = contextvars.ContextVar("step")
@@ -53,19 +53,19 @@ _STEP: contextvars.ContextVar[_Step] = contextvars.ContextVar("step")
 
 @dataclass
 class _Behind(BaseModelOutputWithPastAndCrossAttentions):
-    """What layers return, with what only some of them do."""
+    """What layers return, with the field that only some of them have."""
 
     router_logits: Any = None
 
 
 class _Given(nn.Module):
-    """Stands for the layers where only what comes behind them is to be computed."""
+    """Takes the place of the layers where only what comes behind them is to be computed."""
 
     hidden: Tensor
 
     @property
     def decoder(self) -> "_Given":
-        """Some heads name the layers one level deeper."""
+        """The decoder under the name that some heads use, which is one level deeper."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> _Behind:
@@ -73,7 +73,7 @@ class _Given(nn.Module):
 
 
 class TransformersModel:
-    """models.causal_model.CausalModel, on one rank."""
+    """A models.causal_model.CausalModel on one rank."""
 
     is_first = is_last = True
 
@@ -133,7 +133,7 @@ class TransformersModel:
         return out.last_hidden_state[0]
 
     def _compare(self, tokens: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Two sequences in chunks through the pool, beside the logits that transformers' own attention and products gave. Raises
+        """Compare two sequences, in chunks through the pool, with the logits of transformers' own attention and products. Raises
         UnsupportedModel."""
         device = tokens["a"].device
         ours: dict[str, list[Tensor]] = {key: [] for key in tokens}
@@ -200,7 +200,7 @@ def _should_have_windows(config: Any) -> bool:
 
 
 def _load(folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
-    """transformers' causal model with its weights. Raises UnsupportedModel, before a weight is read where it can be told."""
+    """Load transformers' causal model with its weights. Raises UnsupportedModel, before a weight is read where it can be told."""
     kind: Any = getattr(transformers, spec.architecture)
     if not getattr(kind, "_supports_attention_backend", False):
         raise UnsupportedModel(
@@ -224,7 +224,8 @@ def _load(folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.devic
 
 
 def _with_given(causal: Any, given: _Given) -> Any:
-    """The causal model with `given` for its layers: its head, and all that it does with logits, without a second copy."""
+    """Return the causal model with `given` in place of its layers: its head, and all that it does with logits, without a second
+    copy."""
     head = copy(causal)
     head._modules = {**causal._modules, causal.base_model_prefix: given}
     return head
@@ -239,8 +240,8 @@ def _check_tokens(vocab_size: int, device: torch.device) -> dict[str, Tensor]:
 
 
 def _pack_products(causal: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Have plain linear layers multiplied as those of Baton's own models are. Of their matrices only the shapes stay: a layer
-    whose numbers are read in another way shows in the comparison."""
+    """Replace plain linear layers by products as Baton's own models have them. Only the shapes of their matrices stay, so the
+    comparison shows a layer whose numbers are read in another way."""
     for module in causal.modules():
         if type(module) is not nn.Linear:
             continue
@@ -253,7 +254,7 @@ def _pack_products(causal: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A linear layer's."""
+    """A linear layer's product."""
 
     ops: Ops
     weight: LinearWeight
@@ -328,7 +329,7 @@ def _attend(
 
 
 def _no_rotation(meta: AttentionMeta, like: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (T, head_dim), the same in all layers."""
+    """Return cosines and sines (T, head_dim) of no rotation, the same in all layers."""
     key = ("no rotation", like.dtype)
     if key not in meta.cache:
         shape = (len(like), head_dim)

@@ -1,7 +1,7 @@
-"""The description of a model whose layers transformers computes: an architecture that Baton has no code for.
+"""Describes a model whose layers transformers computes: an architecture that Baton has no code for.
 
-What cannot be told by a configuration (attention that is not asked for through transformers' interface, weights that are missing)
-is refused as the model is built: see models/transformers_model.py."""
+What a configuration cannot tell (attention that is not asked for through transformers' interface, weights that are missing) is
+refused as the model is built: see models/transformers_model.py."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ from models.config_fields import LAYER_TYPES, stored_dtype
 from models.spec import ModelSpec, RopeSpec
 
 _LENGTH_DEPENDENT = ("longrope", "dynamic")
-"""Ways to rotate in which every position changes once a sequence is longer than the model was first made for."""
+"""Kinds of rotation in which every position changes once a sequence is longer than the model was first made for."""
 
 
 def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> ModelSpec:
-    """Raises UnsupportedModel by name."""
+    """Return the description. Raises UnsupportedModel by name."""
     if config.get("quantization_config"):
         raise _refused(
             architecture, "its weights are quantised, which Baton reads of its own architectures alone"
@@ -74,7 +74,7 @@ def _transformers_config(folder: Path, config: Mapping[str, Any], architecture: 
 
 
 def _check_layers(architecture: str, config: Any) -> None:
-    """Attention from each token to those before it, and nothing else that is kept of a sequence."""
+    """Check that the layers attend from each token to those before it, and keep nothing else of a sequence."""
     if getattr(config, "is_encoder_decoder", False):
         raise _refused(architecture, "it attends to another model's tokens")
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -89,7 +89,7 @@ def _check_layers(architecture: str, config: Any) -> None:
 
 
 def _context(architecture: str, config: Any) -> int:
-    """Tokens up to which positions mean the same in any company."""
+    """Return the number of tokens up to which positions mean the same in any batch."""
     longest = _number(architecture, config, "max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]

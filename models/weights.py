@@ -1,6 +1,6 @@
-"""Reads a checkpoint's tensors by name, and of each only what this rank holds.
+"""Reads a checkpoint's tensors by name, and only the part of each that this rank holds.
 
-A tensor that nobody asks for, or that is missing, is an error that names it."""
+A tensor that no model asks for, or that is missing, is an error that names it."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -38,7 +38,8 @@ _IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq",
     *(f".{what}_scale" for what in ("input", "output", "q", "k", "v")),
 )
-"""Scales of activations, which weights that stay as they are stored read, and of a quantised KV cache, which nobody does."""
+"""Suffixes that are not read: scales of activations (read only with weights that stay as they are stored), and of a quantised KV
+cache."""
 
 
 def whole(name: str, shape: tuple[int, ...]) -> Cut:
@@ -77,7 +78,7 @@ class Checkpoint:
         quantisation: Quantisation | None = None,
         keeps: frozenset[Kind] = frozenset(),
     ) -> None:
-        """`keeps`: what `matrix` leaves as it is stored (`Ops.keeps`)."""
+        """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`)."""
         self._folder, self.dtype, self._device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
@@ -89,7 +90,7 @@ class Checkpoint:
             }
         self._unused = set(self._where)
         self.bytes_read = 0
-        """Bytes of tensors, as they lie in the files."""
+        """Bytes of tensors, as they are in the files."""
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
 
@@ -116,7 +117,7 @@ class Checkpoint:
         return tensor.to(self._device, wanted)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """As `take`, but as it is stored, where that is among `keeps`."""
+        """Return the part as `take` does, but as it is stored where that is among `keeps`."""
         packed = self._packed(name, shape)
         return self.take(name, shape) if packed is None else on_device(packed, self._device)
 
@@ -137,7 +138,7 @@ class Checkpoint:
         return four_bits(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> str:
-        """safetensors' name of its dtype. Raises UnsupportedModel."""
+        """Return safetensors' name of its dtype. Raises UnsupportedModel."""
         if name not in self._where:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
         stored = self._where[name].get_slice(name)
@@ -156,7 +157,7 @@ class Checkpoint:
     def _scales(
         self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
     ) -> tuple[Tensor, tuple[int, int]]:
-        """Those of all of a matrix, and how many rows and columns share one."""
+        """Return the scales of the whole matrix, and how many rows and columns share one."""
         if len(shape) != 2:
             raise UnsupportedModel(f"tensor {name!r} has 8 bits and is no matrix, which is not supported")
         own = next((name + end for end in _SCALES if name + end in self._where), None)
@@ -174,7 +175,7 @@ class Checkpoint:
         return scales.view(blocks), (rows, columns)
 
     def _input_scale(self, name: str) -> Tensor | None:
-        """(1,) float32: that of everything that is multiplied with the matrix, if the checkpoint has one."""
+        """Return (1,) float32, the scale of everything that is multiplied with the matrix, if the checkpoint has one."""
         own = f"{_stem(name)}.input_scale"
         if own not in self._where:
             return None
@@ -182,7 +183,7 @@ class Checkpoint:
         return scale.float().view(1) if scale.numel() == 1 else None
 
     def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
-        """One of the tensors of a four-bit matrix: the part of it that `cut` says, or all."""
+        """Return one of the tensors of a four-bit matrix: the part of it that `cut` says, or all."""
         own = f"{_stem(name)}.{suffix}"
         if own not in self._where:
             return None
@@ -191,19 +192,19 @@ class Checkpoint:
         return self._read(own, cut or whole(own, tuple(stored.get_shape())))
 
     def held(self, name: str, count: int) -> list[int]:
-        """Which of `count` things that have tensors of their own this rank holds: asked of the `Shard` as rows of one tensor
-        `name`, which need not exist."""
+        """Return which of `count` things that have tensors of their own this rank holds. The `Shard` is asked for rows of a
+        tensor `name`, which need not exist."""
         return held_rows(self._shard, name, count)
 
     def ignore(self, *names: str) -> None:
-        """These tensors are not this model's, or not this rank's."""
+        """Ignore tensors that are not this model's, or not this rank's."""
         self._unused.difference_update(names, *map(_parts, names))
 
     def ignore_under(self, *prefixes: str) -> None:
         self._unused = {name for name in self._unused if not name.startswith(prefixes)}
 
     def close(self) -> None:
-        """Raises UnsupportedModel when a tensor was left over."""
+        """Close the files. Raises UnsupportedModel when a tensor was not read."""
         left = sorted(name for name in self._unused if not name.endswith(_IGNORED_SUFFIXES))
         if self.keeps and self._num_floats:
             _log.info(
@@ -223,12 +224,12 @@ def _stem(name: str) -> str:
 
 
 def _parts(name: str) -> list[str]:
-    """What a matrix may be stored as in place of, or beside, `name`."""
+    """Return the names under which a matrix may be stored in place of, or beside, `name`."""
     return [*(name + end for end in _SCALES), *(f"{_stem(name)}.{suffix}" for suffix in SUFFIXES)]
 
 
 def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
-    """`stored` is safetensors' slice: indexing it reads just those bytes."""
+    """Read a part. `stored` is safetensors' slice: indexing it reads just those bytes."""
     if len(chosen) == len(cut):
         return stored[chosen]
     parts = [_read(stored, cut, (*chosen, run)) for run in cut[len(chosen)]]
@@ -236,7 +237,7 @@ def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
 
 
 def count_weights(folder: Path) -> int:
-    """Numbers in a checkpoint's files, by their headers. Raises ConfigError."""
+    """Count the numbers in a checkpoint's files, by their headers. Raises ConfigError."""
     files = map(_open, _files(folder))
     return sum(prod(file.get_slice(name).get_shape()) for file in files for name in file.keys())  # noqa: SIM118
 

@@ -32,7 +32,7 @@ _HANDSHAKE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who speaks: its mail address and which life of the process (a restart on the same address is another incarnation)."""
+    """The mail address of a process, and its incarnation (a restart on the same address is another one)."""
 
     address: str
     incarnation: str
@@ -58,14 +58,13 @@ class Channel:
         await self._send_all([memoryview(_FRAME.pack(len(head), size) + head), *payload])
 
     async def send_many(self, headers: Sequence[bytes]) -> None:
-        """Several payload-free frames in one write. Raises ReplicaLost."""
+        """Send several payload-free frames in one write. Raises ReplicaLost."""
         joined = b"".join([part for head in headers for part in (_FRAME.pack(len(head), 0), head)])
         await self._send_all([memoryview(joined)])
 
     async def recv(self) -> tuple[bytes, int]:
-        """The next frame's packed header and its payload's size in bytes, which must then be taken with `readinto`.
-
-        Raises ReplicaLost at the end of the stream and ProtocolError for an impossible frame."""
+        """Return the next frame's packed header and its payload's size in bytes, which must then be taken with `readinto`. Raises
+        ReplicaLost at the end of the stream and ProtocolError for an impossible frame."""
         await self._fill(_FRAME.size)
         header_bytes, payload_bytes = _FRAME.unpack_from(self._buffer, self._start)
         self._start += _FRAME.size
@@ -85,7 +84,8 @@ class Channel:
             have += await self._recv_into(target[have:])
 
     def detach(self) -> socket.socket:
-        """The authenticated connection itself, blocking, for whoever will own and close it; before any frame was read."""
+        """Return the authenticated connection itself, blocking, which the caller then owns and closes. Call it before any frame
+        is read."""
         assert not self._closed
         assert self._start == self._end, "bytes of a frame would be lost"
         self._closed = True
@@ -117,7 +117,7 @@ class Channel:
             self._close_when_idle()
 
     def _send_now(self, pieces: list[memoryview]) -> list[memoryview]:
-        """One gathering write without waiting; returns what is left."""
+        """Write what can be written at once, and return what is left."""
         if self._closed:
             raise OSError("closed")
         try:
@@ -197,12 +197,12 @@ class Listener:
         self._key, self._serve, self._on_refused = key, serve, on_refused
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepted: set[socket.socket] = set()
-        """Nobody's yet: a task that is cancelled before it begins closes nothing."""
+        """Channels that no `serve` has yet: a task that is cancelled before it begins closes nothing."""
         self._closed = False
         self.address = f"{host}:{self._sock.getsockname()[1]}"
 
     def start(self, me: Identity) -> None:
-        """To be called in the event loop."""
+        """Start accepting. Call it in the event loop."""
         self._watch(me)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Messages to msgpack bytes and back, checked against their dataclasses' types.
+"""Turns messages into msgpack bytes and back, checked against their dataclasses' types.
 
 A message is `[class name, field, ...]`; nested dataclasses are plain field lists. A newer peer may append fields that have
 defaults: missing ones are filled in, surplus ones ignored. Anything else that does not fit raises ProtocolError."""
@@ -20,18 +20,18 @@ Convert = Callable[[Any], Any]
 
 
 def encode(message: Any) -> bytes:
-    """`message` is a dataclass."""
+    """Encode `message`, a dataclass."""
     kind = type(message)
     return msgpack.packb([kind.__name__, *_encoder(kind)(message)])  # type: ignore[return-value]
 
 
 def decode(data: bytes | memoryview) -> Message:
-    """Raises ProtocolError."""
+    """Decode a message of this class. Raises ProtocolError."""
     return decode_one_of(_KINDS, data)
 
 
 def decode_one_of(kinds: Mapping[str, type[Any]], data: bytes | memoryview) -> Any:
-    """A message of one of these classes, by name. Raises ProtocolError."""
+    """Decode a message of one of these classes, by name. Raises ProtocolError."""
     try:
         plain: Any = msgpack.unpackb(data, strict_map_key=True)
         kind = kinds[plain[0]]

@@ -26,7 +26,7 @@ class LoopbackNetwork:
         self._later(self._arrive, sender, to, message)
 
     def leave(self, mail: "LoopbackMail") -> None:
-        """`mail` is gone at once; those it has talked to are told."""
+        """Take `mail` away at once, and tell the peers that it has talked to."""
         if self._peers.pop(mail.address, None) is None:
             return
         for address in sorted(mail.contacts):

@@ -1,9 +1,9 @@
 """Mail over TCP: messages between peers named by their listening addresses, exactly once and in order, and news of a lost peer.
 
-A peer is lost when (1) nobody listens at its address any more, or somebody else does: the kernel closes a killed process's
-sockets, so that is known at once; (2) it has said nothing for `peer_timeout_s`: stopped, stuck or cut off; (3) it could not be
-reached again for `reconnect_s` after a connection broke; (4) it has given this side up. A connection that breaks between two
-living processes is made again, and `net.session` sees to it that nothing was lost, doubled or reordered meanwhile."""
+A peer is lost in four cases. (1) Nothing listens at its address any more, or another process does: the kernel closes a killed
+process's sockets, so that is known at once. (2) It has said nothing for `peer_timeout_s`: it is stopped, stuck or cut off. (3) It
+could not be reached again for `reconnect_s` after a connection broke. (4) It has given this side up. A connection that breaks
+between two living processes is made again, and `net.session` ensures that nothing was lost, doubled or reordered meanwhile."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _MAX_OUTBOX_BYTES = 64 << 20
 _RETRY_S = 0.05
 _SAY_AFTER = 64
-"""Messages after which a peer that only listens acknowledges them, without waiting for its next beat."""
+"""The number of messages after which a peer that only listens acknowledges them, without waiting for its next beat."""
 
 
 class _Peer:
@@ -39,7 +39,7 @@ class _Peer:
         self.wake = asyncio.Event()
         self.channels: list[Channel] = []
         self.current: Channel | None = None
-        """Where frames are written: the connection that was made last."""
+        """The connection that was made last. Frames are written there."""
         self.heard = self.spoke = False
         self.num_silent_beats = 0
         self.tasks: dict[str, asyncio.Task[None]] = {}
@@ -95,7 +95,7 @@ class TcpMail:
             self._lose(peer)
 
     async def close(self) -> None:
-        """Flush nothing, cut everything; peers see this process as lost."""
+        """Cut all connections without flushing. Peers see this process as lost."""
         self._closed = True
         await self._listener.close()
         for peer in list(self._peers.values()):
@@ -113,11 +113,11 @@ class TcpMail:
         return peer
 
     async def _welcome(self, channel: Channel) -> None:
-        """A peer dialled us."""
+        """Take a connection that a peer has made."""
         await self._converse(self._wrap(channel))
 
     async def _search(self, peer: _Peer) -> None:
-        """Dial until there is a connection, nobody can be there any more, or the patience ends."""
+        """Dial until there is a connection, no peer can be there any more, or the time is up."""
         loop, config = asyncio.get_running_loop(), self._config
         known = peer.session.is_established  # a new peer may be busy with its own start
         deadline = loop.time() + (config.reconnect_s if known else config.peer_timeout_s)
@@ -159,7 +159,7 @@ class TcpMail:
             self._renew(channel.peer.address)
 
     async def _attach(self, channel: Channel) -> _Peer | None:
-        """Exchange hellos; None when the two sides do not mean the same session."""
+        """Exchange hellos. Returns None when the two sides do not mean the same session."""
         address, incarnation = channel.peer.address, channel.peer.incarnation
         peer = self._peer(address)
         if peer.incarnation not in ("", incarnation):
@@ -199,7 +199,7 @@ class TcpMail:
             peer.put(peer.session.unacknowledged())
 
     def _renew(self, address: str) -> None:
-        """A connection has ended: look for the peer if there is, or was, something to say."""
+        """Handle the end of a connection: look for the peer if there is, or was, something to say."""
         peer = self._peers.get(address)
         if peer is None or self._closed or peer.current is not None:
             return
@@ -248,7 +248,7 @@ class TcpMail:
             log.exception("handling %s from %s failed", type(message).__name__, peer.address)
 
     async def _beat(self) -> None:
-        """Counts beats, not seconds: after a pause of this very process its peers get their full time again."""
+        """Count beats, not seconds, so that after a pause of this process its peers get their full time again."""
         config = self._config
         while True:
             await asyncio.sleep(config.heartbeat_s)
@@ -276,7 +276,7 @@ class TcpMail:
         self._on_lost(peer.address)
 
     def _keep(self, peer: _Peer, what: str, work: Callable[[_Peer], Coroutine[Any, Any, None]]) -> None:
-        """Have one task of this kind for the peer."""
+        """Keep one task of this kind for the peer."""
         task = peer.tasks.get(what)
         if task is None or task.done():
             peer.tasks[what] = self._spawn(work(peer))

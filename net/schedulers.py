@@ -1,7 +1,7 @@
-"""Which schedulers there are, kept current: some die, and others come for them.
+"""Which schedulers there are, kept current: some die, and others replace them.
 
-Invariant: an address is among `living` from when it was found until it is said to be lost, and `found` hears of it before anybody
-else does."""
+Invariant: an address is among `living` from when it was found until it is said to be lost, and `found` is called with it before
+anything else is."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.2
 _MAX_RETRY_S = 5.0
-"""How long a lost one that is still listed is left alone, at most, as long as others live: it may be stopped or cut off."""
+"""The longest time that a lost one which is still listed is left alone while others live, since it may be stopped or cut off."""
 _FORGOTTEN_S = 60.0
 _MAX_AWAY = 64
 
@@ -23,28 +23,28 @@ _MAX_AWAY = 64
 class _Absence:
     since_s: float
     wait_s: float
-    """Before it is believed to be back."""
+    """The time before it is tried again."""
 
 
 class Schedulers:
-    """`run` must be running. `count`: as many are looked for."""
+    """Finds schedulers while `run` runs. It looks for `count` of them."""
 
     def __init__(self, resolve: Resolve, count: int, clock: Clock, found: Callable[[str], None]) -> None:
         self._resolve, self._count, self._clock, self._found = resolve, count, clock, found
         self.living: tuple[str, ...] = ()
-        """By address."""
+        """The living schedulers, by address."""
         self._away: dict[str, _Absence] = {}
-        """Those that were lost."""
+        """The lost ones."""
         self._missing = asyncio.Event()
         self._missing.set()
 
     @property
     def first(self) -> str:
-        """The one that leads, as far as is known here; empty: none lives."""
+        """The scheduler that leads, as far as is known here; empty where none lives."""
         return self.living[0] if self.living else ""
 
     async def run(self) -> None:
-        """For as long as its owner lives; ends by cancellation."""
+        """Run for as long as its owner lives, until cancelled."""
         delay_s = _RETRY_S
         while True:
             await self._missing.wait()
@@ -57,7 +57,7 @@ class Schedulers:
                 delay_s = min(_MAX_RETRY_S, 2 * delay_s) if self.living else _RETRY_S
 
     def lose(self, address: str) -> bool:
-        """It cannot be reached any more. False: it was none that lives."""
+        """Note that a scheduler cannot be reached any more. Returns False where it was not living."""
         if address not in self.living:
             return False
         now, last = self._clock.now(), self._away.pop(address, None)
@@ -81,7 +81,7 @@ class Schedulers:
                 self._found(address)
 
     def _stays_away(self, address: str) -> bool:
-        """It was lost a moment ago. Where nobody else lives there is nothing to lose by trying it again."""
+        """Return whether a scheduler that was lost a moment ago is left alone. Where no other lives it is tried again at once."""
         absence = self._away.get(address)
         if absence is None:
             return False

@@ -1,11 +1,11 @@
-"""What makes mail exact over connections that are not: numbers, acknowledgements, resending.
+"""Makes mail exact over connections that are not, by numbers, acknowledgements and resending.
 
-Every message of a session is numbered and kept until the peer has acknowledged it. Doubled ones are dropped, those that come too
-early wait for the missing one, and what was lost is asked for again: when a later number, or the number in a beat, shows the gap.
-So a session outlives its connection, and it ends only when one side forgets it.
+Every message of a session is numbered and kept until the peer has acknowledged it. Doubled ones are dropped, and early ones wait
+for the missing one. A lost one is asked for again when a later number, or the number in a beat, shows the gap. So a session
+outlives its connection, and it ends only when one side forgets it.
 
-    hello: the sender's session id, the id it knows of the other side, the number it wants next. First on every connection
-    data:  number, acknowledged, message          beat: last number, acknowledged          again: the number it wants next"""
+hello: the sender's session id, the id it knows of the other side, the number it wants next. First on every connection
+data:  number, acknowledged, message          beat: last number, acknowledged          again: the number it wants next"""
 
 import struct
 from collections import deque
@@ -18,7 +18,7 @@ _HEAD = struct.Struct("<BQQ")
 _IDS = struct.Struct("<16s16s")
 NOBODY = bytes(16)
 _MAX_EARLY = 4096
-"""Messages that wait for a missing one; more are dropped, and asked for again."""
+"""The number of messages that may wait for a missing one. More are dropped, and asked for again."""
 
 
 class _Kind(IntEnum):
@@ -35,7 +35,7 @@ class Attach(IntEnum):
     FORGOTTEN = 1
     """The peer has begun a new session: this one is over."""
     STALE = 2
-    """The peer goes on with a session that this side has given up; it will learn so from our hello."""
+    """The peer continues a session that this side has given up. It will learn so from this side's hello."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Heard:
 
 
 class Session:
-    """One side of an ordered, exactly-once exchange with one peer. `own_id`: 16 random bytes."""
+    """One side of an ordered, exactly-once exchange with one peer. `own_id` is 16 random bytes."""
 
     def __init__(self, own_id: bytes) -> None:
         self.own_id, self.peer_id = own_id, NOBODY
@@ -58,14 +58,14 @@ class Session:
         self._asked_for = 0
         self.unacked_bytes = 0
         self.num_unsaid = 0
-        """Messages received that no frame to the peer has acknowledged yet."""
+        """The number of messages received that no frame to the peer has acknowledged yet."""
 
     @property
     def is_established(self) -> bool:
         return self.peer_id != NOBODY
 
     def stamp(self, message: bytes) -> bytes:
-        """The frame that carries `message`, which is kept until it is acknowledged."""
+        """Return the frame that carries `message`, which is kept until it is acknowledged."""
         self._last_sent += 1
         self._unacked.append((self._last_sent, message))
         self.unacked_bytes += len(message)
@@ -75,13 +75,13 @@ class Session:
         return _HEAD.pack(_Kind.HELLO, self._wanted, 0) + _IDS.pack(self.own_id, self.peer_id)
 
     def beat(self) -> bytes:
-        """Says that this side lives, and what it has sent and received so far."""
+        """Return a frame that says that this side lives, and what it has sent and received so far."""
         self.num_unsaid = 0
         self._asked_for = 0  # should the peer's answer have been lost, the next frame asks again
         return _HEAD.pack(_Kind.BEAT, self._last_sent, self._wanted - 1)
 
     def attach(self, hello: bytes) -> Attach:
-        """Judge the first frame of a connection. Raises ProtocolError when it is none."""
+        """Judge the first frame of a connection. Raises ProtocolError when it is no hello."""
         kind, wanted, _, body = _split(hello)
         if kind is not _Kind.HELLO or len(body) != _IDS.size:
             raise ProtocolError("the peer did not begin its mail with a hello")
@@ -95,11 +95,11 @@ class Session:
         return Attach.RESUME
 
     def unacknowledged(self) -> list[bytes]:
-        """Frames of all messages that the peer may not have."""
+        """Return the frames of all messages that the peer may not have."""
         return [self._data(number, message) for number, message in self._unacked]
 
     def on_frame(self, frame: bytes) -> Heard:
-        """Raises ProtocolError for one that no session sends."""
+        """Take a frame. Raises ProtocolError for one that no session sends."""
         kind, number, acknowledged, body = _split(frame)
         match kind:
             case _Kind.DATA:
@@ -142,7 +142,8 @@ class Session:
         return tuple(ready)
 
     def _ask(self, upcoming: int) -> tuple[bytes, ...]:
-        """All before `upcoming` should be here. Each gap is asked for once; a later beat allows asking again."""
+        """Ask for all messages before `upcoming`, which should be here. Each gap is asked for once; a later beat allows asking
+        again."""
         if upcoming <= self._wanted or self._asked_for == self._wanted:
             return ()
         self._asked_for = self._wanted

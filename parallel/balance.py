@@ -18,14 +18,15 @@ _LEAST_GAIN = 0.02
 
 
 def first_placement(num_experts: int, num_ranks: int, num_spare: int) -> Placement:
-    """Before any load is known."""
+    """Return the placement before any load is known."""
     if not num_spare:
         return tuple(range(num_experts))
     return place([1] * num_experts, num_ranks, num_spare)
 
 
 def place(loads: Sequence[float], num_ranks: int, num_spare: int) -> Placement:
-    """Slots for all experts and `num_spare` copies: together a multiple of `num_ranks`, at most `num_ranks` for each expert."""
+    """Return slots for all experts and `num_spare` copies: together a multiple of `num_ranks`, at most `num_ranks` for each
+    expert."""
     per_rank, left = divmod(len(loads) + num_spare, num_ranks)
     assert not left
     copies = _copies(loads, num_ranks, num_spare)
@@ -43,7 +44,8 @@ def place(loads: Sequence[float], num_ranks: int, num_spare: int) -> Placement:
 
 
 def rebalance(slots: Placement, loads: Sequence[float], num_ranks: int) -> Placement:
-    """A placement of the same size in which experts stay where they can; `slots` itself where these loads would gain little."""
+    """Return a placement of the same size in which experts stay where they can; `slots` itself where these loads would gain
+    little."""
     found = place(loads, num_ranks, len(slots) - len(loads))
     if busiest(found, loads, num_ranks) > (1 - _LEAST_GAIN) * busiest(slots, loads, num_ranks):
         return slots
@@ -69,7 +71,7 @@ def busiest(slots: Placement, loads: Sequence[float], num_ranks: int) -> float:
 
 
 def imbalance(slots: Placement, loads: Sequence[float], num_ranks: int) -> float:
-    """The busiest rank's load by the mean; 1 where there is none."""
+    """Return the busiest rank's load by the mean; 1 where there is none."""
     total = sum(loads)
     return busiest(slots, loads, num_ranks) * num_ranks / total if total else 1.0
 
@@ -95,7 +97,7 @@ def _copies(loads: Sequence[float], num_ranks: int, num_spare: int) -> list[int]
 def _room_for(
     expert: int, held: list[set[int]], carried: list[float], weights: list[float], per_rank: int
 ) -> int:
-    """The least loaded rank with a free slot and without `expert`; one is made where there is none."""
+    """Return the least loaded rank with a free slot and without `expert`. A slot is made where there is none."""
     ranks = range(len(held))
     free = [rank for rank in ranks if len(held[rank]) < per_rank]
     good = [rank for rank in free if expert not in held[rank]]
@@ -113,7 +115,8 @@ def _room_for(
 
 
 def _swap_while_better(held: list[set[int]], carried: list[float], weights: list[float]) -> None:
-    """Exchanges of two experts that make the busiest rank's load smaller and nobody's as large. Ends: loads fall each time."""
+    """Exchange pairs of experts while that makes the busiest rank's load smaller and no other's as large. It ends, since loads
+    fall each time."""
     while swap := _best_swap(held, carried, weights):
         top, other, ours, theirs = swap
         held[top] ^= {ours, theirs}
@@ -141,7 +144,7 @@ def _best_swap(
 
 
 def _same_ranks(old: list[Placement], new: list[Placement]) -> list[Placement]:
-    """`new` in an order in which each rank keeps many of the experts it has: the most alike are matched first."""
+    """Return `new` in an order in which each rank keeps many of the experts it has: the most alike are matched first."""
     pairs = sorted(
         ((len(set(a) & set(b)), i, j) for i, a in enumerate(old) for j, b in enumerate(new)),
         key=lambda pair: (-pair[0], pair[1], pair[2]),

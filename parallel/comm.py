@@ -1,8 +1,8 @@
 """Collectives among the ranks of one axis: gloo between processes on CPUs, NCCL between GPUs.
 
 Every rank of a group makes the same calls in the same order. A call ends in ReplicaLost when a peer has gone or does not do its
-part within the deadline; after that the communicator is of no use. Who must give up at once ends the process: the instance that
-has started the ranks does so when one of them fails."""
+part within the deadline; after that the communicator is of no use. To end a call at once, end its process: the instance that has
+started the ranks does so when one of them fails."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Comm(Protocol):
     size: int
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Sum over all ranks, in place."""
         ...
 
     def all_gather(self, x: Tensor) -> list[Tensor]:
-        """Every rank's `x`, of one shape and dtype, in the order of the ranks."""
+        """Return every rank's `x`, of one shape and dtype, in the order of the ranks."""
         ...
 
     def all_to_all(self, x: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
@@ -39,7 +39,7 @@ class Comm(Protocol):
         ...
 
     def send(self, x: Tensor, to: int) -> None:
-        """Waits for the receiver only when 64 are on their way to somebody. `x` must not change any more."""
+        """Send `x`, which must not change any more. Waits for the receiver only when 64 tensors are on their way."""
         ...
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor: ...
@@ -74,7 +74,7 @@ class OneRank:
 
 
 class GroupComm:
-    """Over a torch process group of its own, which no global state knows."""
+    """A group over a torch process group of its own, which no global state knows."""
 
     def __init__(self, group: Any, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size = rank, size
@@ -124,7 +124,7 @@ class GroupComm:
 
 
 def _bytes(x: Tensor) -> Tensor:
-    """(n,) uint8 of the same memory: whatever the dtype, it is only moved."""
+    """Return (n,) uint8 of the same memory: whatever the dtype, it is only moved."""
     return x.contiguous().view(-1).view(torch.uint8)
 
 
@@ -139,7 +139,8 @@ def connect(
     hostname: str = "127.0.0.1",
     timeout_s: float = TIMEOUT_S,
 ) -> Comm:
-    """The group `name` of the given ranks, of which `rank` is this one. All of them must call. Raises ReplicaLost, ConfigError.
+    """Connect the group `name` of the given ranks, of which `rank` is this one. All of them must call. Raises ReplicaLost,
+    ConfigError.
 
     `store` is where they find each other (a torch.distributed Store); each name may be used once in its life."""
     if len(ranks) == 1:

@@ -17,7 +17,7 @@ from parallel.plans import even_part
 
 
 class Spread:
-    """`kernels.collectives.Joins.experts` over the ranks `all_ranks`, of which those of `same_rows` have the same rows.
+    """`kernels.collectives.Collectives.experts` over the ranks `all_ranks`, of which those of `same_rows` have the same rows.
 
     `sum_parts` adds up what tensor-parallel ranks have of an expert."""
 
@@ -29,7 +29,7 @@ class Spread:
         sum_parts: Callable[[Tensor], Tensor],
         device: torch.device,
     ) -> None:
-        """`slots`: the expert in each slot of all ranks, in every layer, until `place` says otherwise."""
+        """`slots` has the expert in each slot of all ranks, in every layer, until `place` changes it."""
         self._same_rows, self._all, self._sum_parts, self._device = same_rows, all_ranks, sum_parts, device
         self._first, self._layers = slots, dict[int, _Slots]()
         self._per_rank = len(slots) // all_ranks.size
@@ -38,7 +38,7 @@ class Spread:
         return self._of(layer).placement
 
     def place(self, layer: int, slots: Placement) -> None:
-        """All ranks must do so between the same two steps, when the weights are there."""
+        """Take another placement. All ranks must do so between the same two steps, when the weights are there."""
         self._layers[layer] = _Slots(slots, self._device)
 
     def __call__(
@@ -64,7 +64,7 @@ class Spread:
         return self._layers[layer]
 
     def _exchange(self, x: Tensor, slots: Tensor, weights: Tensor, local: LocalExperts) -> Tensor:
-        """(n, hidden) -> (n, hidden): out to the ranks of the slots, and back."""
+        """Send (n, hidden) out to the ranks of the slots, and return (n, hidden), which comes back."""
         comm, holder = self._all, slots // self._per_rank
         wanted = [(holder == rank).any(1).nonzero()[:, 0] for rank in range(comm.size)]
         sent = [len(rows) for rows in wanted]
@@ -100,7 +100,7 @@ class _Slots:
         self._turn = 0
 
     def choose(self, experts: Tensor) -> Tensor:
-        """(n, K) experts -> slots. Rows take an expert's copies by turns, from step to step."""
+        """Return the slots of (n, K) experts. Rows take an expert's copies in turn, from step to step."""
         turns = torch.arange(self._turn, self._turn + len(experts), device=experts.device)[:, None]
         self._turn += len(experts)
         return self._slots[experts, turns % self._num_copies[experts]]

@@ -35,7 +35,7 @@ class Mesh:
 
     @property
     def num_expert_ranks(self) -> int:
-        """Among so many are a layer's experts spread."""
+        """The number of ranks among which a layer's experts are spread."""
         return self.dp * self.ep
 
     def place(self, rank: int) -> MeshPlace:
@@ -48,19 +48,19 @@ class Mesh:
         return ((place.pp * self.dp + place.dp) * self.ep + place.ep) * self.tp + place.tp
 
     def group(self, rank: int, axis: Axis) -> tuple[int, ...]:
-        """The ranks that differ from `rank` on `axis` only, itself included, in the axis' order."""
+        """Return the ranks that differ from `rank` on `axis` only, itself included, in the axis's order."""
         place, size = self.place(rank), getattr(self, axis)
         return tuple(self.rank(replace(place, **{axis: index})) for index in range(size))
 
     def expert_group(self, rank: int) -> tuple[int, ...]:
-        """The ranks that share a layer's experts with `rank`: they differ on dp and ep only."""
+        """Return the ranks that share a layer's experts with `rank`: they differ on dp and ep only."""
         place = self.place(rank)
         return tuple(
             self.rank(replace(place, dp=dp, ep=ep)) for dp in range(self.dp) for ep in range(self.ep)
         )
 
     def groups(self, axis: Axis) -> Iterator[tuple[int, ...]]:
-        """All groups of an axis; each rank is in one."""
+        """Return all groups of an axis. Each rank is in one."""
         for rank in range(self.size):
             group = self.group(rank, axis)
             if group[0] == rank:

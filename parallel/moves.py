@@ -1,8 +1,8 @@
 """How one placement of experts becomes another, a few experts at a time.
 
 Invariant: after each part every expert has a slot, so rows can be routed by what is there then. Slots of experts that have other
-copies are overwritten first. What is left are cycles of experts that are nowhere else; they move around one, or around as much of
-it as may move at once: whoever has lost its slot waits in the slot that the first one has left."""
+copies are overwritten first. What is left are cycles of experts that are nowhere else. They move around one, or around as much of
+it as may move at once: an expert that has lost its slot waits in the slot that the first one has left."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class Move:
 
 
 def moved(slots: Placement, moves: Sequence[Move]) -> Placement:
-    """After `moves`, all of which read what was there before."""
+    """Return the slots after `moves`, all of which read what was there before."""
     out = list(slots)
     for move in moves:
         out[move.slot] = slots[move.source]
@@ -28,7 +28,7 @@ def moved(slots: Placement, moves: Sequence[Move]) -> Placement:
 
 
 def next_moves(now: Placement, target: Placement, num_ranks: int, most: int) -> tuple[Move, ...]:
-    """What is to be done first on the way from `now` to `target`; nothing when they are equal.
+    """Return what is to be done first on the way from `now` to `target`; nothing when they are equal.
 
     No rank sends more than `most` experts (at least 1) to others, or gets more from them. Each call makes some slots right, and
     none that was right wrong."""
@@ -48,14 +48,15 @@ class _Part:
         self._wrong = {slot for slot, expert in enumerate(now) if target[slot] != expert}
         """Slots that are to change and do not do so yet."""
         self._copies = Counter(now)
-        """Copies of each expert when these moves are done."""
+        """The number of copies of each expert when these moves are done."""
         self._holders: dict[int, list[int]] = {}
         for slot, expert in enumerate(now):
             self._holders.setdefault(expert, []).append(slot)
         self._sent, self._received = [0] * num_ranks, [0] * num_ranks
 
     def overwrite_copies(self) -> None:
-        """Each may leave another expert with a copy more, whose former slot can then be overwritten, too."""
+        """Overwrite copies. Each move may leave another expert with a copy more, whose former slot can then be overwritten,
+        too."""
         found = True
         while found:
             found = False
@@ -86,7 +87,7 @@ class _Part:
                 self.moves += turn
 
     def _turns(self, first: int, wanted: dict[int, int]) -> Iterator[list[Move]]:
-        """Around 2 slots, around 3 ... until all are right: what the last one held goes to `first`."""
+        """Yield cycles around 2 slots, around 3 ... until all slots are right. What the last slot held goes to `first`."""
         slots = [first]
         while (after := wanted.get(self._now[slots[-1]])) in self._wrong and after != first:
             if self._copies[self._now[slots[-1]]] > 1:
@@ -95,7 +96,8 @@ class _Part:
             yield [Move(source, slot) for source, slot in zip(slots, [*slots[1:], first], strict=True)]
 
     def _from_best_holder(self, slot: int) -> Move | None:
-        """On the same rank, or else who sends the least; None: too many are under way."""
+        """Return the slot to copy from: on the same rank, or else on the one that sends the least. None where too many are under
+        way."""
         rank = slot // self._per_rank
 
         def cost(source: int) -> tuple[bool, int, int]:

@@ -42,14 +42,14 @@ class ModelShare:
 
 
 def even_part(size: int, num_parts: int, index: int) -> Range:
-    """The `index`-th of parts whose sizes differ by one at most, the larger ones first."""
+    """Return the `index`-th of parts whose sizes differ by one at most, the larger ones first."""
     base, more = divmod(size, num_parts)
     first = index * base + min(index, more)
     return first, first + base + (index < more)
 
 
 def part_of(dims: Dims, mesh: Mesh, rank: int) -> ModelShare:
-    """For a mesh that `check` has passed."""
+    """Return a rank's share on a mesh that `check` has passed."""
     place = mesh.place(rank)
     heads, kv_heads = _heads(dims, mesh.tp, place.tp)
     return ModelShare(
@@ -74,9 +74,9 @@ def _heads(dims: Dims, tp: int, index: int) -> tuple[Range, Range]:
 
 
 def check(dims: Dims, mesh: Mesh, role: str, num_spare: int = 0) -> None:
-    """Raises ConfigError for a mesh that this model cannot fill, with the reason and the nearest one that it can.
+    """Raise ConfigError for a mesh that this model cannot fill, with the reason and the nearest one that it can.
 
-    `num_spare`: slots for experts beyond one for each."""
+    `num_spare` counts slots for experts beyond one for each."""
     reasons: list[str] = []
     nearest = mesh
     if mesh.pp > dims.num_layers:
@@ -107,7 +107,7 @@ def check(dims: Dims, mesh: Mesh, role: str, num_spare: int = 0) -> None:
 
 
 def _check_spare(num_experts: int, num_ranks: int, num_spare: int, role: str) -> None:
-    """Each rank has as many slots, and no rank two of one expert."""
+    """Check that each rank has as many slots, and no rank two of one expert."""
     if not num_spare:
         return
     name = f"{role}.ep_redundant_experts"
@@ -124,12 +124,12 @@ def _check_spare(num_experts: int, num_ranks: int, num_spare: int, role: str) ->
 
 
 def _divisor(number: int, wanted: int) -> int:
-    """The divisor nearest to `wanted`; of two equally near ones the larger."""
+    """Return the divisor nearest to `wanted`; of two equally near ones the larger."""
     return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), -d))
 
 
 def stage_layers(dims: Dims, num_stages: int) -> list[Range]:
-    """Layers of each stage. The embedding weighs on the first one and the head on the last."""
+    """Return the layers of each stage. The embedding weighs on the first one and the head on the last."""
     weights = list(dims.layer_weights)
     weights[0] += dims.embedding_weights
     weights[-1] += dims.head_weights
@@ -137,9 +137,9 @@ def stage_layers(dims: Dims, num_stages: int) -> list[Range]:
 
 
 def balanced_cuts(weights: Sequence[int], num_parts: int) -> list[Range]:
-    """Contiguous parts, none empty, whose heaviest is as light as possible; among equals the more even one is preferred.
+    """Cut into contiguous parts, none empty, whose heaviest is as light as possible. Among equals the more even cut is preferred.
 
-    The linear partition problem, by dynamic programming over prefixes: O(parts x items^2)."""
+    This is the linear partition problem, by dynamic programming over prefixes: O(parts x items^2)."""
     total = [0]
     for weight in weights:
         total.append(total[-1] + weight)

@@ -17,8 +17,8 @@ from parallel.plans import Range
 def make_collectives(
     tp: Comm, vocab: Sequence[Range], sum_parts: Callable[[Tensor], Tensor], experts: Spread | None
 ) -> Collectives:
-    """`vocab`: the rows of the vocabulary of each rank of `tp`; `sum_parts`: of `summing`; `experts`: None where the model has
-    none."""
+    """Make the collectives. `vocab` has the rows of the vocabulary of each rank of `tp`. `sum_parts` is that of `summing`.
+    `experts` is None where the model has none."""
     spread = ONE_RANK.experts if experts is None else experts
     if tp.size == 1:
         return replace(ONE_RANK, experts=spread)
@@ -40,9 +40,9 @@ def make_collectives(
 
 
 def summing(tp: Comm, deterministic: bool) -> Callable[[Tensor], Tensor]:
-    """The sum over `tp` of what each has. All have as many rows: without any there is nothing to say.
+    """Return the sum over `tp` of what each has. All have as many rows, and without any nothing is sent.
 
-    `deterministic`: an element's parts are added up in the order of the ranks, however many elements there are."""
+    With `deterministic` an element's parts are added up in the order of the ranks, however many elements there are."""
     in_order = deterministic and tp.size > 2
 
     def total(part: Tensor) -> Tensor:

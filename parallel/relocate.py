@@ -10,9 +10,9 @@ from parallel.moves import Move
 
 
 def relocate(comm: Comm, moves: Sequence[Move], per_rank: int, tensors: Sequence[Tensor]) -> int:
-    """Changes `tensors`, each (`per_rank`, ...), in place; returns the bytes that came from others. All ranks must call.
+    """Change `tensors`, each (`per_rank`, ...), in place, and return the bytes that came from others. All ranks must call.
 
-    Holds what one tensor sends and receives besides: it is copied out before anything is overwritten."""
+    It holds what one tensor sends and receives besides, since that is copied out before anything is overwritten."""
     out = sorted((m for m in moves if m.source // per_rank == comm.rank), key=lambda m: m.slot // per_rank)
     into = sorted((m for m in moves if m.slot // per_rank == comm.rank), key=lambda m: m.source // per_rank)
     sent = [sum(m.slot // per_rank == rank for m in out) for rank in range(comm.size)]

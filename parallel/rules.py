@@ -1,7 +1,7 @@
 """Which part of a checkpoint's tensor a rank holds, by the tensor's name.
 
-A tensor that no rule matches, or more than one, is an error: nobody guesses how an unknown matrix may be cut. Models know
-nothing of this; they work with what they get (kernels/collectives.py says where ranks meet)."""
+A tensor that no rule matches, or more than one, is an error: an unknown matrix is never cut by guessing. Models know nothing of
+this; they work with what they get (kernels/collectives.py says where ranks meet)."""
 
 import re
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from parallel.mesh import Mesh
 from parallel.plans import Dims, Range, even_part, part_of
 
 Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "groups", "experts"]
-"""What a dimension is cut by. `width`: an MLP's inner size; `gate_up`: that of gate and up, one behind the other;
-`interleaved`: the two by turns; `groups`: the two by turns, only cut between groups of MXFP4."""
+"""What a dimension is cut by. `width` is an MLP's inner size; `gate_up` that of gate and up, one behind the other; `interleaved`
+the two alternating; `groups` the two alternating, only cut between groups of MXFP4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Rule:
     pattern: str
     """A regular expression for the whole name."""
     cuts: tuple[tuple[int, Unit], ...] = ()
-    """(dimension, unit): everything that is not named is on every rank."""
+    """(dimension, unit). A dimension that is not named is whole on every rank."""
 
 
 _LAYER = r"model\.layers\.\d+\."
@@ -57,7 +57,8 @@ EXPERTS: tuple[Rule, ...] = (
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (1, "gate_up"))),
     Rule(_EXPERTS + r"down_proj", ((0, "experts"), (2, "width"))),
 )
-"""Which experts, where each has tensors of its own; or all in one, (experts, 2 x width, hidden) and (experts, hidden, width)."""
+"""Tensors of experts. Where each expert has tensors of its own, the rule says which experts; or all are in one, (experts, 2 x
+width, hidden) and (experts, hidden, width)."""
 
 BY_TURNS: tuple[Rule, ...] = (
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (2, "interleaved"))),
@@ -76,7 +77,7 @@ _GROUP = 32
 
 
 class Sharding:
-    """`models.weights.Shard` of one rank: call it with a name and a full shape."""
+    """The `models.weights.Shard` of one rank. Call it with a name and a full shape."""
 
     def __init__(
         self,
@@ -86,14 +87,14 @@ class Sharding:
         rules: Sequence[Rule] = RULES + EXPERTS,
         experts: Sequence[int] | None = None,
     ) -> None:
-        """`experts`: those that the rank holds, in the order of its slots; None: all."""
+        """`experts` are those that the rank holds, in the order of its slots; None means all."""
         self.part = part_of(dims, mesh, rank)
         self._experts = range(dims.num_experts) if experts is None else experts
         self._dims, self._tp, self._index = dims, mesh.tp, mesh.place(rank).tp
         self._rules = [(re.compile(rule.pattern), rule) for rule in rules]
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> list[list[slice]]:
-        """For each dimension the runs that this rank holds. Raises UnsupportedModel."""
+        """Return, for each dimension, the runs that this rank holds. Raises UnsupportedModel."""
         matching = [rule for pattern, rule in self._rules if pattern.fullmatch(name)]
         if len(matching) != 1:
             how = "no rule says" if not matching else f"{len(matching)} rules say differently"
@@ -131,7 +132,7 @@ def _scaled(run: Range, unit: int) -> Range:
 
 
 def _joined(rows: Sequence[int]) -> list[Range]:
-    """The rows in their order, neighbours that follow each other as one run."""
+    """Return the rows in their order, with neighbours that follow each other as one run."""
     runs: list[Range] = []
     for row in rows:
         if runs and runs[-1][1] == row:

@@ -39,7 +39,7 @@ def load_backend(name: str) -> Backend | None:
 
 
 def about(device: torch.device) -> str:
-    """The GPU and the versions of all that computes."""
+    """Return the GPU and the versions of all that computes."""
     versions = ", ".join(f"{package} {_version(package)}" for package in _PACKAGES)
     return f"{torch.cuda.get_device_name(device)}, {versions}"
 

@@ -11,7 +11,7 @@ from kernels.rounding import LARGEST, Rounded, Rounding
 from kernels.triton.platform import INTERPRETED, warps_for
 
 _TILE = 4096
-"""Elements of a program, at least: short vectors are taken several at a time."""
+"""The fewest elements of a program. Short vectors are taken several at a time."""
 
 _ROUNDS_BADLY = tl.constexpr(INTERPRETED)
 """Whether the interpreter is used, which loses the carry into float8's exponent when it rounds to nearest."""
