@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
-    """The engine, with PyTorch, only for who asks for it: commands that compute nothing begin seconds sooner."""
+    """Import the engine, with PyTorch, only when it is asked for: commands that compute nothing begin seconds sooner."""
     if name in ("LLM", "Completion"):
         return getattr(import_module("baton.llm"), name)
     raise AttributeError(f"module 'baton' has no attribute {name!r}")

@@ -15,7 +15,7 @@ _POOLS = ("prefill.", "decode.")
 
 
 def page(text: str) -> str:
-    """`text` with the table of today."""
+    """Return `text` with the table of today."""
     before, _, rest = text.partition(_BEGIN)
     return f"{before}{_BEGIN}{_table()}{_END}{rest.partition(_END)[2]}"
 

@@ -35,7 +35,8 @@ async def examine(
     *,
     pools: Sequence[PoolName] = (),
 ) -> list[Finding]:
-    """`pools`: this node is asked whether an instance of each fits. A Ray cluster's nodes are asked by what they could hold."""
+    """Examine. This node is asked whether an instance of each of `pools` fits. A Ray cluster's nodes are asked by what they could
+    hold."""
     if not ray_address:
         here = LocalNode()
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
@@ -56,5 +57,5 @@ async def examine(
 
 
 def all_kv_bytes(config: ClusterConfig) -> int:
-    """The KV pools' bytes on a machine that has every instance."""
+    """Return the KV pools' bytes on a machine that has every instance."""
     return config.engine.kv_bytes * config.decode_instances

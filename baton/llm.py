@@ -25,7 +25,7 @@ Prompt = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one prompt was answered with."""
+    """The answer to one prompt."""
 
     prompt: Prompt
     text: str
@@ -65,7 +65,7 @@ class LLM:
         ignore_eos: bool = False,
         progress: bool = True,
     ) -> list[Completion]:
-        """One Completion for each prompt (a text or token ids), in the order of the prompts. Raises RequestError."""
+        """Return one Completion for each prompt (a text or token ids), in the order of the prompts. Raises RequestError."""
         batch = _as_batch(prompts)
         params = self._with_eos(params or SamplingParams(max_tokens=64), ignore_eos)
         with Progress(
@@ -82,7 +82,7 @@ class LLM:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
     ) -> Completion:
-        """The assistant's next turn. `options` are those of `generate`."""
+        """Return the assistant's next turn. `options` are those of `generate`."""
         prompt = self.tokenizer.chat_template(list(messages))
         return self.generate([prompt], params, progress=False, **options)[0]
 

@@ -1,4 +1,4 @@
-"""Baton's top-level packages have short names. This check says plainly when another distribution shadows one of them."""
+"""Says plainly when another distribution shadows one of Baton's top-level packages, which have short names."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +12,7 @@ PACKAGES = (
 
 
 def check_own_tree() -> None:
-    """Raises ConfigError when one of our packages would be loaded from somewhere else."""
+    """Raise ConfigError when one of our packages would be loaded from somewhere else."""
     root = Path(__file__).resolve().parent.parent
     for name in PACKAGES:
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""What fleets cost, and how many requests they serve within the targets."""
+"""Draws what fleets cost, and how many requests they serve within the targets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from sim.planner import Trial
 def draw_plan(
     trials: list[Trial], best: Trial | None, wanted: float, picture: Path, name_of: Callable[[Trial], str]
 ) -> None:
-    """One point for each fleet that was tried."""
+    """Draw one point for each fleet that was tried."""
     figure, axes = pyplot.subplots(figsize=(9, 5))
     for gpu in sorted({trial.fleet.gpu for trial in trials}):
         own = [trial for trial in trials if trial.fleet.gpu == gpu]

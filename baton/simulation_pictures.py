@@ -1,4 +1,4 @@
-"""Pictures of simulations: who waits and who decodes over time, how many hold which target, what a fleet serves at which rate."""
+"""Draws simulations: requests that wait and decode over time, how many hold which target, what a fleet serves at which rate."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ _GOALS = (0.9, 0.99)
 
 
 def draw_timeline(served: Sequence[ServedRequest], picture: Path) -> None:
-    """Requests without a first token, and those with one but no end."""
+    """Draw the requests without a first token, and those with one but no end."""
     times, waiting, decoding = zip(*crowd(served), strict=True)
     figure, axes = pyplot.subplots(figsize=(9, 4.5))
     axes.stackplot(
@@ -30,7 +30,7 @@ def draw_timeline(served: Sequence[ServedRequest], picture: Path) -> None:
 
 
 def draw_attainment(served: Sequence[ServedRequest], slo: Slo, picture: Path) -> None:
-    """Share of all offered requests that would hold a target, over that target."""
+    """Draw the share of all offered requests that would hold a target, over that target."""
     figure, (first, then) = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True)
     _curve(first, [one.ttft_s for one in served], slo.ttft_s, "time to the first token, s")
     _curve(then, [one.tpot_s * 1e3 for one in served], slo.tpot_s * 1e3, "time per output token, ms")
@@ -40,7 +40,7 @@ def draw_attainment(served: Sequence[ServedRequest], slo: Slo, picture: Path) ->
 
 
 def draw_goodput(by_rate: Mapping[float, Sequence[ServedRequest]], slo: Slo, picture: Path) -> None:
-    """Requests a second that hold both targets, and their share, over the offered rate."""
+    """Draw the requests a second that hold both targets, and their share, over the offered rate."""
     rates = sorted(by_rate)
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     axes.plot(
@@ -60,7 +60,7 @@ def draw_goodput(by_rate: Mapping[float, Sequence[ServedRequest]], slo: Slo, pic
 
 
 def _curve(axes: Axes, values: Sequence[float], target: float, name: str) -> None:
-    """Infinite ones count as offered, and never hold."""
+    """Return a curve. Infinite values count as offered, and never hold."""
     ordered = sorted(value for value in values if value < float("inf"))
     axes.step(ordered, [(i + 1) / len(values) for i in range(len(ordered))], where="post")
     axes.axvline(target, color="black", linestyle="dotted")

@@ -22,7 +22,7 @@ _BESIDE = (0, 4, 16)
 
 
 def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
-    """The profile, and by how much its decode and its prompt steps are off in the mean. Raises ConfigError."""
+    """Return the profile, and by how much its decode and its prompt steps are off in the mean. Raises ConfigError."""
     config = load(None, os.environ, {"model.path": model})
     folder = resolve(config.model.path)
     # With the threads and the memory that an instance has among those that the configuration puts beside it.

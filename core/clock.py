@@ -4,11 +4,12 @@ import asyncio
 import time
 
 _BEGAN_S = time.time() - time.monotonic()
-"""The epoch's time at the monotonic clock's zero, as this process saw it when it began."""
+"""The epoch's time at the monotonic clock's zero, as this process saw it when it started."""
 
 
 def now_s() -> float:
-    """Seconds since the epoch that never jump nor go back: comparable among hosts as closely as their clocks agree.
+    """Return the seconds since the epoch. They never jump nor go back, and are comparable among hosts as closely as their clocks
+    agree.
 
     A deadline goes with its request from the ingress to instances on other hosts, whose monotonic clocks have other zeros."""
     return _BEGAN_S + time.monotonic()

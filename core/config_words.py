@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in plain words: which key, which value, what is allowed instead."""
+"""Says what is wrong with a configuration in plain words: which key, which value, what is allowed instead."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,7 +19,7 @@ _BOUNDS: Mapping[str, str] = {
 
 
 def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key with dots, and its field, in the order of the classes."""
+    """Yield every key with dots, and its field, in the order of the classes."""
     for name, field in kind.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -29,7 +29,7 @@ def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Fiel
 
 
 def allowed(field: FieldInfo) -> str:
-    """`a whole number of at least 1 and at most 256`, `one of auto, shm and tcp`, ..."""
+    """Return `a whole number of at least 1 and at most 256`, `one of auto, shm and tcp`, ..."""
     said = _kind(field.annotation)
     bounds = [
         text.format(_number(getattr(rule, name)))
@@ -41,7 +41,7 @@ def allowed(field: FieldInfo) -> str:
 
 
 def sentence(kind: type[BaseModel], error: ErrorDetails, secret: bool) -> str:
-    """One line about the first thing that pydantic found."""
+    """Return one line about the first thing that pydantic found."""
     where = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
         return _unknown(kind, where)
@@ -74,7 +74,7 @@ def _unknown(kind: type[BaseModel], where: Sequence[str]) -> str:
 
 
 def _is_free(field: FieldInfo) -> bool:
-    """Does it hold a mapping of the user's own names?"""
+    """Return whether it holds a mapping of the user's own names."""
     return get_origin(_bare(field.annotation)) not in (None, Literal, Union, UnionType, tuple, list)
 
 

@@ -1,7 +1,7 @@
 """When Python looks for cyclic garbage in processes that others wait for.
 
-What nothing refers to any more is freed at once; only among objects that refer to each other a collector has to look. A full
-collection looks at all that the process has, and nothing is answered meanwhile: 150 ms for what Ray, Serve and PyTorch have
+An object to which nothing refers is freed at once. Only objects that refer to each other need a collector. A full collection
+looks at all objects of the process, and nothing is answered meanwhile: it takes 150 ms for what Ray, Serve and PyTorch have
 loaded, and twice as long for what a scheduler knows of 10,000 instances (`benchmarks/results`)."""
 
 import asyncio
@@ -17,20 +17,20 @@ _LOOK_EVERY_S = 5.0
 
 
 def leave_out_all_there_is() -> None:
-    """Never look again at what this process has by now. To be called once, when it has made all that it begins with."""
+    """Leave out of all collections what this process has by now. Call it once, when it has made all that it begins with."""
     gc.collect()
     gc.freeze()
 
 
 class IdleCollector:
-    """Full collections while nobody waits, or else `at_least_every_s`; younger objects are looked at as ever, which takes a few
-    milliseconds at the most. For a process whose objects live long or refer to nothing that refers back to them."""
+    """Makes full collections while nothing waits, or else `at_least_every_s`. Younger objects are collected as ever, which takes
+    a few milliseconds at the most. It is for a process whose objects live long or refer to nothing that refers back to them."""
 
     def __init__(self, is_idle: Callable[[], bool], at_least_every_s: float = 3600.0) -> None:
         self._is_idle, self._at_least_every_s = is_idle, at_least_every_s
 
     async def run(self, look_every_s: float = _LOOK_EVERY_S) -> None:
-        """For as long as the process lives; ends by cancellation, and the process collects as ever again."""
+        """Run for as long as the process lives, until cancelled; after that the process collects as ever again."""
         before = gc.get_threshold()
         gc.set_threshold(before[0], before[1], _NEVER)
         collected_s = time.monotonic()

@@ -88,7 +88,8 @@ class KVShard:
         return self.data_bytes(num_blocks) + num_vectors * self.layout.scale_bytes
 
     def blocks_at(self, num_blocks: int, start: int, end: int) -> range:
-        """The blocks that the pool's bytes [start, end) belong to; empty when they are not all in the pool, in one layer."""
+        """Return the blocks that the pool's bytes [start, end) belong to; empty when they are not all in the pool, in one
+        layer."""
         base, stop, size = 0, self.data_bytes(num_blocks), self.block_bytes
         if start >= stop:
             base, stop = stop, self.pool_bytes(num_blocks)
@@ -100,7 +101,8 @@ class KVShard:
         return range(first - layer, last - layer + 1) if last < layer + num_blocks else range(0)
 
     def offset(self, num_blocks: int, layer: int, block: int, is_value: int, head: int, slot: int) -> int:
-        """Byte offset in a pool of `num_blocks` of one vector; `layer` and `head` are the model's, not local, indices."""
+        """Return the byte offset in a pool of `num_blocks` of one vector. `layer` and `head` are the model's, not local,
+        indices."""
         local_layer, local_head = layer - self.layers[0], head - self.heads[0]
         row = (local_layer * num_blocks + block) * self.layout.num_planes + is_value
         return (
@@ -116,35 +118,36 @@ class RankPool:
     num_blocks: int
     base_bytes: int = 0
     first_block: int = 0
-    """The instance's number of the pool's first block: ranks that serve other sequences hold other blocks."""
+    """The instance's number of the pool's first block. Ranks that serve other sequences hold other blocks."""
     memory: int = 0
-    """On which of the instance's hosts it lies; 0 is the instance's own."""
+    """The number of the host, within the instance, on which it lies; 0 is the instance's own."""
 
     @property
     def num_bytes(self) -> int:
         return self.shard.pool_bytes(self.num_blocks)
 
     def blocks_at(self, start: int, end: int) -> range:
-        """As `KVShard.blocks_at`, of bytes of the memory that the pool lies in, in the instance's numbers."""
+        """Return the blocks, in the instance's numbers, of bytes of the memory that the pool lies in, as `KVShard.blocks_at`
+        does."""
         found = self.shard.blocks_at(self.num_blocks, start - self.base_bytes, end - self.base_bytes)
         return range(found.start + self.first_block, found.stop + self.first_block)
 
     def holds(self, block: int) -> bool:
-        """Is this block of the instance in the pool?"""
+        """Return whether this block of the instance is in the pool."""
         return self.first_block <= block < self.first_block + self.num_blocks
 
     def local(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """The pool's own numbers of blocks that it holds."""
+        """Return the pool's own numbers of blocks that it holds."""
         return tuple(block - self.first_block for block in blocks) if self.first_block else tuple(blocks)
 
 
 def lay_out(
     shards: Sequence[KVShard], num_blocks: int, groups: Sequence[int] = (), memories: Sequence[int] = ()
 ) -> tuple[RankPool, ...]:
-    """The pools of an instance's ranks, in each memory one behind the other, each from a page's beginning.
+    """Lay the pools of an instance's ranks out, in each memory one behind the other, each from a page's beginning.
 
     Each has `num_blocks`: those of its group, which are numbered behind one another; without `groups` there is one. `memories`
-    says in which each lies; none: all in one."""
+    says in which memory each lies; none means all in one."""
     pools: list[RankPool] = []
     for rank, shard in enumerate(shards):
         first_block = groups[rank] * num_blocks if groups else 0
@@ -162,7 +165,7 @@ def lay_out(
 
 
 def memory_bytes(pools: Sequence[RankPool], memory: int = 0) -> int:
-    """What the pools that lie in this memory take of it, in whole pages."""
+    """Return the bytes that the pools in this memory take, in whole pages."""
     ends = [pool.base_bytes + pool.num_bytes for pool in pools if pool.memory == memory]
     return -(-max(ends, default=0) // PAGE_BYTES) * PAGE_BYTES
 
@@ -172,19 +175,19 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def block_hashes(tokens: Sequence[int], block_size: int, salt: str = "") -> tuple[int, ...]:
-    """Chained 64-bit hashes of the full blocks of `tokens`: equal hashes mean (all but surely) equal prefixes.
+    """Return the chained 64-bit hashes of the full blocks of `tokens`. Equal hashes mean (all but surely) equal prefixes.
 
-    Routing hints only; whoever shares KV compares the tokens themselves."""
+    They are hints for routing only: before KV is shared the tokens themselves are compared."""
     return tuple(hash_chain(root_hash(salt), tokens, block_size))
 
 
 def root_hash(salt: str) -> int:
-    """What the chain of a tenant's block hashes begins with."""
+    """Return what the chain of a tenant's block hashes begins with."""
     return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
 def hash_chain(parent: int, tokens: Sequence[int], block_size: int) -> list[int]:
-    """The hashes of the full blocks of `tokens`, the first of which follows a block with hash `parent`."""
+    """Return the hashes of the full blocks of `tokens`, the first of which follows a block with hash `parent`."""
     hashes: list[int] = []
     for start in range(0, len(tokens) - block_size + 1, block_size):
         packed = struct.pack(f"<Q{block_size}I", parent, *tokens[start : start + block_size])

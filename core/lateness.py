@@ -1,4 +1,4 @@
-"""Prompts that are too late let those pass that can still be in time.
+"""Prompts that are too late let others pass that can still be in time.
 
 A missed target is no worse for a few seconds more, while each prompt that waits behind a missed one may miss its own. After
 `YIELD_S` a late one takes its turn again, so nothing starves."""
@@ -14,12 +14,13 @@ YIELD_S: Final = 10.0
 
 
 def due_s(request: Request) -> float:
-    """When its first token is, by the clock of `Request.arrival_s`."""
+    """Return when its first token is due, by the clock of `Request.arrival_s`."""
     return request.arrival_s + request.slo.ttft_s
 
 
 def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
-    """Its first token would miss its target even if the instance did nothing else from now on, and has not for long."""
+    """Return whether its first token would miss its target even if the instance did nothing else from now on, and has not for
+    long."""
     due = due_s(seq.request)
     if seq.num_output or now > due + YIELD_S:
         return False
@@ -28,5 +29,5 @@ def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
 
 
 def turn(seq: ServedSequence, now: float, steps: StepModels) -> tuple[int, bool]:
-    """core.ports.SchedulerPolicy.turn: higher priority first, of the same what is not late."""
+    """Order prompts as core.ports.SchedulerPolicy.turn: higher priority first, and within one what is not late."""
     return -seq.request.slo.priority, is_late(seq, now, steps)

@@ -34,7 +34,7 @@ TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 def _named(classes: Any) -> Any:
-    """A class is called as its key is; and a dataclass would ignore what it does not know."""
+    """Name a class by its key, and refuse fields that a dataclass would ignore."""
     if not isinstance(classes, dict):
         return classes
     known = {field.name for field in fields(Slo)}

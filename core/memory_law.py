@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from core.errors import ConfigError
 
 GPU_RESERVE_BYTES = 2 << 30
-"""CUDA's context, workspaces of libraries, captured graphs, NCCL's buffers and fragmentation. An assumption: no GPU has been
-asked yet."""
+"""CUDA's context, workspaces of libraries, captured graphs, NCCL's buffers and fragmentation. This is an assumption: no GPU has
+been measured yet."""
 HOST_KV_SHARE = 0.5
-"""The share that a pool takes of the host memory that is left for it. The other half is the page cache's."""
+"""The share that a pool takes of the host memory that is left for it. The other half is for the page cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Among how many ranks a device's memory is shared evenly."""
+    """The number of ranks among which a device's memory is shared evenly."""
 
     num_ranks: int = 1
-    """This instance's and others'. These may have taken their shares already, or may never start."""
+    """Ranks of this instance and of others. The others may have taken their shares already, or may never start."""
     num_together: int = 1
-    """This instance's, which start together: what is free is for all of them."""
+    """Ranks of this instance, which start together: what is free is for all of them."""
 
 
 ALONE = Sharing()
@@ -36,7 +36,7 @@ class DeviceMemory:
     is_host: bool
 
     def budget_bytes(self, utilization: float, sharing: Sharing) -> int:
-        """What one rank may use: its share of the whole, as far as that is free."""
+        """Return what one rank may use: its share of the whole, as far as that is free."""
         share = int(self.total_bytes * utilization) // sharing.num_ranks
         if self.is_host:
             return min(share, int(self.free_bytes * utilization) // sharing.num_together)
@@ -57,7 +57,7 @@ class RankNeeds:
 
 
 def kv_room(memory: DeviceMemory, needs: RankNeeds, utilization: float, sharing: Sharing = ALONE) -> int:
-    """Bytes for a pool whose size nobody has said; 0 where the needs alone do not fit."""
+    """Return the bytes for a pool whose size is not configured; 0 where the needs alone do not fit."""
     left = memory.budget_bytes(utilization, sharing) - needs.num_bytes
     return max(0, int(left * HOST_KV_SHARE) if memory.is_host else left)
 
@@ -65,8 +65,8 @@ def kv_room(memory: DeviceMemory, needs: RankNeeds, utilization: float, sharing:
 def check_fit(
     memory: DeviceMemory, needs: RankNeeds, kv_bytes: int, utilization: float, sharing: Sharing = ALONE
 ) -> None:
-    """Raises ConfigError, with all numbers, where weights, the largest step and a pool of `kv_bytes` are more than there is: on a
-    host than what is free, whatever the rank's share of it."""
+    """Raise ConfigError, with all numbers, where weights, the largest step and a pool of `kv_bytes` are more than there is; on a
+    host, more than what is free, whatever the rank's share of it."""
     free = memory.free_bytes // sharing.num_together
     budget = free if memory.is_host else memory.budget_bytes(utilization, sharing)
     if needs.num_bytes + kv_bytes <= budget:
@@ -91,5 +91,5 @@ def _of_what(memory: DeviceMemory, utilization: float, sharing: Sharing) -> str:
 
 
 def gib(num_bytes: int) -> str:
-    """For people."""
+    """Return a size for people."""
     return f"{num_bytes / 2**30:.2f} GiB"

@@ -77,7 +77,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Buddy:
-    """Keep copies of your sealed blocks there; empty: there is nobody."""
+    """Keep copies of your sealed blocks there. An empty address means that there is no buddy."""
 
     address: str
 
@@ -137,7 +137,7 @@ class AskStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeersChanged:
-    """Who acts at once with the scheduler `me`: what its process has found out."""
+    """The schedulers that act at once with the scheduler `me`, as its process has found out."""
 
     me: str
     others: tuple[str, ...]
@@ -145,12 +145,12 @@ class PeersChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedByPeer:
-    """`scheduler` has placed a request: what that takes of its instances, and of its tenant's share."""
+    """`scheduler` has placed a request, which takes this of its instances and of its tenant's share."""
 
     scheduler: str
     frontend: str
     place: Place
-    """Without its block hashes."""
+    """The placement request, without its block hashes."""
     route: Route
     num_blocks: int
     compute_tokens: int
@@ -161,7 +161,7 @@ class PlacedByPeer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedByPeer:
-    """What `scheduler` has placed is free again. The rest is as in Finished; an attempt that was lost has generated nothing."""
+    """What `scheduler` had placed is free again. The rest is as in Finished; an attempt that was lost has generated nothing."""
 
     scheduler: str
     request_id: str
@@ -172,9 +172,9 @@ class ReleasedByPeer:
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
-    """What `scheduler` asks of the others for its requests that wait: to leave alone the instance that it `keeps` for one that
-    finds no room (empty: none), and to let wait what is late on `timely_level` or below it, since there it has some that can
-    still be in time (None: it has none)."""
+    """What `scheduler` asks of the others for its waiting requests. They are to leave alone the instance that it `keeps` for one
+    that finds no room (empty for none). And they are to hold back what is late on `timely_level` or below it, since there it has
+    some that can still be in time (None where it has none)."""
 
     scheduler: str
     keeps: str
@@ -211,7 +211,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class HandoverTimes:
-    """What the writer has measured, in its own time, and the holder in its."""
+    """What the writer has measured in its own time, and the holder in its own."""
 
     transport: str = ""
     queue_s: float = 0.0

@@ -1,8 +1,8 @@
 """How much of a prompt a step may compute beside sequences that decode, so that these get their tokens in time.
 
-This is what lets any instance prefill, decode or do both: without sequences that decode the whole step is for prompts, with loose
-targets most of it, with tight ones little. What counts is a share of the tightest target, and of each sequence what is left of
-its time: one that had to wait behind a long step, which a short output cannot make up for later, gets shorter ones next."""
+This lets any instance prefill, decode or do both. Without sequences that decode the whole step is for prompts, with loose targets
+most of it, with tight ones little. The limits are a share of the tightest target, and what is left of each sequence's time. A
+sequence that had to wait behind a long step gets shorter steps next, since a short output cannot make the time up later."""
 
 from collections.abc import Sequence as Seq
 from math import inf
@@ -12,21 +12,22 @@ from core.ports import ServedSequence
 from core.steps import StepModels
 
 SHARE: Final = 0.8
-"""The share of the tightest time per output token that a step may take; the rest is for what the model gets wrong."""
+"""The share of the tightest time per output token that a step may take. The rest is for errors of the step model."""
 EASY_SHARE: Final = 0.5
 """The same share for steps whose prompts gain nothing by longer ones."""
 GAINFUL: Final = 5.0
-"""Beside what its sequences that decode take a step may be so many times as long as it is for nothing: prompts in it are then
-computed at five sixths of the full rate. Longer ones hardly compute more, while those who decode hold slots and blocks longer."""
+"""A step may be so many times as long as its decoding sequences and its own overhead take. Prompts in it are then computed at
+five sixths of the full rate. Longer ones hardly compute more, while sequences that decode hold slots and blocks longer."""
 CATCH_UP_SHARE: Final = 0.25
-"""Each step makes up for this share of what a sequence is behind. Outputs of five tokens are in time by it."""
+"""Each step makes up for this share of what a sequence is behind. With it outputs of five tokens are in time."""
 CATCH_UP_GAIN: Final = 1.0
-"""For its sake steps are never shorter than so many times what a step is for nothing, beside what decoding takes: prompts go on
-at half the full rate, also beside one that is behind for good."""
+"""To catch up, steps are never made shorter than so many times a step's overhead, beside what decoding takes. So prompts continue
+at half the full rate, also beside a sequence that is behind for good."""
 PRESSING_SHARE: Final = 0.5
-"""A prompt whose own work takes more than this share of its time to the first token gets steps as long as they may be."""
+"""A prompt whose own work takes more than this share of its time to the first token gets steps of any length."""
 MIN_TOKENS: Final = 64
-"""Prompts go on even where decoding alone takes too long: waiting for it to end would hold them for ever."""
+"""Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
+ever."""
 
 
 def tokens_in_time(
@@ -37,9 +38,9 @@ def tokens_in_time(
     budget_tokens: int,
     starts_s: float,
 ) -> int:
-    """Prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_s` leaves all in time.
+    """Return the prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_s` leaves all in time.
 
-    `prompts`: in the order in which they get them; what the first has behind it is what their attention reads."""
+    `prompts` are in the order in which they get them; what the first has behind it is what their attention reads."""
     if not decoding:
         return budget_tokens
     tpot_s = min(seq.request.slo.tpot_s for seq in decoding)
@@ -59,7 +60,7 @@ def tokens_in_time(
 
 
 def slack_s(seq: ServedSequence, now: float) -> float:
-    """How long a step that begins now may take, by how far the sequence is from where it should be."""
+    """Return how long a step that begins now may take, by how far the sequence is from where it should be."""
     share_s = SHARE * seq.request.slo.tpot_s
     if inf in (seq.first_token_s, share_s):
         return inf
@@ -82,7 +83,7 @@ def prompt_tokens(
     easy_share: float = EASY_SHARE,
     slack_s: float = inf,
 ) -> int:
-    """The same from figures. Where no step with a prompt was seen yet there is nothing to go by."""
+    """Return the prompt tokens from figures. Where no step with a prompt was seen yet there is no limit to derive."""
     model = steps.prompt
     if not model.num_steps or not model.token_s:
         return budget_tokens

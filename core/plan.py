@@ -76,14 +76,14 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """How often each expert of a layer was chosen since this was last said."""
+    """How often each expert of a layer was chosen since the last report."""
 
     layer: int
     counts: tuple[int, ...]
     imbalance: float = 1.0
-    """The recent load of the busiest of the ranks that share these experts, by the mean."""
+    """The recent load of the busiest of the ranks that share these experts, divided by the mean."""
     num_moves: int = 0
-    """Experts that have been put into other slots so far."""
+    """The number of experts that have been put into other slots so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,6 @@ class StepResult:
     """In the order of the plan."""
     duration_s: float = 0.0
     expert_loads: tuple[ExpertLoad, ...] = ()
-    """Not with every step."""
+    """Not every step has them."""
     replayed: bool = False
-    """Its launches had been captured before."""
+    """Whether its launches had been captured before."""

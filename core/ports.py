@@ -32,22 +32,23 @@ class Mail(Protocol):
 
 
 LayerDone = Callable[[int, int], None]
-"""(rank, layer): the rank has the layer's KV of all work of the step in its pool. Layers are the model's, in their order."""
+"""(rank, layer) -> None. Called when the rank has the layer's KV of all work of the step in its pool. Layers are the model's, in
+their order."""
 
 
 class KnowsScheduler(Protocol):
     @property
     def scheduler(self) -> str:
-        """The address of a scheduler that lives; empty: none is known."""
+        """The address of a scheduler that lives; empty where none is known."""
         ...
 
 
 class LayerSink(Protocol):
-    """Told of a step's layers as they are computed, on a rank's compute thread or on the event loop's."""
+    """Learns of a step's layers as they are computed, on a rank's compute thread or on the event loop's."""
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
-        """Before the step's first touch of the KV pool. What is returned is called with each layer when its KV is in the pool,
-        before the layer reads it; None: nobody waits for them."""
+        """Start a step, before its first touch of the KV pool. The result is called with each layer when its KV is in the pool,
+        before the layer reads it. None means that nothing waits for them."""
         ...
 
 
@@ -66,25 +67,25 @@ class WorkerGroup(Protocol):
         ...
 
     async def lost(self) -> Exception:
-        """Returns when a rank has failed by itself, also between steps; no step can be executed from then on."""
+        """Wait until a rank has failed by itself, also between steps. No step can be executed from then on."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ServedSequence(Protocol):
-    """What a SchedulerPolicy asks of a sequence: engine.sequence.Sequence, or a modelled one."""
+    """What a SchedulerPolicy asks of a sequence: engine.planning.sequence.Sequence, or a modelled one."""
 
     @property
     def request(self) -> Request: ...
     @property
     def arrival(self) -> int:
-        """Order of arrival on this instance."""
+        """Its place in the order of arrival on this instance."""
         ...
 
     @property
     def tokens(self) -> Sized:
-        """Those that are known."""
+        """Its known tokens."""
         ...
 
     @property
@@ -98,7 +99,7 @@ class ServedSequence(Protocol):
 
     @property
     def num_after_first(self) -> int:
-        """Output tokens that will have followed it when the step that is being planned is over."""
+        """The output tokens that will have followed it when the step that is being planned is over."""
         ...
 
 
@@ -121,12 +122,12 @@ class SchedulerPolicy(Protocol[S]):
         budget_tokens: int,
         starts_s: float,
     ) -> int:
-        """How many of `budget_tokens` a step that begins at `starts_s` may spend on `prompts` and on those that wait, beside
-        `decoding`."""
+        """Return how many of `budget_tokens` a step that begins at `starts_s` may spend on `prompts` and on those that wait,
+        beside `decoding`."""
         ...
 
     def turn(self, seq: S, now: float, steps: StepModels) -> tuple[int, bool]:
-        """Prompts whose turn is less are computed first, also before others that have been begun."""
+        """Return the prompt's turn. Lower turns are computed first, also before prompts that have been begun."""
         ...
 
     def victim(self, running: Sequence[S]) -> S: ...

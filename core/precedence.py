@@ -1,8 +1,8 @@
 """Which sequences take part in a step where classes of several priorities are served.
 
-The class of higher priority comes first. Sequences of lower ones decode beside it as far as its targets allow; otherwise they
-sit the step out and keep their KV. None stands still for good: what falls behind a share of the pace that its own class
-promises takes part whatever it costs the others."""
+The class of higher priority comes first. Sequences of lower ones decode beside it as far as its targets allow. Otherwise they are
+left out of the step and keep their KV. None stands still for good: a sequence that falls behind a share of the pace that its own
+class promises takes part whatever it costs the others."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -17,13 +17,13 @@ from core.steps import StepModels
 LEAST_SHARE: Final = 0.25
 """The share of its class's promised tokens per second that a sequence gets beside any load of higher classes."""
 STRETCH: Final = 1.5
-"""Where a device cannot keep the higher class's target anyway, lower ones may make its steps so many times as long."""
+"""Where a device cannot keep the higher class's target anyway, lower classes may make its steps so many times as long."""
 HURRY: Final = 2.0
 """A prompt whose work takes more than one of so many parts of the time it has left gets its steps without lower classes."""
 
 
 def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_s: float) -> list[S]:
-    """The sequences of `decoding` that the step which begins at `starts_s` should compute, higher priority first.
+    """Return the sequences of `decoding` that the step which begins at `starts_s` should compute, higher priority first.
 
     `prompts` are those that are being computed or wait. The order within a priority stays as it is."""
     hurried = max((_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_s)), default=-inf)
@@ -46,7 +46,7 @@ def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, start
 
 
 def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_s: float) -> float:
-    """How long a step may take beside `higher`, all sequences of higher priority that take part."""
+    """Return how long a step may take beside `higher`, all sequences of higher priority that take part."""
     if not higher or not steps.decode.num_steps:
         return inf
     alone_s = steps.decode.step_s(len(higher), context_tokens, len(higher))
@@ -54,19 +54,19 @@ def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels
 
 
 def _in_time_s(seq: ServedSequence, starts_s: float) -> float:
-    """`slack_s` counts the token that the step draws, which is not planned yet."""
+    """Return the time that is left for a step. `slack_s` counts the token that the step draws, which is not planned yet."""
     share_s = SHARE * seq.request.slo.tpot_s
     return min(share_s, slack_s(seq, starts_s - share_s))
 
 
 def _is_hurried(seq: ServedSequence, steps: StepModels, starts_s: float) -> bool:
-    """Does it need the device for itself to be in time, or is it late already?"""
+    """Return whether it needs the device for itself to be in time, or is late already."""
     work_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
     return seq.num_output > 0 or starts_s + HURRY * work_s > due_s(seq.request)
 
 
 def _is_behind(seq: ServedSequence, starts_s: float) -> bool:
-    """Has it had fewer tokens than its least share?"""
+    """Return whether it has had fewer tokens than its least share."""
     pace_s = seq.request.slo.tpot_s / LEAST_SHARE
     return inf not in (seq.first_token_s, pace_s) and (
         starts_s - seq.first_token_s > seq.num_after_first * pace_s

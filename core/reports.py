@@ -1,4 +1,4 @@
-"""What instances say about themselves, and the scheduler about them: parts of the protocol in `core/messages.py`."""
+"""What instances report of themselves, and the scheduler of them: parts of the protocol in `core/messages.py`."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Site:
     nvlink_domain: str = ""
     """Hosts with the same one reach each other's GPUs over NVLink."""
     nic_bytes_per_s: float = 0.0
-    """0: unknown."""
+    """0 where it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class TierCounts:
     host_hits: int = 0
     disk_hits: int = 0
     missed: int = 0
-    """Thought to be there and not any more, or damaged."""
+    """Blocks that were looked for and are not there any more, or are damaged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +104,13 @@ class LoadReport:
     num_waiting: int
     num_running: int
     tokens_per_s: float
-    """Measured prompt-token rate of recent steps; 0: there were none."""
+    """The measured prompt-token rate of recent steps; 0 where there were none."""
     step_s: float
     """Smoothed duration of recent steps."""
     cache_added: tuple[int, ...] = ()
     cache_removed: tuple[int, ...] = ()
     defect: str = ""
-    """What the last idle self-check of the block accounting found wrong; empty: nothing."""
+    """What the last idle self-check of the block accounting found wrong; empty where it found nothing."""
     tiers: TierCounts = TierCounts()
     num_decoding: int = 0
     """Running sequences whose prompt is computed."""
@@ -121,7 +121,7 @@ class LoadReport:
     steps: StepModels = UNKNOWN_STEPS
     work: WorkCounts = WorkCounts()
     experts: tuple[LayerExperts, ...] = ()
-    """Since the instance began. Empty: nothing new."""
+    """Counts since the instance began; empty where nothing is new."""
     waiting_by_priority: tuple[tuple[int, int], ...] = ()
     """(priority, prompt tokens still to be computed) of each class that is here, the lowest first."""
 
@@ -153,11 +153,11 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
-    """What the autoscaler makes of one pool."""
+    """What the autoscaler decides for one pool."""
 
     pool: str
     wanted: int = 0
-    """Instances that it shall have."""
+    """The number of instances that it shall have."""
     serving: int = 0
     num_grown: int = 0
     """How often it was made larger, and smaller, since the scheduler began."""
@@ -169,13 +169,13 @@ class PoolStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the scheduler knows. `why_not`: why a request would not be answered now; empty: it would be."""
+    """What the scheduler knows. `why_not` says why a request would not be answered now; it is empty where it would be."""
 
     nonce: int
     why_not: str
     num_queued: int
     instances: tuple[InstanceStatus, ...]
     experts: tuple[LayerExperts, ...] = ()
-    """Over all instances."""
+    """The experts of all instances together."""
     pools: tuple[PoolStatus, ...] = ()
-    """Where pools follow their load."""
+    """The pools that follow their load."""

@@ -46,7 +46,7 @@ class Profile(BaseModel):
 
 
 def read_profile(path: Path) -> Profile:
-    """Raises ConfigError."""
+    """Read a profile. Raises ConfigError."""
     try:
         return Profile.model_validate_json(path.read_text())
     except (OSError, ValidationError) as error:
@@ -54,9 +54,8 @@ def read_profile(path: Path) -> Profile:
 
 
 def first_steps(path: str, layout: KVLayout, num_ranks: int) -> StepModels:
-    """What an instance takes its steps to last before it has seen any: what the file at `path` says; no path: nothing.
-
-    Raises ConfigError where the file was measured on something else."""
+    """Return the step times that an instance assumes before it has seen any: those of the file at `path`, or nothing without a
+    path. Raises ConfigError where the file was measured on something else."""
     if not path:
         return UNKNOWN_STEPS
     profile = read_profile(Path(path))

@@ -1,4 +1,4 @@
-"""How long an instance's steps take, as it has found out itself. What it says is enough to predict a step of any size."""
+"""How long an instance's steps take, as it has learned itself. It is enough to predict a step of any size."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class StepModel:
     pair_s: float = 0.0
 
     def work_s(self, start_tokens: int, num_tokens: int) -> float:
-        """What so many tokens of a prompt that follow others take, beside the steps' own time."""
+        """Return how long so many tokens of a prompt that follow others take, beside the steps' own time."""
         return self.token_s * num_tokens + self.pair_s * chunk_pairs(start_tokens, num_tokens)
 
     def step_s(
@@ -47,7 +47,7 @@ class StepModels:
 
 
 def chunk_pairs(start: int, count: int) -> float:
-    """Pairs of `count` tokens of a prompt that follow `start` others, causal."""
+    """Return the pairs of `count` tokens of a prompt that follow `start` others, causal."""
     return count * (start + (count + 1) / 2)
 
 

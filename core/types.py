@@ -85,7 +85,8 @@ class SamplingParams:
     masked_until_min: tuple[TokenId, ...] = ()
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
     pooling: Literal["", "last", "mean"] = ""
-    """One vector of the prompt is wanted, from the hidden states that its last or all tokens end with; the drawn token is not."""
+    """Whether one vector of the prompt is wanted, from the hidden states that its last or all tokens end with. The drawn token is
+    not."""
     thinking: ThinkingBudget | None = None
     grammar: Grammar | None = None
     """Goes with at least one id in `stop_token_ids`, by which a complete output ends."""
@@ -118,9 +119,9 @@ class Request:
     attempt: int = 0
     emitted: tuple[TokenId, ...] = ()
     tenant: str = ""
-    """Whose request it is, from the configuration's `tenants`; empty: nobody's in particular."""
+    """The tenant, from the configuration's `tenants`; empty where the request belongs to none."""
     weight: float = 1.0
-    """Its tenant's share of the service while others wait as well, beside theirs."""
+    """Its tenant's share of the service while other tenants wait as well, relative to theirs."""
     retain: bool = True
     """Whether its KV may be wanted again. False: its blocks are the first that the prefix cache gives up."""
 
@@ -141,7 +142,7 @@ class Request:
         return self.prompt + self.emitted
 
     def retry(self, emitted: tuple[TokenId, ...]) -> "Request":
-        """The next attempt, which goes on after `emitted` (all output tokens delivered so far)."""
+        """Return the next attempt, which continues after `emitted` (all output tokens delivered so far)."""
         return replace(self, attempt=self.attempt + 1, emitted=emitted)
 
 

@@ -15,7 +15,7 @@ from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.cost import StepCost
 
 _NUM_CHECKS = 24
-"""Times at which it is asked how much is due by then. Fewer make the bound no less of one."""
+"""The number of times at which the work that is due by then is checked. With fewer the bound is looser, and still holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class EngineBound:
     cost: StepCost
     max_num_seqs: int
     kv_tokens: int
-    """Whose KV it has room for."""
+    """The tokens whose KV it has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,13 @@ class Needs:
                 self._needs.append(need)
 
     def least_s(self, attainment: float) -> float:
-        """Instance seconds that as many requests as must hold take at least; infinite where too many are hopeless."""
+        """Return the instance seconds that as many requests as must hold take at least; infinite where too many are hopeless."""
         num_spare = self._num_spare(attainment)
         return inf if num_spare < 0 else _least_s([need.whole_s for need in self._needs], num_spare)
 
     def can_ever_be(self, attainment: float, num_instances: int) -> bool:
-        """When all instances are idle at 0 and nothing follows: at no time is more due than they had time for."""
+        """Return whether it is possible at all. All instances are idle at 0 and nothing follows: at no time may more be due than
+        they had time for."""
         num_spare = self._num_spare(attainment)
         return num_spare >= 0 and all(
             _least_s([work(need) for need in due[:count]], num_spare) <= num_instances * due_s(due[count - 1])
@@ -73,7 +74,7 @@ class Needs:
         )
 
     def _num_spare(self, attainment: float) -> int:
-        """How many of those that are not hopeless may miss; negative when too many are hopeless."""
+        """Return how many of those that are not hopeless may miss; negative when too many are hopeless."""
         num_hopeless = self._num_jobs - len(self._needs)
         return int((1 - attainment) * self._num_jobs + 1e-9) - num_hopeless
 
@@ -84,12 +85,12 @@ _WHOLE: _Due = (lambda need: need.last_due_s, lambda need: need.whole_s)
 
 
 def _counts(total: int) -> list[int]:
-    """Evenly spread, up to all."""
+    """Return counts that are evenly spread, up to all."""
     return sorted({-(-total * part // _NUM_CHECKS) for part in range(1, _NUM_CHECKS + 1)} - {0})
 
 
 def _least_s(works: Sequence[tuple[float, ...]], num_spare: int) -> float:
-    """The least of all but `num_spare` of them, by whichever resource it takes most of."""
+    """Return the least time of all but `num_spare` of them, by the resource of which it takes most."""
     num_kept = len(works) - num_spare
     if num_kept <= 0:
         return 0.0
@@ -97,7 +98,7 @@ def _least_s(works: Sequence[tuple[float, ...]], num_spare: int) -> float:
 
 
 def _need(job: SimulatedRequest, num_cached: int, slo: Slo, engine: EngineBound) -> _Need | None:
-    """None: hopeless."""
+    """Return what a request needs; None where it is hopeless."""
     cost = engine.cost
     num_new, num_decoded = job.num_prompt - num_cached, job.max_tokens - 1
     prompt_s = num_new / cost.tokens_per_s + chunk_pairs(num_cached, num_new) * cost.pair_s

@@ -101,7 +101,7 @@ MODELS = {
 
 
 def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> StepCost:
-    """The step cost of one instance of `pp` stages of `tp` GPUs each, in bf16."""
+    """Return the step cost of one instance of `pp` stages of `tp` GPUs each, in bf16."""
     bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY * tp
     flop_per_s = gpu.flop_per_s * FLOP_EFFICIENCY * tp
     num_reduces = 2 * model.num_layers if tp > 1 else 0
@@ -120,12 +120,12 @@ def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> Step
 
 
 def link_cost(gpu: Gpu, num_gpus: int = 1) -> LinkCost:
-    """Each GPU has a network card of its own."""
+    """Return the link of an instance whose GPUs have a network card each."""
     return LinkCost(bytes_per_s=gpu.nic_bytes_per_s * num_gpus)
 
 
 def num_blocks(gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int = 1) -> int:
-    """KV blocks of `num_gpus` ranks that share the weights evenly. Raises ConfigError when the weights do not fit."""
+    """Return the KV blocks of `num_gpus` ranks that share the weights evenly. Raises ConfigError when the weights do not fit."""
     size = int(gpu.memory_bytes)
     memory = DeviceMemory(name="one GPU", total_bytes=size, free_bytes=size, is_host=False)
     weight_bytes = int(model.num_weights * _BYTES_PER_VALUE / num_gpus)

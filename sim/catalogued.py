@@ -18,7 +18,7 @@ from sim.simulated_cluster import SimConfig
 
 _LAYER_GROUPS = 4
 _MEMORY_LINK = LinkCost(bytes_per_s=2.5e9)
-"""Between two instances of one host: a copy in memory."""
+"""A link between two instances of one host: a copy in memory."""
 FULL_BLOCK_TOKENS = 64
 MAX_BATCH_TOKENS, MAX_NUM_SEQS = 8192, 256
 
@@ -39,7 +39,7 @@ class Fleet:
     """Measured instances, in place of the catalogue's GPU and model."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for names that the catalogue does not have."""
+        """Raise ConfigError for names that the catalogue does not have."""
         if self.gpu not in GPUS or self.model not in MODELS:
             raise ConfigError(
                 f"unknown GPU or model: {self.gpu}, {self.model}; known: {', '.join(GPUS)}; {', '.join(MODELS)}"
@@ -64,7 +64,7 @@ class Fleet:
 
 
 def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
-    """What bounds any scheduler on a catalogued instance of the fleet: no pipeline of its stages ever waits."""
+    """Return what bounds any scheduler on a catalogued instance of the fleet: no pipeline of its stages ever waits."""
     gpu, model = fleet.parts
     cost = step_cost(gpu, model, fleet.tp, fleet.pp).of_full_stages()
     blocks = num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance)
@@ -115,7 +115,7 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
 
 
 def _full_profiled(fleet: Fleet, profile: Profile, slo: Slo) -> SimConfig:
-    """An instance as it was measured: the server's own defaults, all KV heads of a layer as one."""
+    """Return an instance as it was measured: the server's own defaults, all KV heads of a layer as one."""
     return SimConfig(
         num_prefill=fleet.num_prefill,
         num_decode=fleet.num_decode,

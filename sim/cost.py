@@ -56,7 +56,7 @@ class StepCost:
     tokens_per_s: float = 20_000.0
     """Prompt tokens per second when compute is the limit, attention aside."""
     weights_read_s: float = 0.004
-    """Time to read all weights once."""
+    """Seconds to read all weights once."""
     kv_token_read_s: float = 2e-8
     """Time to read one token's KV."""
     pair_s: float = 0.0
@@ -64,12 +64,13 @@ class StepCost:
     stages: int = 1
     """Stages of a pipeline. The times above are those of all layers; each stage has its share of them."""
     hop: LinkCost = LinkCost()
-    """From one stage to the next."""
+    """The link from one stage to the next."""
     hop_token_bytes: int = 0
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
-        """With stages: as many micro-batches as there are stages pass through them, each behind the one before; the first of a
-        step waits for the last of the step before (`pipeline_stage`: of 2 stages each was idle for 37 %, here it is 33 %)."""
+        """Return the time of a step. With stages, as many micro-batches as there are stages pass through them, each behind the
+        one before. The first of a step waits for the last of the step before (`pipeline_stage`: of 2 stages each was idle for 37
+        %, here it is 33 %)."""
         compute_s = num_tokens / self.tokens_per_s + num_pairs * self.pair_s
         context_s = context_tokens * self.kv_token_read_s
         if self.stages == 1:
@@ -80,7 +81,7 @@ class StepCost:
         return self.overhead_s + (2 * self.stages - 1) * (part_s + hop_s)
 
     def of_full_stages(self) -> "StepCost":
-        """Per step where no stage ever waits: no pipeline of them does better."""
+        """Return the time per step where no stage ever waits: no pipeline of them does better."""
         return StepCost(
             overhead_s=self.overhead_s,
             tokens_per_s=self.tokens_per_s * self.stages,

@@ -51,7 +51,7 @@ def cost_of(profile: Profile) -> ProfiledCost:
 
 
 def fit(samples: Sequence[Sample]) -> ProfiledCost:
-    """Raises ConfigError where one of the two kinds of steps is missing."""
+    """Fit both models. Raises ConfigError where one of the two kinds of steps is missing."""
     parts: dict[bool, tuple[StepModel, float]] = {}
     for decodes in (True, False):
         chosen = [sample for sample in samples if sample.decodes_only == decodes]

@@ -85,8 +85,8 @@ def highest(
     precision: float = _PRECISION,
     max_steps: int = _MAX_STEPS,
 ) -> float:
-    """The largest argument at which the falling `measure` is still `wanted`; 0 where there is none. What is this many times
-    (`precision`) as large is too large."""
+    """Return the largest argument at which the falling `measure` is still `wanted`; 0 where there is none. An argument
+    `precision` times as large is too large."""
     low, high, at = 0.0, 0.0, guess
     for _ in range(max_steps):
         if measure(at) >= wanted:

@@ -1,4 +1,4 @@
-"""The link out of a modelled instance: one write after the other, so that those who send at once share its bandwidth."""
+"""The link out of a modelled instance: one write after the other, so that concurrent senders share its bandwidth."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ class ModelledLink:
         self._free_s = 0.0
 
     async def carry(self, num_bytes: int) -> None:
-        """Returns when so many bytes have passed, after all that were sent before."""
+        """Carry so many bytes. Returns when they have passed, after all that were sent before."""
         now = self._clock.now()
         self._free_s = max(now, self._free_s) + self._cost.duration_s(num_bytes)
         await self._clock.sleep(self._free_s - now)

@@ -9,7 +9,7 @@ from sim.cost import ModelledStep, duration_s
 
 
 def modelled_token(seed: int, position: int, vocab_size: int) -> int:
-    """The token at an absolute position of a sequence; never 0, which workloads use as their end-of-sequence id."""
+    """Return the token at an absolute position of a sequence. It is never 0, which workloads use as their end-of-sequence id."""
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return 1 + int.from_bytes(digest, "little") % (vocab_size - 1)
 

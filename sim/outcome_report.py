@@ -1,4 +1,4 @@
-"""What a run was like for its clients: latencies and attainment.
+"""Latencies and attainment of a run, as its clients saw them.
 
 Every offered request counts. One that was refused, or that has no end, missed its targets."""
 
@@ -62,7 +62,7 @@ def good_per_s(served: Sequence[ServedRequest], slo: Slo, offered_per_s: float) 
 
 
 def crowd(served: Sequence[ServedRequest]) -> list[tuple[float, int, int]]:
-    """(time, requests before their first token, requests that decode) at every moment at which either changes.
+    """Return (time, requests before their first token, requests that decode) at every moment at which either changes.
 
     A request that was refused or never finished is not counted from its arrival, or its first token, on."""
     changes: dict[float, tuple[int, int]] = {}

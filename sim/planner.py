@@ -21,7 +21,7 @@ from sim.goodput import Window
 from sim.outcome_report import ServedRequest, attainment, served_coarsely
 
 _PATIENCE_S = 30.0
-"""After the last arrival; what is not finished by then has missed."""
+"""Seconds after the last arrival. What is not finished by then has missed."""
 _MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
 """Tensor-parallel ranks and pipeline stages of an instance; up to a host of eight."""
 _MAX_IN_VAIN = 4
@@ -67,7 +67,8 @@ class Trial:
 
 
 def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
-    """All trials, in the order they were made; `cheapest` chooses. Raises ConfigError when the model fits none of the GPUs."""
+    """Return all trials, in the order they were made; `cheapest` chooses. Raises ConfigError when the model fits none of the
+    GPUs."""
     trials: list[Trial] = []
     best_dollars = float("inf")
     kinds = sorted(_kinds(demand), key=lambda kind: kind.dollars_per_h)
@@ -97,13 +98,13 @@ def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> lis
 
 
 def cheapest(trials: Sequence[Trial], wanted: float) -> Trial | None:
-    """The trial that holds for the least dollars, then with the highest attainment."""
+    """Return the trial that holds for the least dollars, then with the highest attainment."""
     able = [trial for trial in trials if trial.mean >= wanted]
     return min(able, key=lambda trial: (trial.fleet.dollars_per_h, -trial.mean), default=None)
 
 
 def _kinds(demand: Demand) -> Iterator[Fleet]:
-    """Fleets of one instance."""
+    """Yield fleets of one instance."""
     for gpu in demand.gpus:
         for tp, pp in _MESHES:
             try:
@@ -114,7 +115,7 @@ def _kinds(demand: Demand) -> Iterator[Fleet]:
 
 
 def _counts(demand: Demand, kind: Fleet) -> Iterator[int]:
-    """Numbers of instances, from the least that could do by a tenth at a time."""
+    """Yield numbers of instances, from the least that could do by a tenth at a time."""
     part = demand.window
     work = jobs(part.load(demand.copies, demand.seeds[0]), demand.slo, part.block_tokens)
     engine = engine_of(kind, part.block_tokens)

@@ -30,10 +30,10 @@ from sim.virtual_loop import LoopClock
 
 VOCAB_SIZE = 32_000
 SETTLE_S = 0.5
-"""Time for all instances to register before the first arrival."""
+"""The time for all instances to register before the first arrival."""
 HOST = "simulated"
 STAGGER_S = 0.03
-"""Between two instances' starts, so that they register in the same order under any clock."""
+"""The time between two instances' starts, so that they register in the same order under any clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class SimConfig:
     link: LinkCost = field(default_factory=LinkCost)
     message_latency_s: float = 0.0002
     slo: Slo = field(default_factory=Slo)
-    """Every request's class."""
+    """The class of every request."""
     overrides: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Dotted keys of ClusterConfig."""
+    """Overrides of ClusterConfig by dotted keys."""
     num_both: int = 0
     """Instances that do either role."""
 
@@ -157,7 +157,7 @@ class _Cluster:
     async def serve(
         self, number: int, arrival: Arrival, start_s: float
     ) -> tuple[tuple[int, ...], float, float, tuple[float, ...]]:
-        """Its tokens, when the first and the last came, and when each did."""
+        """Serve a request. Returns its tokens, when the first and the last came, and when each did."""
         await self.clock.sleep(start_s + arrival.at_s - self.clock.now())
         sampling = SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens)
         request = Request(

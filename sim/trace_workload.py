@@ -29,7 +29,7 @@ class Row(Protocol):
 
 
 def arrivals(rows: Sequence[Row], until_s: float, copies: int = 1, seed: int = 0) -> list[Arrival]:
-    """Requests of the first `until_s` seconds, in order of arrival. Copy i is turned by i/copies of that span.
+    """Return the requests of the first `until_s` seconds, in order of arrival. Copy i is turned by i/copies of that span.
 
     Rows without tokens to compute or to generate get one of each."""
     numbers: Iterator[int] = count(1)
@@ -47,7 +47,7 @@ def arrivals(rows: Sequence[Row], until_s: float, copies: int = 1, seed: int = 0
 
 
 def _prompt(row: Row, keys: Sequence[int], own: int) -> tuple[int, ...]:
-    """Shared blocks have even numbers, a request's own text an odd one."""
+    """Return a prompt's tokens. Shared blocks have even numbers, a request's own text an odd one."""
     wanted = max(1, row.input_tokens)
     tokens: list[int] = []
     for key in keys:

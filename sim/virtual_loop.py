@@ -40,7 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """core.ports.Clock of whichever loop runs: virtual under VirtualLoop, monotonic wall time otherwise."""
+    """A core.ports.Clock of the running loop: virtual under VirtualLoop, monotonic wall time otherwise."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,1 +1,1 @@
-"""Load on an OpenAI endpoint, and what it measured: workloads, the timed client, statistics and reports."""
+"""Puts load on an OpenAI endpoint and reports what it measured: workloads, the timed client, statistics and reports."""

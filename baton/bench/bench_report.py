@@ -1,4 +1,4 @@
-"""What a run says: a table on the terminal, JSON with the machine it ran on, and a picture."""
+"""Reports a run: a table on the terminal, JSON with the machine it ran on, and a picture."""
 
 import json
 import os
@@ -20,7 +20,7 @@ _LATE_MS = 20
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the machine's properties on which the figures depend."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     cpu = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
@@ -74,7 +74,7 @@ def print_table(console: Console, summaries: Sequence[Summary]) -> None:
 
 
 def print_first_error(console: Console, runs: Sequence[Sequence[Record]]) -> None:
-    """One failed request's own words, where there is any."""
+    """Print the message of one failed request, where there is any."""
     failed = next((record for records in runs for record in records if record.detail), None)
     if failed is not None:
         console.print(f"first error: {failed.error}: {failed.detail}", markup=False, highlight=False)

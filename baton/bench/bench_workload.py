@@ -1,7 +1,7 @@
 """What is sent and when: prompts as token ids or texts, output lengths, and arrival times.
 
-Runs of one sweep get the same lengths but, with another `run` number, other contents: a prompt that an earlier run has
-sent would be found in the server's prefix cache, and flatter it."""
+Runs of one sweep get the same lengths but, with another `run` number, other contents. A prompt that an earlier run has sent would
+be found in the server's prefix cache, and improve the figures."""
 
 import json
 import random
@@ -42,7 +42,8 @@ def synthetic(
     seed: int,
     run: int = 0,
 ) -> list[BenchRequest]:
-    """Random prompts, lengths uniform within +-`spread` (a fraction). Token ids when the vocabulary is known, else words."""
+    """Make random prompts, with lengths uniform within +-`spread` (a fraction): token ids when the vocabulary is known, else
+    words."""
     lengths, contents = random.Random(seed), random.Random(f"contents {seed} {run}")
 
     def length(mean: int) -> int:
@@ -55,9 +56,9 @@ def synthetic(
 
 
 def from_file(path: Path, count: int, output_tokens: int, run: int = 0) -> list[BenchRequest]:
-    """A text prompt per line, or JSON lines with `prompt` or `messages`; repeated until there are `count`.
+    """Read one text prompt a line, or JSON lines with `prompt` or `messages`. They are repeated until there are `count`.
 
-    Each run goes on where the one before ended; the warm-up takes the file's last ones."""
+    Each run continues where the one before ended; the warm-up takes the file's last ones."""
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
@@ -81,7 +82,7 @@ def from_trace(
     seed: int,
     run: int = 0,
 ) -> list[BenchRequest]:
-    """The trace's own lengths (cut to the limits), shared prefixes and arrivals, stretched by `time_scale`."""
+    """Use the trace's own lengths (cut to the limits), shared prefixes and arrivals, stretched by `time_scale`."""
     rng = random.Random(f"contents {seed} {run}")
     blocks: dict[int, list[Any]] = {}
 
@@ -104,7 +105,8 @@ def from_trace(
 
 
 def poisson_arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Arrival times of a renewal process of `rate` per second; gamma gaps with squared variation `burstiness` (1: Poisson)."""
+    """Return arrival times of a renewal process of `rate` per second. Gaps are gamma with squared variation `burstiness` (1:
+    Poisson)."""
     rng = random.Random(seed)
     now, times = 0.0, []
     for _ in range(count):
@@ -114,7 +116,7 @@ def poisson_arrivals(count: int, rate: float, burstiness: float, seed: int) -> l
 
 
 def curve_arrivals(windows: Sequence[RateWindow], count: int, seed: int) -> list[float]:
-    """`count` arrival times spread over the whole curve: a Poisson process of that shape, given its number of events."""
+    """Return `count` arrival times spread over the whole curve: a Poisson process of that shape, given its number of events."""
     ends = list(accumulate(window.rate * window.duration_s for window in windows))
     rng = random.Random(seed)
     times: list[float] = []
@@ -138,7 +140,7 @@ def _parse_line(path: Path, number: int, line: str) -> Any:
 
 
 def _pieces(rng: random.Random, length: int, vocab_size: int) -> list[Any]:
-    """`length` token ids, or words (about a token each) where the vocabulary is not known."""
+    """Return `length` token ids, or words (about a token each) where the vocabulary is not known."""
     if vocab_size:
         return [rng.randrange(_FIRST_PLAIN_ID, vocab_size) for _ in range(length)]
     return [rng.choice(_WORDS) for _ in range(length)]

@@ -1,8 +1,8 @@
-"""From records to figures.
+"""Computes figures from records.
 
 TTFT: request sent to first token. ITL: each gap between tokens. TPOT: mean gap after the first token. E2E: sent to last token.
-SLO attainment counts every offered request; one that failed or was refused is a miss. Goodput is the highest offered rate
-with enough attainment. Requests within both targets per second are `slo_requests_per_s`."""
+SLO attainment counts every offered request; one that failed or was refused is a miss. Goodput is the highest offered rate with
+enough attainment. Requests within both targets per second are `slo_requests_per_s`."""
 
 import math
 from collections import Counter
@@ -32,7 +32,7 @@ class Summary:
     slo_tpot_ms: float
     slo_requests_per_s: float
     late_p99_ms: float
-    """How late an open loop sent its requests: the client's own doing."""
+    """How late an open loop sent its requests. The client itself causes that."""
     offered_rate: float = 0.0
 
     def as_json(self) -> dict[str, object]:
@@ -92,7 +92,7 @@ def summarise(
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """Nearest-rank p50, p90, p99, and the mean; empty without values."""
+    """Return nearest-rank p50, p90, p99, and the mean; empty without values."""
     if not values:
         return {}
     ordered = sorted(values)
@@ -101,7 +101,8 @@ def percentiles(values: Sequence[float]) -> Percentiles:
 
 
 def goodput(sweep: Sequence[Summary], wanted: float) -> float:
-    """The highest offered rate whose attainment is at least `wanted`, and that of every lower rate too; 0 if none."""
+    """Return the highest offered rate whose attainment is at least `wanted`, and that of every lower rate too; 0 if there is
+    none."""
     best = 0.0
     for summary in sorted(sweep, key=lambda s: s.offered_rate):
         if summary.attainment < wanted:

@@ -8,13 +8,13 @@ DONE = b"[DONE]"
 
 
 class SseReader:
-    """Bytes in, the payload of each complete `data:` line out."""
+    """Turns bytes into the payload of each complete `data:` line."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The payloads that `piece` completes, without surrounding blanks."""
+        """Return the payloads that `piece` completes, without surrounding blanks."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 

@@ -44,7 +44,7 @@ class RateWindow:
 
 
 def read_trace(path: Path, seed: int = 0) -> list[TraceRow]:
-    """Rows in order of arrival, the first at 0 s. Raises ConfigError for a file of no known kind."""
+    """Return the rows in order of arrival, the first at 0 s. Raises ConfigError for a file of no known kind."""
     lines = _lines(path)
     if _RATE_COLUMN in lines[0]:
         raise ConfigError(f"{path} holds rates, not requests: use it as --rate-curve")
@@ -60,7 +60,8 @@ def read_trace(path: Path, seed: int = 0) -> list[TraceRow]:
 
 
 def read_rate_curve(path: Path, pool: str = "") -> list[RateWindow]:
-    """The curve of `pool` (default: the file's first), from 0 s on. Raises ConfigError for an unknown pool or another file."""
+    """Return the curve of `pool` (default: the file's first), from 0 s on. Raises ConfigError for an unknown pool or another
+    file."""
     curves: dict[str, list[tuple[float, float]]] = {}
     try:
         for row in csv.DictReader(_lines(path)):
@@ -115,13 +116,14 @@ def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
 
 
 def _block_tokens(raw: Sequence[dict[str, Any]]) -> int:
-    """Mooncake's blocks are of 512 tokens, ShareGPT's of 16; the last block of a prompt may be partial, or left out."""
+    """Return the tokens of a block: 512 in Mooncake's traces, 16 in ShareGPT's. The last block of a prompt may be partial, or
+    left out."""
     item = max(raw, key=lambda item: len(item.get("hash_ids", ())))
     return 16 if item["input_length"] < 64 * len(item.get("hash_ids", ())) else 512
 
 
 def _spread(rows: list[TraceRow], seed: int) -> list[TraceRow]:
-    """Mooncake's timestamps are multiples of 3 s: spread each group over the time until the next."""
+    """Spread each group of equal timestamps over the time until the next, since Mooncake's are multiples of 3 s."""
     times = sorted({row.arrival_s for row in rows})
     if len(times) < 2 or len(times) > len(rows) // 2:
         return rows
@@ -152,6 +154,6 @@ def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
 
 
 def _timestamp_s(text: str) -> float:
-    """Azure writes seven digits of a second; Python reads six."""
+    """Parse a timestamp. Azure writes seven digits of a second; Python reads six."""
     head, _, fraction = text.partition(".")
     return datetime.fromisoformat(f"{head}+00:00").timestamp() + float(f"0.{fraction or 0}")

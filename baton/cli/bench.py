@@ -91,7 +91,7 @@ def bench(
     model, vocab_size = _ask_endpoint(base_url, model, api_key, text_only=chat)
 
     def jobs_of(run: int, count: int) -> list[BenchRequest]:
-        """Another run number gives other contents."""
+        """Return the jobs of a run. Another run number gives other contents."""
         if rows is not None:
             return bench_workload.from_trace(
                 rows,
@@ -149,7 +149,7 @@ def _rates(text: str) -> list[float]:
 
 
 def _check_writable(*paths: Path | None) -> None:
-    """Better now than after an hour of measuring."""
+    """Check that the file can be written, before hours of measuring."""
     for path in paths:
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise ConfigError(f"cannot write {path}: is its folder there, and yours to write in?")
@@ -160,7 +160,7 @@ def _arriving(jobs: Sequence[BenchRequest], arrivals_s: Sequence[float]) -> list
 
 
 def _mean_rate(jobs: Sequence[BenchRequest]) -> float:
-    """The requests per second of an open loop without `--rate`; 0 in a closed one."""
+    """Return the requests per second of an open loop without `--rate`; 0 in a closed one."""
     last_s = max(job.arrival_s for job in jobs)
     return len(jobs) / last_s if last_s else 0.0
 
@@ -172,7 +172,7 @@ async def _run(
     concurrency: int,
     console: Console,
 ) -> list[Record]:
-    """The records; Ctrl-C ends the run early and keeps what was measured."""
+    """Run, and return the records. Ctrl-C ends the run early and keeps what was measured."""
     client = Client(*arguments)
     done: list[Record] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -201,7 +201,7 @@ async def _run(
 
 
 def _progress(done: Sequence[Record]) -> str:
-    """The failures so far, and the time to first token lately."""
+    """Return a line: the failures so far, and the time to first token lately."""
     failed = sum(bool(record.error) for record in done[-_LATELY:])
     ttft_ms = percentiles([ttft_s(record) * 1e3 for record in done[-_LATELY:] if not record.error])
     recent = f"TTFT p50 {ttft_ms['p50']:.0f} ms" if ttft_ms else "no answer"
@@ -209,7 +209,7 @@ def _progress(done: Sequence[Record]) -> str:
 
 
 def _ask_endpoint(base_url: str, model: str, api_key: str, *, text_only: bool) -> tuple[str, int]:
-    """The model's name, and how many token ids are safe to use as prompts (0: only text is)."""
+    """Return the model's name, and how many token ids are safe to use as prompts (0 where only text is)."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(base_url=base_url, headers=headers, timeout=10) as http:
@@ -228,7 +228,8 @@ def _ask_endpoint(base_url: str, model: str, api_key: str, *, text_only: bool) -
 
 
 def _vocab_size(http: httpx.Client, model: str) -> int:
-    """Ids below the largest one of an ordinary text are in every vocabulary's plain part."""
+    """Return a number of token ids that are safe: those below the largest of an ordinary text are in every vocabulary's plain
+    part."""
     answer = http.post("/tokenize", json={"model": model, "prompt": _ORDINARY})
     if answer.status_code != 200:
         return 0

@@ -46,7 +46,7 @@ def chat(
 
 
 def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[str, str]]) -> int:
-    """Until the input ends; the number of prompts that were not answered."""
+    """Converse until the input ends. Returns the number of prompts that were not answered."""
     console = Console(highlight=False, markup=False)
     interactive = sys.stdin.isatty()
     if interactive:
@@ -109,7 +109,7 @@ def _answer(http: httpx.Client, body: dict[str, Any], interactive: bool) -> str:
 
 
 def _stream(http: httpx.Client, body: dict[str, Any]) -> Generator[str, None, None]:
-    """The pieces of the answer. Raises RequestError with the server's own words, or httpx.HTTPError."""
+    """Yield the pieces of the answer. Raises RequestError with the server's own words, or httpx.HTTPError."""
     with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
         if answer.status_code != 200:
             raise RequestError(f"HTTP {answer.status_code}: {error_message(answer.read())}")

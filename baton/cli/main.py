@@ -29,7 +29,7 @@ _MODULES: Final = {
     "top": "top",
     "rollout": "rollout",
 }
-"""By command, what of `baton.cli` has the function of that name."""
+"""By command, the module of `baton.cli` that has the function of that name."""
 
 
 class _Command(TyperCommand):
@@ -52,7 +52,7 @@ class _Command(TyperCommand):
 
 
 def _help(name: str) -> str:
-    """The docstring of a command's function, as its file has it."""
+    """Return the docstring of a command's function, read from its file."""
     spec = find_spec(f"baton.cli.{_MODULES[name]}")
     assert spec is not None
     assert spec.origin is not None
@@ -62,7 +62,7 @@ def _help(name: str) -> str:
 
 
 class _Commands(Mapping[str, Any]):
-    """Each made when it is asked for."""
+    """The commands, each made when it is asked for."""
 
     def __getitem__(self, name: str) -> Any:
         return _Command(name)

@@ -98,7 +98,7 @@ def _plain(trial: Trial) -> dict[str, Any]:
 
 
 def _print(trials: list[Trial], best: Trial | None, wanted: float) -> None:
-    """The dearest failures are the nearest: for each GPU and group size its last few."""
+    """Print the trials. The dearest failures are the nearest, so each GPU and group size shows its last few."""
     table = Table("fleet", "$/h", f"attainment (of {wanted:.0%})", "over the seeds", "limited by", "busy")
     for trial in sorted(trials, key=lambda t: (t.fleet.dollars_per_h, -t.mean)):
         low, high = min(trial.attainments), max(trial.attainments)

@@ -1,4 +1,4 @@
-"""Ray's own command line, as the commands that lean on it run it."""
+"""Runs Ray's own command line for the commands that need it."""
 
 import os
 import shutil
@@ -10,7 +10,8 @@ from core.errors import ConfigError
 
 
 def run_ray(*args: str, provider: str = "", quiet: bool = False, check: bool = True) -> int:
-    """Ray's own command line, its output passed on. Returns its exit status; raises ConfigError for a bad one if `check`."""
+    """Run Ray's own command line, with its output passed on. Returns its exit status; raises ConfigError for a bad one if
+    `check`."""
     program = shutil.which("ray", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if program is None:
         raise ConfigError("the program `ray` is not on the PATH")

@@ -72,7 +72,7 @@ def status(
 
 
 def read_cluster_file(path: Path) -> dict[str, Any]:
-    """The file as Ray would complete it. Raises ConfigError where Ray's own schema refuses it."""
+    """Return the file as Ray would complete it. Raises ConfigError where Ray's own schema refuses it."""
     import jsonschema  # noqa: PLC0415 (seconds, which --help does not need)
     from ray.autoscaler._private.util import prepare_config, validate_config  # noqa: PLC0415 (seconds, which --help does not need)
 

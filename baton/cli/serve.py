@@ -45,7 +45,7 @@ vars(serve)["__signature__"] = signature()
 
 
 def _check_transport(settings: ClusterConfig, local: bool) -> None:
-    """Raises ConfigError for a way that KV cannot go here."""
+    """Raise ConfigError for a transport that cannot move KV here."""
     transport = settings.transfer.transport
     if transport == "loopback" and not local:
         raise ConfigError(
@@ -54,7 +54,7 @@ def _check_transport(settings: ClusterConfig, local: bool) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError when nobody can listen there."""
+    """Raise ConfigError when the port is not free."""
     try:
         with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

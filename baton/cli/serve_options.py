@@ -1,7 +1,7 @@
 """The options of `baton serve`, made from one table: which key of the configuration each one sets.
 
-What an option means, what it takes and its default are the key's own (`ClusterConfig`). An option that is not given says nothing:
-a file's or the environment's word stands then, whatever the default is."""
+What an option means, what it takes and its default are the key's own (`ClusterConfig`). An option that is not given sets nothing,
+so the file's or the environment's value stands, whatever the default is."""
 
 import inspect
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ KEYS: Final[Mapping[str, str]] = {
     "deterministic": "engine.deterministic",
     "log_level": "serve.log_level",
 }
-"""By option (with dashes on the command line)."""
+"""By option (with dashes on the command line), the key."""
 _OTHERS: Final[Mapping[str, Any]] = {
     "local": Annotated[bool, typer.Option("--local", help="One process, no Ray.")],
     "config": Annotated[
@@ -65,12 +65,12 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"local": False, "config": None, "set_": N
 
 
 def flag(option: str) -> str:
-    """As it is typed."""
+    """Return the option as it is typed."""
     return "--" + option.replace("_", "-")
 
 
 def signature() -> inspect.Signature:
-    """What typer makes the command line of: None for each key's option that is not given."""
+    """Return the signature from which typer makes the command line. Each option's default is None, for not given."""
     fields = dict(keys_of(ClusterConfig))
     ours = {option: _annotation(option, fields[key]) for option, key in KEYS.items()}
     kinds = [*ours.items(), *_OTHERS.items()]
@@ -85,7 +85,8 @@ def signature() -> inspect.Signature:
 
 
 def overrides(given: Mapping[str, Any]) -> dict[str, Any]:
-    """By key, what was said on the command line. `--any-role` leaves no instance for prefill alone unless `--prefill` does."""
+    """Return, by key, what was given on the command line. `--any-role` leaves no instance for prefill alone unless `--prefill`
+    does."""
     said = {
         KEYS[option]: value for option, value in given.items() if option in KEYS and value not in (None, [])
     }

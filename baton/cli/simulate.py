@@ -37,7 +37,7 @@ class _Study:
     coarse: bool
 
     def run(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
-        """What became of the requests, and figures about the run itself."""
+        """Return what became of the requests, and figures about the run itself."""
         began = time.perf_counter()
         served, more = self._coarsely(copies) if self.coarse else self._in_full(copies)
         wall_s = time.perf_counter() - began
@@ -128,7 +128,7 @@ def simulate(
 
 
 def _numbers(sweep: str) -> list[int]:
-    """Raises ConfigError."""
+    """Parse numbers. Raises ConfigError."""
     try:
         numbers = [int(part) for part in sweep.split(",") if part.strip()]
     except ValueError:

@@ -46,7 +46,7 @@ def top(
 
 
 def _look(http: httpx.Client) -> dict[str, Any]:
-    """Raises ConfigError, httpx.HTTPError."""
+    """Ask the cluster. Raises ConfigError, httpx.HTTPError."""
     answer = http.get("/cluster")
     if answer.status_code == 401:
         raise ConfigError(f"{http.base_url} asks for an API key: --api-key")
@@ -55,7 +55,7 @@ def _look(http: httpx.Client) -> dict[str, Any]:
 
 
 def _next(http: httpx.Client) -> RenderableType:
-    """A server that does not answer for a while is something to be watched, not an end."""
+    """Return the next view. A server that does not answer for a while is shown so, and watched on."""
     try:
         return view(_look(http))
     except httpx.HTTPError as error:
@@ -63,7 +63,7 @@ def _next(http: httpx.Client) -> RenderableType:
 
 
 def view(status: dict[str, Any]) -> Group:
-    """What /cluster has said, as tables."""
+    """Return the answer of /cluster as tables."""
     state = (
         f"[red]not accepting: {escape(status['why_not'])}[/]" if status["why_not"] else "[green]accepting[/]"
     )
@@ -136,7 +136,7 @@ def _links(links: list[dict[str, Any]]) -> Table:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Words on the left, figures on the right."""
+    """Return a table with words on the left and figures on the right."""
     table = Table(
         title=title, title_justify="left", title_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )

@@ -1,1 +1,1 @@
-"""What others do: published schedulers behind one seam, so that the same simulator runs them and ours."""
+"""Published schedulers of others behind one seam, so that the same simulator runs them and ours."""

@@ -35,7 +35,7 @@ class Arrow:
         return [m for m in members if (m.address in self._prefills) == prefill]
 
     def _to_prefill(self, offer: Offer, members: Sequence[Member]) -> Member | None:
-        """The rest of the decode pool must be able to take the load."""
+        """Return whether the rest of the decode pool could take the load."""
         pool = sorted(self._pool(members, prefill=False), key=_running_tokens)
         if len(pool) < 2 or tpot_s(pool[1], offer.ask) > offer.slo.tpot_s:
             return None

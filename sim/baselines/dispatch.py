@@ -1,7 +1,7 @@
-"""A scheduler that places each request as it comes, by the `Router` it is given; there is no queue in front of the instances.
+"""A scheduler that places each request as it comes, by the `Router` it is given. There is no queue in front of the instances.
 
-It keeps the same books as the production one (cluster.fleet.Member: reports, and what was promised since; cluster.prefix_index),
-so a router sees what it would see in production, as late as it would."""
+It keeps the same books as the production one (cluster.scheduler.fleet.member.Member: reports, and what was promised since;
+cluster.scheduler.fleet.prefix_index), so a router sees what it would see in production, as late as it would."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Offer:
 
 class Router(Protocol):
     def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
-        """Where it runs; None: it is refused."""
+        """Return where it runs; None refuses it."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The least loaded instance of each pool: fewest prompt tokens to compute, fewest sequences to decode."""
+"""Takes the least loaded instance of each pool: fewest prompt tokens to compute, fewest sequences to decode."""
 
 from collections.abc import Sequence
 

@@ -36,7 +36,7 @@ class LlmD:
 
 
 def _queue(member: Member) -> int:
-    """Requests that wait there, and those that were sent and no report shows yet."""
+    """Return the number of requests that wait there, and of those that were sent and no report shows yet."""
     return (
         max(member.num_waiting, member.num_seqs - member.num_running, 0)
         if member.info.decodes

@@ -1,4 +1,4 @@
-"""What SLO-aware baselines predict with: each instance's own step-time models, which production has too."""
+"""The predictions of SLO-aware baselines, by each instance's own step-time models, which production has too."""
 
 from math import ceil
 
@@ -7,7 +7,7 @@ from cluster.scheduler.placement.placement_policy import PlacementQuery
 
 
 def prefill_s(member: Member, num_tokens: int) -> float:
-    """To compute so many prompt tokens, alone, in full steps."""
+    """Return the time to compute so many prompt tokens, alone, in full steps."""
     model, batch = member.steps.prompt, member.info.max_batch_tokens
     context = num_tokens * (num_tokens / batch + 1) / 2
     return (
@@ -27,7 +27,7 @@ def ttft_s(member: Member, ask: PlacementQuery) -> float:
 
 
 def tpot_s(member: Member, ask: PlacementQuery) -> float:
-    """Seconds of a decode step with this request in the batch; promised ones count with its own length."""
+    """Return the seconds of a decode step with this request in the batch. Promised requests count with its own length."""
     num_seqs = member.num_seqs + 1
     promised = max(0, num_seqs - member.num_decoding)
     context = member.context_tokens + promised * ask.num_tokens

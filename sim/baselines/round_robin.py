@@ -1,4 +1,4 @@
-"""Round robin over the prefill pool and over the decode pool: what a load balancer does that knows nothing."""
+"""Round robin over the prefill pool and over the decode pool, as a load balancer without any knowledge does it."""
 
 from collections.abc import Sequence
 from itertools import count

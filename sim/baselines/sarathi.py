@@ -16,7 +16,8 @@ _BUDGETS = (4096, 2048, 1024, 512, 256, 128)
 
 
 def token_budget(step: ModelledStep, tpot_s: float, num_seqs: int = 32, context_tokens: int = 65_536) -> int:
-    """The largest usual budget whose step, with an ordinary decode batch in it, stays within the target; else the smallest."""
+    """Return the largest usual budget whose step, with an ordinary decode batch in it, stays within the target; else the
+    smallest."""
     for budget in _BUDGETS:
         chunk = budget - num_seqs
         pairs = context_tokens + chunk_pairs(2048, chunk)

@@ -16,7 +16,7 @@ _FINE_BLOCK_TOKENS = 16
 
 class Blocks:
     def __init__(self, num_blocks: int, block_tokens: int, new_name: Callable[[], int]) -> None:
-        """`new_name`: of a block of output, which no prompt has."""
+        """`new_name` names a block of output, which no prompt has."""
         self._block_tokens, self._new_name = block_tokens, new_name
         pool = BlockPool(num_blocks)
         self._cache = RadixCache(pool, 1, hashes_of=self._hashes_of)
@@ -30,7 +30,7 @@ class Blocks:
         return self._ledger.num_available
 
     def admit(self, stay: SimulatedSequence, num_tokens: int, num_running: int) -> bool:
-        """Blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
+        """Give blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
         size = self._block_tokens
         match = self._cache.match(stay.blocks.tokens, stay.request.salt, partial=False)
         headroom = num_blocks_for(num_running * _FINE_BLOCK_TOKENS, size)
@@ -41,7 +41,7 @@ class Blocks:
         return True
 
     def grow(self, stay: SimulatedSequence) -> None:
-        """By one; the caller has checked `num_available`."""
+        """Add one block. The caller has checked `num_available`."""
         self._ledger.grow(stay.blocks, 1)
 
     def strip(self, stay: SimulatedSequence) -> None:
@@ -49,18 +49,19 @@ class Blocks:
         del self._holding[stay.arrival]
 
     def offer(self, stay: SimulatedSequence) -> None:
-        """The prefix cache may keep the full blocks of what is computed of the prompt, where another prompt may find them."""
+        """Offer the full blocks of what is computed of the prompt to the prefix cache, where another prompt may find them."""
         if stay.job.may_recur:
             self._keep_prompt(stay)
 
     def preempt(self, stay: SimulatedSequence) -> None:
-        """Strip it for now. It comes back, and may find again what was its prompt; what it has generated then follows that."""
+        """Take a sequence's blocks for now. It comes back, and may then find its former prompt, followed by what it has
+        generated."""
         self._keep_prompt(stay)
         self._name_output(stay)
         self.strip(stay)
 
     def keep_output(self, stay: SimulatedSequence) -> None:
-        """What was generated stays in the cache too."""
+        """Keep what was generated in the cache, too."""
         if not stay.job.may_recur:
             return
         self._name_output(stay)
@@ -88,5 +89,5 @@ class Blocks:
         return self._cache.drain_events()
 
     def check_integrity(self) -> None:
-        """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
+        """Raise Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
         self._ledger.check_integrity([stay.blocks for stay in self._holding.values()])

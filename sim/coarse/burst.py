@@ -28,7 +28,7 @@ class Stretch:
         return num_steps * self.first_s + self.slope_s * num_steps * (num_steps - 1) / 2
 
     def num_done(self, now: float) -> int:
-        """Whole steps that are over at `now`."""
+        """Return the whole steps that are over at `now`."""
         elapsed_s = max(0.0, now - self.began_s)
         half = self.slope_s / 2
         linear = self.first_s - half
@@ -37,7 +37,7 @@ class Stretch:
 
 
 def decoding_stretch(now: float, decoding: DecodeBatch, step: ModelledStep) -> Stretch:
-    """Steps that only decode, until a sequence ends or needs another block."""
+    """Return the steps that only decode, until a sequence ends or needs another block."""
     num_steps, batch, context = decoding.steps_to_change(), len(decoding), decoding.context
     first_s = step.step_s(batch, context, context, batch)
     if num_steps == 1:

@@ -26,12 +26,12 @@ class Load:
 
 
 def jobs(load: Load, slo: Slo, block_tokens: int) -> list[SimulatedRequest]:
-    """In order of arrival. Rows without tokens to compute or to generate get one of each."""
+    """Return jobs in order of arrival. Rows without tokens to compute or to generate get one of each."""
     return list(arriving(load, slo, block_tokens))
 
 
 def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[SimulatedRequest]:
-    """The same, each made when it is asked for: the jobs of a fleet's hour would take all memory at once."""
+    """Yield the jobs, each made when it is asked for: those of a fleet's hour would take all memory at once."""
     names, may_recur = _Names(block_tokens), any(row.prefix_ids for row in load.rows)
     rng = random.Random(load.seed)
     timed: list[tuple[float, int, Row]] = []
@@ -94,7 +94,7 @@ class _Names:
         return (*ids, *(self._new() for _ in range(num_blocks_for(num_prompt, size) - num_named)))
 
     def _shared(self, copy: int, covered: tuple[int, ...], offset: int) -> int:
-        """The block that covers these ids of the trace, from `offset` tokens into the first."""
+        """Return the block that covers these ids of the trace, from `offset` tokens into the first."""
         key = (copy, covered, offset)
         if key not in self._known:
             self._known[key] = self._new()
@@ -106,5 +106,5 @@ class _Names:
 
 
 def natural_block_tokens(rows: Sequence[Row]) -> int:
-    """The trace's own block size where it has one that is large enough to pay."""
+    """Return the trace's own block size where it has one that is large enough to pay."""
     return max(64, max((row.prefix_block_tokens for row in rows), default=0))

@@ -30,7 +30,7 @@ class DecodeBatch:
         return stay.arrival in self._stays
 
     def steps_to_change(self) -> int:
-        """Until a sequence ends or needs another block."""
+        """Return the steps until a sequence ends or needs another block."""
         next_step = min(self._next_step(self._finish), self._next_step(self._grow))
         return min(next_step - self.steps, MAX_STRETCH)
 
@@ -47,7 +47,7 @@ class DecodeBatch:
         self.note_growth(stay)
 
     def note_growth(self, stay: SimulatedSequence) -> None:
-        """It has blocks for so long. Step i of its decoding here writes token `num_known + i`."""
+        """Note how long a sequence has blocks. Step i of its decoding here writes token `num_known + i`."""
         room = len(stay.blocks.block_ids) * self._block_size - stay.num_known
         stay.grow_step = stay.joined_step + room + 1
         if stay.grow_step < stay.finish_step:
@@ -59,20 +59,20 @@ class DecodeBatch:
         self.context -= stay.num_known
 
     def counted(self) -> list[SimulatedSequence]:
-        """All, and what they say of themselves is true now."""
+        """Return all sequences, with their counters brought up to now."""
         stays = [*self._stays.values()]
         for stay in stays:
             self.count_tokens(stay)
         return stays
 
     def count_tokens(self, stay: SimulatedSequence) -> None:
-        """Bring what it says of itself up to this step."""
+        """Bring a sequence's counters up to this step."""
         stay.num_known += self.steps - stay.joined_step
         stay.num_computed = stay.num_known - 1
         stay.joined_step = self.steps
 
     def pop_finished(self) -> SimulatedSequence | None:
-        """One that has ended, taken out of the batch."""
+        """Take one that has ended out of the batch, and return it."""
         step = self._next_step(self._finish)
         if step > self.steps:
             return None
@@ -82,11 +82,11 @@ class DecodeBatch:
         return stay
 
     def pop_growing(self) -> SimulatedSequence | None:
-        """One that needs another block before the next step."""
+        """Return one that needs another block before the next step."""
         return heapq.heappop(self._grow)[2] if self._next_step(self._grow) <= self.steps else None
 
     def _next_step(self, heap: list[tuple[int, int, SimulatedSequence]]) -> int:
-        """The first step in `heap` of a sequence that still decodes; others are dropped from it."""
+        """Return the first step in `heap` of a sequence that still decodes. Others are dropped from it."""
         while heap:
             step, number, stay = heap[0]
             current = stay.finish_step if heap is self._finish else stay.grow_step

@@ -65,7 +65,7 @@ class Several:
         return self._names[crc32(request_id.encode()) % len(self._names)]
 
     def _tell(self, name: str, event: Event, now: float) -> list[Send]:
-        """What it does, but for words to the others, which are on their way from then on."""
+        """Carry out its actions, but for messages to the others, which are sent at that time."""
         outside: list[Send] = []
         for action in self._schedulers[name].on(event, now):
             if action.to in self._schedulers:
@@ -79,7 +79,7 @@ class Several:
 
 
 def several(count: int, scan_up_to: int) -> MakeScheduler:
-    """`count` production schedulers; fleets of up to `scan_up_to` instances are looked at as a whole."""
+    """Make `count` production schedulers. Fleets of up to `scan_up_to` instances are considered as a whole."""
 
     def make(config: ScheduleConfig, log: Log) -> Several:
         names = [f"scheduler-{number}" for number in range(count)]

@@ -9,7 +9,7 @@ class OutLink:
         self._free_s = 0.0
 
     def send(self, num_bytes: int, began_s: float, ended_s: float) -> float:
-        """When all KV of a step, which went on from `began_s` to `ended_s`, will have arrived."""
+        """Return when all KV of a step, which lasted from `began_s` to `ended_s`, will have arrived."""
         first_layer_s = began_s + (ended_s - began_s) / self._num_layers
         sent_s = max(self._free_s, first_layer_s) + self._cost.duration_s(num_bytes)
         self._free_s = max(sent_s, ended_s + self._cost.duration_s(num_bytes / self._num_layers))

@@ -32,7 +32,7 @@ _FIRST_OUTPUT_BLOCK = 1 << 31
 
 
 class PlacingScheduler(Protocol):
-    """What the simulation asks of a scheduler; cluster.routing.GlobalScheduler is one."""
+    """What the simulation asks of a scheduler; cluster.scheduler.global_scheduler.GlobalScheduler is one."""
 
     @property
     def num_queued(self) -> int: ...
@@ -75,12 +75,12 @@ class CoarseConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseOutcome:
     jobs: tuple[SimulatedRequest, ...]
-    """Empty where they were made as they arrived."""
+    """Empty where the jobs were made as they arrived."""
     decisions: tuple[str, ...]
     num_events: int
     num_steps: int
     busy_share: float
-    """The share of all instances' time until the last token."""
+    """Return the share of all instances' time until the last token in which they were busy."""
 
 
 def simulate(
@@ -113,7 +113,7 @@ def simulate(
 
 @contextmanager
 def _no_search_for_garbage() -> Generator[None]:
-    """Millions of objects live to the end, and no ring of them is dropped before: there would be much to look through."""
+    """Switch off the search for garbage: millions of objects live to the end, and no cycle of them is dropped before."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -158,7 +158,7 @@ class _World:
         self._pass(until_s)
 
     def _pass(self, until_s: float) -> None:
-        """Let everything happen that is due."""
+        """Process all events that are due."""
         heap = self._heap
         while heap and heap[0][0] <= until_s:
             self.now, _, call, args = heapq.heappop(heap)
@@ -193,7 +193,7 @@ class _World:
         job.num_output = max(job.num_output, num_tokens)
 
     def changed(self, device: Device, now: float) -> None:
-        """Reports go out at multiples of the interval, if there is something to say."""
+        """Send reports at multiples of the interval, if there is something to report."""
         address = device.info.address
         if address not in self._reporting:
             self._reporting.add(address)
