@@ -42,9 +42,9 @@ from sim.virtual_loop import run_virtual
 
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 256, 48, 0.5
 LONE, LONE_INPUTS = 4, (64, 448)
-"""So many lone requests of each prompt length."""
+"""The number of lone requests of each prompt length."""
 TOGETHER = 4
-"""So many at once, twice."""
+"""The number of requests at once, which is tried twice."""
 SLO = load(None, {}, {}).slo_classes["interactive"]
 ASKED = {"temperature": 0, "ignore_eos": True, "service_tier": SLO.name}
 FIGURES = ("ttft_mean", "ttft_p99", "itl_mean", "itl_p99", "e2e_mean", "e2e_p99")

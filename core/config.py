@@ -153,7 +153,7 @@ class MailConfig(_Frozen):
     """How long a silent process is believed to live."""
 
     heartbeat_s: float = Field(default=0.5, gt=0)
-    """Who has nothing to say to a peer tells it so this often."""
+    """How often a process that has nothing to say to a peer tells it so."""
     peer_timeout_s: float = Field(default=5.0, gt=0)
     """A peer that has said nothing for so long is lost: its requests go on elsewhere."""
     reconnect_s: float = Field(default=2.0, gt=0)

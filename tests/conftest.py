@@ -22,14 +22,14 @@ _OWN_THE_MACHINE = (
     "tests/e2e/test_hosts.py",
     "tests/e2e/test_lifecycle.py",
 )
-"""Their tests stop, cut and restart real processes under deadlines, or make networks of their own: one after another."""
+"""Tests that stop, cut and restart real processes under deadlines, or make networks of their own: one after another."""
 _NOTHING_SHARED = (
     "tests/benchmarks/test_smoke.py",
     "tests/kernels/test_triton_aot.py",
     "tests/kernels/test_triton_interpreted.py",
     "tests/parallel/test_served_grid.py",
 )
-"""Their tests take long and share no fixture: each goes to whichever worker is free."""
+"""Tests that take long and share no fixture: each goes to the worker that is free."""
 
 
 class _ByFile(LoadScopeScheduling):

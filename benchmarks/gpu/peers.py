@@ -23,7 +23,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> Call
 def paged(
     case: Case, lens: Lens, device: torch.device, load: Load = load_backend
 ) -> dict[str, Callable[[], object]]:
-    """Those that attend over Baton's own pool, by the adapters that serve, with the least blocks that each is able to do."""
+    """Return the kernels that attend over Baton's own pool, by the adapters that serve, with the least blocks that each is able
+    to do."""
     runs: dict[str, Callable[[], object]] = {}
     for name in INSTALL:
         if (backend := load(name)) is None:

@@ -52,7 +52,7 @@ class StepCases:
         return [self._s.context * 4, *[max(1, self._s.context // 16)] * 7]
 
     def _filled(self, lens: list[int]) -> tuple[TritonFixedDecode, int]:
-        """And the number of blocks that it is filled with."""
+        """Return a filled pool, and the number of blocks that it is filled with."""
         size = self._s.block_size
         counts = [-(-length // size) for length in lens]
         order = np.random.default_rng(0).permutation(sum(counts)).astype(np.int64)

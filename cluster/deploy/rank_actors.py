@@ -99,7 +99,9 @@ def rank_actors(
     def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
         firsts = [next(s for s in granted if nodes[s.bundle] == hosts[setup.memory]) for setup in setups]
         actors = [
-            _in_bundle(BatonKeeper, group, BundleShare(first.bundle, 0.0, 0)).remote(config.transfer, key)
+            _in_bundle(BatonMemoryServer, group, BundleShare(first.bundle, 0.0, 0)).remote(
+                config.transfer, key
+            )
             for first in firsts
         ]
         return _met(actors, [f"the memory server of host {setup.host}" for setup in setups], host, deadline_s)
@@ -153,7 +155,7 @@ class BatonRank:
 
 
 @ray.remote(max_restarts=0)
-class BatonKeeper:
+class BatonMemoryServer:
     """The process that keeps an instance's memory on another host than its own."""
 
     def __init__(self, transfer: TransferConfig, key: bytes) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 _MARK = "baton-serve"
 """A file in a session's folder: Baton has started it."""
 _NAME = re.compile(r"session_.*_(\d+)")
-"""It ends with the id of the process that has started the session."""
+"""The name of a session's folder, which ends with the id of the process that has started the session."""
 
 
 def claim(session: Path) -> None:

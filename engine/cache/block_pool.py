@@ -1,4 +1,4 @@
-"""Who uses which KV block.
+"""Reference counts of KV blocks.
 
 Invariant: a block is free, or referenced by sequences and / or kept by the prefix cache; never free and one of the others."""
 

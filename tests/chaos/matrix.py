@@ -42,7 +42,7 @@ _PART = (
     "kill prefill in decode.GRANTED", "stop prefill in prefill.SENDING", "restart prefill in decode.FENCING",
     "kill decode in prefill.COMPUTING", "stop decode in decode.RECALLING", "restart decode in decode.GRANTED",
 )  # fmt: skip
-"""Those of them that pytest tries over NIXL and gloo."""
+"""The cases of those states that pytest tries over NIXL and gloo."""
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ class Node:
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
     async def resolve(self) -> list[str]:
-        """Those that have died are listed until others come for them."""
+        """Return the schedulers. Lost ones are listed until others replace them."""
         return [path.read_text() for path in self.folder.glob("scheduler*.at")]
 
     def decided(self, line: str) -> None:

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TWO = {"serve.schedulers": 2, "engine.num_blocks": 400}
 PROMPT, OUTPUT = 30, 60
 NUM_STREAMS = 12
-"""So many that hardly ever one scheduler is asked for all of them: each is drawn."""
+"""With so many, hardly ever is one scheduler asked for all of them, since each is drawn."""
 
 
 def begin(world: World, count: int, num_prompt: int = PROMPT, max_tokens: int = OUTPUT) -> list[Stream]:

@@ -35,7 +35,7 @@ def test_nothing_runs_as_root(name: str) -> None:
 
 
 def allows(policy: Object, port: str) -> list[Any] | None:
-    """Who may reach `port` by this policy: peers, an empty list for everybody, None for nobody."""
+    """Return what may reach `port` by this policy: peers, an empty list for everything, None for nothing."""
     peers: list[Any] | None = None
     for rule in policy["spec"]["ingress"]:
         if "ports" not in rule or port in {one["port"] for one in rule["ports"]}:

@@ -1,4 +1,4 @@
-"""Who is looked at by the garbage collector, and when."""
+"""Which objects the garbage collector looks at, and when."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ class Node:
 
 
 def old_garbage() -> weakref.ref[Node]:
-    """That has survived the younger generations' collections, which no longer look at it."""
+    """Return garbage that has survived the younger generations' collections, which no longer look at it."""
     node = Node()
     gc.collect(1)
     gc.collect(1)

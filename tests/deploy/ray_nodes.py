@@ -10,7 +10,8 @@ from ray.util.state import list_actors
 
 
 def ray_of_nodes(num_cpus: int) -> Cluster:
-    """Its head, with a dashboard at a port that the kernel chooses: there may be other Rays here, and tests may run twice at once."""
+    """Return a Ray's head, with a dashboard at a port that the kernel chooses: there may be other Rays here, and tests may run
+    beside each other."""
     head = {"num_cpus": num_cpus, "include_dashboard": True, "dashboard_port": 0}
     return Cluster(initialize_head=True, head_node_args=head)
 

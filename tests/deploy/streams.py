@@ -132,7 +132,7 @@ class Load:
         self._url, self._num_loops, self._num_tokens = url, num_loops, num_tokens
         self._stop = asyncio.Event()
         self.streams: list[Stream] = []
-        """Those that have ended."""
+        """The streams that have ended."""
 
     async def __aenter__(self) -> "Load":
         self._client = client_of(self._url)

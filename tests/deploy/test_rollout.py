@@ -102,7 +102,7 @@ def test_another_number_of_replicas_keeps_the_stamps() -> None:
 
 
 def test_what_a_file_says_of_actors_is_what_they_get() -> None:
-    """Its options neither come from before, nor are they left out because there were others."""
+    """An actor's options neither come from before, nor are they left out because there were others."""
     now = rolled_out(own(OWN_OPTIONS))
     for wanted in (config(), own({"num_cpus": 8})):
         pool = told(with_stamps(sent(wanted), now))["applications"][0]["deployments"][0]

@@ -60,7 +60,7 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     wait(url, 2)
     seen = {"first": complete(url, prompts), "handed_over": grants(url)}
-    ranks, memory_servers = actors("BatonRank"), actors("BatonKeeper")
+    ranks, memory_servers = actors("BatonRank"), actors("BatonMemoryServer")
     seen |= {"nodes": len({actor.node_id for actor in ranks}), "memory servers": len(memory_servers)}
     started = time.monotonic()
     os.kill(memory_servers[0].pid, signal.SIGKILL)

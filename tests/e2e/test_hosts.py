@@ -15,7 +15,9 @@ from tests.models.served import greedy, make_served, some_prompts
 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
-def test_stages_on_two_nodes_answer_as_transformers_and_their_keeper_is_replaced(tmp_path: Path) -> None:
+def test_stages_on_two_nodes_answer_as_transformers_and_a_lost_memory_server_is_replaced(
+    tmp_path: Path,
+) -> None:
     """In a process of its own, since a process has one Ray."""
     folder = tmp_path / "model"
     reference, prompts = make_served(folder, "llama", 0), some_prompts(7, 4, 40)

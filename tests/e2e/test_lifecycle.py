@@ -73,7 +73,7 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_nothing(tmp_path: Path)
 
 
 def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
-    """Whoever was answered at all gets the whole answer."""
+    """A request that was answered at all gets the whole answer."""
     prompts = corpus_prompts(8, min_tokens=50, max_tokens=200)
     expected = [greedy_text(prompt, 120) for prompt in prompts]
     options = ("--local", "--set", "serve.drain_notice_s=1")

@@ -1,4 +1,4 @@
-"""Who rounds what W8A8 layers multiply: norms and activations, once for all who take it, with the numbers of rounding it later."""
+"""Norms and activations round what W8A8 layers multiply, once for all layers that take it."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Who waits and who decodes, against counting at every moment."""
+"""Requests that wait and that decode, against counting at every moment."""
 
 from math import inf
 

@@ -76,6 +76,6 @@ def test_a_prefix_of_all_prompts_draws_no_herd_and_is_copied(num_schedulers: int
 
 
 def _computes(line: str) -> str:
-    """Who computes the prompt, of `place KEY PREFILL DECODE`."""
+    """Return the instance that computes the prompt, from `place KEY PREFILL DECODE`."""
     _, _, prefill, decode = line.split()
     return decode if prefill == "local" else prefill

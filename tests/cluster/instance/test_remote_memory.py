@@ -37,7 +37,7 @@ POOL = RankPool(shard=SHARD, num_blocks=BLOCKS, memory=1)
 WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
 
 
-class ThreadKeeper:
+class ThreadServer:
     """engine.ranks.rank.Rank: a memory server on a thread, with a loop of its own; or nobody, who never answers."""
 
     name = "the memory server of host 1"
@@ -62,7 +62,7 @@ class ThreadKeeper:
         self.theirs.close()
 
 
-def started(memory_server: ThreadKeeper, receives: bool, silence_s: float = 30.0) -> RemoteHost:
+def started(memory_server: ThreadServer, receives: bool, silence_s: float = 30.0) -> RemoteHost:
     address = "holder" if receives else "writer"
     setup = MemorySetup(
         memory=1, address=address, incarnation="i", receives=receives, host="127.0.0.1", pools=(POOL,)
@@ -87,7 +87,7 @@ class Side:
 
     def __init__(self, kind: str) -> None:
         self.completed: list[Any] = []
-        self.memory_server = ThreadKeeper(kind)
+        self.memory_server = ThreadServer(kind)
         self.remote = started(self.memory_server, True)
         self.buffer = mapped(self.remote)
         self.inbox = Inbox(
@@ -170,9 +170,9 @@ async def test_a_fence_reaches_the_memory_and_so_does_a_writers_last_word(side: 
     await sender.close()
 
 
-async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong() -> None:
+async def test_a_memory_servers_senders_write_from_its_memory_and_say_what_went_wrong() -> None:
     holder = Holder("tcp")
-    memory_server = ThreadKeeper("tcp")
+    memory_server = ThreadServer("tcp")
     remote = started(memory_server, False)
     remote.run(lambda *_: None, lambda *_: None)
     source = mapped(remote)
@@ -197,7 +197,7 @@ async def test_a_keepers_senders_write_from_its_memory_and_say_what_went_wrong()
 
 
 async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() -> None:
-    memory_server = ThreadKeeper()
+    memory_server = ThreadServer()
     memory_server.theirs.sendall(
         frame(MemoryReady(memory_path="", memory_bytes=0, host="elsewhere", regions=((),), ways=()))
     )
@@ -230,10 +230,10 @@ async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() 
     await remote.close()
 
 
-async def test_a_keeper_that_cannot_do_it_says_why_and_one_that_ends_is_an_error() -> None:
+async def test_a_memory_server_that_cannot_do_it_says_why_and_one_that_ends_is_an_error() -> None:
     with pytest.raises(ConfigError, match="host 1 did not start: ConfigError: .* loopback"):
-        started(ThreadKeeper("loopback"), True)
-    memory_server = ThreadKeeper()
+        started(ThreadServer("loopback"), True)
+    memory_server = ThreadServer()
     memory_server.theirs.close()
     with pytest.raises(ReplicaLost, match="has ended"):
         started(memory_server, True)

@@ -1,4 +1,4 @@
-"""Who keeps whose copies: everybody has one buddy as long as there are two, and a lost instance's heir is preferred."""
+"""Each instance has one buddy as long as there are two, and the one that has a lost instance's copies is preferred."""
 
 from hypothesis import given
 from hypothesis import strategies as st

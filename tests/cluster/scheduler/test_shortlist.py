@@ -36,7 +36,7 @@ def placed(actions: list[Send]) -> str:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 9)), max_size=60), st.integers(1, 8))
-def test_shelves_give_the_lowest_and_the_highest(moves: list[tuple[int, int]], count: int) -> None:
+def test_buckets_give_the_lowest_and_the_highest(moves: list[tuple[int, int]], count: int) -> None:
     entries = [BucketEntry(Member(instance(f"i{number}"))) for number in range(6)]
     buckets, truth = BucketQueue(), dict[str, int]()
     for number, bucket in moves:
@@ -59,7 +59,7 @@ def test_shelves_give_the_lowest_and_the_highest(moves: list[tuple[int, int]], c
         assert ([] if found is None else [truth[found.address]]) == wanted
 
 
-def test_shelves_are_finer_than_a_tenth_and_keep_the_order() -> None:
+def test_buckets_are_finer_than_a_tenth_and_keep_the_order() -> None:
     sizes = [0.0, 0.001, *(0.01 * 1.1**n for n in range(60))]
     buckets = [bucket_of(size, 0.001) for size in sizes]
     assert buckets == sorted(buckets)
