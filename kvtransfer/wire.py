@@ -35,7 +35,7 @@ class KVContent:
     head_dim: int
     layers: tuple[int, int]
     heads: tuple[int, int]
-    """Which of the model's heads are here."""
+    """The ranges of the model's layers and heads that are here."""
     dtype: str
     scales: str
     packing: str = POOL_FORMAT

@@ -71,7 +71,7 @@ def measure(shape: Shape, device: torch.device, bytes_per_s: float) -> Iterator[
 
 
 def _idle_share(runner: Runner, batch: int, num_steps: int = 20) -> float:
-    """Of the time of steps that follow each other, by PyTorch's profiler of kernels on one stream."""
+    """Return the idle share of the time of steps that follow each other, by PyTorch's profiler of kernels on one stream."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     steps = itertools.count(_ROUNDS + 1)
     with torch.profiler.profile(activities=activities) as profile:

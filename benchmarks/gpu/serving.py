@@ -37,7 +37,7 @@ NUM_ALONE, NUM_TOGETHER, WIDTH = (1, 2, 2) if INTERPRETED else (16, 64, 16)
 SHAREGPT_MEDIANS, SHAREGPT_SIGMAS, LONGEST = (
     ((8, 4), (0.5, 0.5), 16) if INTERPRETED else ((90, 140), (1.4, 1.1), 1024)
 )
-"""Of prompts and outputs, as lognormal distributions that are cut at `LONGEST`: some 200 tokens each in the mean."""
+"""The lengths of prompts and outputs, as lognormal distributions that are cut at `LONGEST`: some 200 tokens each in the mean."""
 BATCH = Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1)
 
 

@@ -1,1 +1,1 @@
-"""The global scheduler: places every request on an instance, or makes it wait, or refuses it."""
+"""The global scheduler: it places every request on an instance, makes it wait, or refuses it."""

@@ -1,4 +1,4 @@
-"""The experts of all instances taken together: all serve the same model, so their routers' choices add up."""
+"""Adds up the expert counts of all instances: all serve the same model, so their routers' choices are comparable."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from core.reports import LayerExperts
 
 
 def total(instances: Iterable[tuple[LayerExperts, ...]]) -> tuple[LayerExperts, ...]:
-    """By layer."""
+    """Return the counts of each layer."""
     found: dict[int, LayerExperts] = {}
     for layers in instances:
         for one in layers:

@@ -38,16 +38,18 @@ from core.reports import LoadReport, Register, Status
 
 _SETTLE_REPORTS: Final = 2.0
 _SETTLE_S: Final = 0.2
-"""A promise shows in reports made this long, and so many report intervals, after it: the way is scheduler, frontend, worker."""
+"""A report made this long, and so many report intervals, after a promise shows it: the way is scheduler, frontend, worker."""
 _MAX_PASSED: Final = 32
-"""Requests of one level that others may pass in one go; so many large ones at the head do hold the small ones behind them up."""
+"""The number of requests of one level that others may pass in one go. So many large ones at the head hold the small ones behind
+them up."""
 
 
 class GlobalScheduler:
-    """Feed it events in the order they happen, with `now` never going back, and carry out the actions it returns.
+    """Decides on events. Feed it events in the order in which they happen, with `now` never going back, and carry out the actions
+    it returns.
 
-    `log` gets one line per decision, without times: two runs with the same events and the same order give the same lines.
-    Fleets of more than `scan_up_to` instances are not looked at as a whole for each request (`shortlist`)."""
+    `log` gets one line for each decision, without times: two runs with the same events in the same order give the same lines. In
+    fleets of more than `scan_up_to` instances only a few are considered for each request (`shortlist`)."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class GlobalScheduler:
         self._roster = Roster(scan_up_to)
         self._peers = SchedulerPeers()
         self._told = PeerRequest("", "", None)
-        """What the other schedulers were asked last."""
+        """The last message to the other schedulers."""
         self._led = True
         self._num_prefills = 0
         counters = ServiceCounters(config.fairness_slack)
@@ -85,7 +87,7 @@ class GlobalScheduler:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """What is placed and not finished, in the order in which it was placed."""
+        """Return what is placed and not finished, in the order in which it was placed."""
         return self._placer.placements
 
     @property
@@ -95,7 +97,7 @@ class GlobalScheduler:
 
     @property
     def leads(self) -> bool:
-        """Is it the one that does what only one of several schedulers may do?"""
+        """Whether it is the one that does what only one of several schedulers may do."""
         return self._peers.leads
 
     @property
@@ -103,7 +105,8 @@ class GlobalScheduler:
         return self._peers.others
 
     def why_not(self) -> str:
-        """Why a request that came now would not be answered; empty: it would be (a 429 under load is an answer, too)."""
+        """Return why a request that came now would not be answered; empty where it would be (a 429 under load is an answer,
+        too)."""
         return self._roster.why_not()
 
     def status(self, nonce: int = 0) -> Status:
@@ -118,7 +121,7 @@ class GlobalScheduler:
         )
 
     def on(self, event: Event, now: float) -> list[Send]:
-        """Take one fact in; what follows from it, in the order to be sent."""
+        """Take one fact in, and return what follows from it, in the order to be sent."""
         actions = self._react(event, now)
         keeps = self._placer.claimed
         timely_level = self._admission.queue.timely_level() if self._peers.others else None
@@ -177,7 +180,7 @@ class GlobalScheduler:
                 return self._place_waiting(now)
 
     def _meet(self, peer_schedulers: PeersChanged) -> list[Send]:
-        """Those that are new hear of everything that was placed here."""
+        """Tell new schedulers of everything that was placed here."""
         news = self._peers.meet(peer_schedulers)
         self._admission.num_schedulers = self._peers.size
         words: list[PlacedByPeer | PeerRequest] = [
@@ -202,7 +205,7 @@ class GlobalScheduler:
         )
 
     def _pair(self) -> list[Send]:
-        """Tell those instances whose buddy has changed; all of them where this scheduler begins to lead."""
+        """Tell the instances whose buddy has changed, or all of them where this scheduler begins to lead."""
         if self._peers.leads and not self._led:
             self._roster.forget_buddies()
         self._led = self._peers.leads
@@ -224,7 +227,8 @@ class GlobalScheduler:
         return self._place_waiting(now) + self._admission.refuse_excess(waiter, now)
 
     def _place_waiting(self, now: float, changed: Member | None = None) -> list[Send]:
-        """Place all that can be placed now, in order; where only `changed` has news, who found no headroom tries only that."""
+        """Place all that can be placed now, in order. Where only `changed` has news, requests that found no headroom before try
+        only that."""
         actions: list[Send] = []
         placed_keys: list[str] = []
         queue = self._admission.queue
@@ -255,7 +259,7 @@ class GlobalScheduler:
         return actions
 
     def _may_place(self, waiter: Waiter, passed: Mapping[int, int]) -> bool:
-        """Is there any use in trying it, and others of its level, after so many were passed on each?"""
+        """Return whether it is worth trying this request, and others of its level, after so many were passed on each."""
         priority = waiter.place.slo.priority
         if passed.get(waiter.level, 0) >= _MAX_PASSED:
             return False
@@ -264,13 +268,14 @@ class GlobalScheduler:
         return not passed or self._placer.any_prompt_room(priority)
 
     def _yields(self, waiter: Waiter, now: float) -> bool:
-        """What is late, or set aside, comes after what can still be in time, whichever scheduler has that; but not for ever."""
+        """Return whether a request that is late or deferred must wait for others that can still be in time, whichever scheduler
+        has those. It does not wait for ever."""
         if not self._peers.others_in_time(waiter.level) or now - waiter.due_at > YIELD_S:
             return False
         return waiter.deferred or now > waiter.start_by
 
     def _finish(self, key: str, ended: Finished | None = None) -> list[Send]:
-        """It is over, here and wherever it counts."""
+        """Finish a request, here and wherever it counts."""
         if (waiter := self._admission.queue.get(key)) is not None:
             self._admission.queue.remove(waiter)
         placed = self._placer.finish(key, ended)
@@ -304,7 +309,8 @@ class GlobalScheduler:
         return self._place_waiting(now, member)
 
     def _on_lost(self, address: str) -> list[Send]:
-        """An instance, a frontend or another scheduler is gone: so are the requests that it decoded, asked for or placed."""
+        """Note that an instance, a frontend or another scheduler is gone, and with it the requests that it decoded, asked for or
+        placed."""
         if (member := self._roster.get(address)) is not None:
             self._num_prefills -= member.info.prefills
         self._roster.remove(address)

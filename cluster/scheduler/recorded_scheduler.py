@@ -1,9 +1,8 @@
-"""What the scheduler was told, when, and what it decided, in a file; and the same told again to a new one.
+"""Records what the scheduler was told, when, and what it decided, in a file; and tells a new one the same again.
 
-The scheduler is a function of its events, so a replay decides the same, line by line; what other code would have decided on a
-day's real events is one command away (`baton replay`). The file has no prompts in it, only hashes of their blocks.
-
-The configuration, then one msgpack array for each event, (now, who, message), and one string for each decision, in order."""
+The scheduler is a function of its events, so a replay decides the same, line by line. What other code would have decided on a
+day's real events is one command away (`baton replay`). The file has no prompts in it, only hashes of their blocks. It holds the
+configuration, then one msgpack array for each event, (now, sender, message), and one string for each decision, in order."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +20,8 @@ from net.codec import decode, encode
 
 
 def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
-    """One that is recorded if the configuration says so, in a file of its own where several have names. Raises ConfigError when
-    it cannot be written."""
+    """Make a scheduler. It is recorded if the configuration says so, in a file of its own where several have names. Raises
+    ConfigError when it cannot be written."""
     if not config.record_path:
         return GlobalScheduler(config)
     path = Path(f"{config.record_path}.{name}" if name else config.record_path)
@@ -34,7 +33,7 @@ def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
 
 
 class RecordedScheduler(GlobalScheduler):
-    """Writes each event before it is acted upon, so that the one that ends the process is in the file."""
+    """Writes each event before it is acted upon, so that an event that ends the process is in the file."""
 
     def __init__(self, config: ScheduleConfig, path: Path, scan_up_to: int = SCAN_UP_TO) -> None:
         super().__init__(config, log=self._write, scan_up_to=scan_up_to)
@@ -51,7 +50,7 @@ class RecordedScheduler(GlobalScheduler):
 
 
 def replay(path: Path) -> tuple[list[str], list[str]]:
-    """(decisions in the file, decisions of a new scheduler with the same configuration and events). Raises ConfigError."""
+    """Return (decisions in the file, decisions of a new scheduler with the same configuration and events). Raises ConfigError."""
     recorded: list[str] = []
     decided: list[str] = []
     config, items = read(path)
@@ -66,7 +65,8 @@ def replay(path: Path) -> tuple[list[str], list[str]]:
 
 
 def read(path: Path) -> tuple[ScheduleConfig, Iterator[tuple[Event, float] | str]]:
-    """(its configuration; events with their times, and decisions, read as they are asked for). Raises ConfigError, also later."""
+    """Return (its configuration; events with their times, and decisions, read as they are asked for). Raises ConfigError, also
+    later."""
     items = _read(path)
     first = next(items, None)
     if not isinstance(first, str):
@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[ScheduleConfig, Iterator[tuple[Event, float] | str
 
 
 def _read(path: Path) -> Iterator[Any]:
-    """A last item that was cut short is left out."""
+    """Read the file's items. A last item that was cut short is left out."""
     try:
         with path.open("rb") as file:
             yield from msgpack.Unpacker(file)

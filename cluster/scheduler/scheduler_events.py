@@ -40,7 +40,7 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. Wanted every now and then while requests wait."""
+    """Time has passed. It is needed now and then while requests wait."""
 
 
 Event = (

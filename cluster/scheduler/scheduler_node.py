@@ -1,4 +1,4 @@
-"""The global scheduler as a process part: mail in, mail out, and a tick while requests wait. All decisions are in routing."""
+"""The global scheduler as a part of a process: mail in, mail out, and a tick while requests wait. `global_scheduler` decides."""
 
 import asyncio
 import logging
@@ -62,7 +62,7 @@ class SchedulerNode:
         return self._mail.address
 
     async def run(self) -> None:
-        """For as long as the scheduler lives; ends by cancellation."""
+        """Run for as long as the scheduler lives, until cancelled."""
         self._mail.listen(self._on_message, self._on_lost)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
@@ -86,7 +86,7 @@ class SchedulerNode:
         return self._scheduler.queued_tokens + sum(b.queued_tokens for b in self._backlogs.values())
 
     def show_pools(self, pools: tuple[PoolStatus, ...]) -> None:
-        """What the autoscaler says is part of the status from now on."""
+        """Show the autoscaler's state of the pools in the status from now on."""
         self._pools = pools
 
     def _on_message(self, sender: str, message: Message) -> None:
@@ -152,5 +152,5 @@ class SchedulerNode:
 
 
 async def _but(me: str, resolve: Resolve) -> list[str]:
-    """All that `resolve` finds, but for `me`."""
+    """Return all that `resolve` finds, but for `me`."""
     return [address for address in await resolve() if address != me]

@@ -1,10 +1,10 @@
 """The schedulers that act at once, as one of them sees it.
 
-Each places a part of the requests. It tells the others what it has placed (`core.messages.Taken`) and what of that is over
-(`GivenBack`), so that all know of all promises, however old reports are. What only one may do (pair buddies, size pools) is done
-by the one that leads: the first by address of those that live, by everybody's own knowledge.
+Each places a part of the requests. It tells the others what it has placed (`core.messages.PlacedByPeer`) and what of that is over
+(`ReleasedByPeer`), so that all know of all promises, however old reports are. What only one may do (pair buddies, size pools) is
+done by the one that leads: the first by address of those that live, as each of them sees it.
 
-Two that hold each other dead, or that have not heard of each other yet, may both lead for a while: they then tell the same
+Two that hold each other dead, or that have not heard of each other yet, may both lead for a while. They then tell the same
 instances the same buddies and set the same sizes from the same reports."""
 
 from core.messages import PeerRequest, PeersChanged
@@ -15,7 +15,7 @@ class SchedulerPeers:
         self.me = ""
         self.others: tuple[str, ...] = ()
         self._wants: dict[str, PeerRequest] = {}
-        """By scheduler."""
+        """By scheduler, what it asked its peers for last."""
 
     @property
     def leads(self) -> bool:
@@ -26,7 +26,7 @@ class SchedulerPeers:
         return 1 + len(self.others)
 
     def meet(self, peer_schedulers: PeersChanged) -> list[str]:
-        """Those that were not known before."""
+        """Return those that were not known before."""
         news = [other for other in peer_schedulers.others if other not in self.others]
         self.me, self.others = peer_schedulers.me, peer_schedulers.others
         return news
@@ -39,13 +39,13 @@ class SchedulerPeers:
         self._wants[wants.scheduler] = wants
 
     def others_in_time(self, level: int) -> bool:
-        """Does another have requests of this level or a higher one that wait and can still be in time?"""
+        """Return whether another has requests of this level or a higher one that wait and can still be in time."""
         return bool(self._wants) and any(
             wants.timely_level is not None and wants.timely_level >= level for wants in self._wants.values()
         )
 
     def is_kept(self, address: str, is_mine: bool) -> bool:
-        """Does another scheduler keep it for a request? Of two that keep the same, the first has it."""
+        """Return whether another scheduler keeps this instance for a request. Of two that keep the same one, the first has it."""
         return bool(self._wants) and any(
             wants.keeps == address and not (is_mine and self.me < scheduler)
             for scheduler, wants in self._wants.items()

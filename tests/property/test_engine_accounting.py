@@ -137,7 +137,7 @@ class Drive:
             assert all(0 <= block < self.pools[0].num_blocks for block in blocks)
 
     def make_masks(self, share: float) -> bool:
-        """Of those that are late."""
+        """Make the masks of some of the late sequences."""
         made = [key for key in self.rank.late if self.rng.random() < share]
         for key in made:
             self.scheduler.mask_ready(key, self.rank.late.pop(key))

@@ -1,8 +1,8 @@
-"""Instances in rough order of a quantity, so that the least and the most loaded are found without looking at all.
+"""Instances in rough order of a quantity, so that the least and the most loaded are found without a scan.
 
 Each instance is in the bucket of its quantity. Moving one, and finding the lowest bucket that is not empty, take constant time.
-Instances of one bucket count as equal, and a draw says which one is taken: schedulers that do not see each other do not all take
-the first.
+Instances of one bucket count as equal, and a draw says which one is taken, so that schedulers that do not see each other do not
+all take the first.
 
 Invariant: an entry belongs to one queue, its bucket and position say where it is found there, and the bits of `_filled` are those
 of the buckets that are not empty."""
@@ -19,7 +19,7 @@ NOWHERE: Final = -1
 
 
 def bucket_of(quantity: float, unit: float) -> int:
-    """0 for nothing; else buckets that are `unit` / 11 wide at first and 9 % of the quantity later."""
+    """Return the bucket of a quantity: 0 for nothing. Buckets are `unit` / 11 wide at first, and 9 % of the quantity later."""
     if quantity <= 0:
         return 0
     return min(HIGHEST, 1 + int(_PER_DOUBLING * log2(1 + quantity / unit)))
@@ -46,7 +46,7 @@ class BucketQueue:
         return self._num_entries
 
     def put(self, entry: BucketEntry, bucket: int) -> None:
-        """Move it to that bucket."""
+        """Move the entry to that bucket."""
         if entry.bucket == bucket:
             return
         self.take(entry)
@@ -60,7 +60,7 @@ class BucketQueue:
         self._num_entries += 1
 
     def take(self, entry: BucketEntry) -> None:
-        """Take it out; nothing happens where it is in no bucket."""
+        """Take the entry out. Nothing happens where it is in no bucket."""
         bucket = entry.bucket
         if bucket == NOWHERE:
             return
@@ -76,21 +76,21 @@ class BucketQueue:
 
     @property
     def lowest_bucket(self) -> int:
-        """The first bucket that is not empty; NOWHERE: there is none."""
+        """Return the first bucket that is not empty, or NOWHERE when there is none."""
         return (self._filled & -self._filled).bit_length() - 1
 
     def one_low(self, rng: RequestRng) -> Member | None:
-        """One member of the lowest bucket; None: the queue is empty."""
+        """Return one member of the lowest bucket, or None when the queue is empty."""
         return _one(self._buckets[self.lowest_bucket], rng) if self._filled else None
 
     def one_high(self, rng: RequestRng, at_most: int = HIGHEST) -> Member | None:
-        """One member of the highest bucket that is not above `at_most`."""
+        """Return one member of the highest bucket that is not above `at_most`."""
         if not (filled := self._filled & ((2 << at_most) - 1)):
             return None
         return _one(self._buckets[filled.bit_length() - 1], rng)
 
     def lowest(self, count: int, rng: RequestRng) -> list[Member]:
-        """Up to `count` members, from the lowest bucket upwards."""
+        """Return up to `count` members, from the lowest bucket upwards."""
         found: list[Member] = []
         filled = self._filled
         while filled and len(found) < count:

@@ -1,7 +1,7 @@
-"""Which decode instance keeps the copies of which.
+"""Which decode instance keeps the copies of which other one.
 
-The instances form a ring in the order of their addresses, so that all schedulers see the same one; each one's buddy is the next
-on another host, or else the next."""
+The instances form a ring in the order of their addresses, so that all schedulers see the same one. The buddy of an instance is
+the next on another host, or else the next."""
 
 from collections.abc import Sequence
 
@@ -15,15 +15,17 @@ class Buddies:
         self._of: dict[str, str] = {}
 
     def replica_of(self, lost: Sequence[str]) -> str:
-        """Who has the copies of the instance that was lost last, as far as is known; empty: nobody."""
+        """Return the instance that has the copies of the one that was lost last, as far as is known; empty where there is
+        none."""
         return next((self._of[address] for address in reversed(lost) if self._of.get(address)), "")
 
     def forget(self, address: str) -> None:
-        """It has (re)registered and knows of no buddy."""
+        """Forget the buddy of an instance that has (re)registered, since it knows of none."""
         self._of.pop(address, None)
 
     def pair(self, members: Sequence[Member]) -> list[tuple[str, str]]:
-        """Newly paired: (instance, its buddy or nothing). Those that are gone keep their heirs for a while."""
+        """Pair the instances, and return the new pairs: (instance, its buddy or nothing). The buddies of lost instances are
+        remembered for a while."""
         able = [m for m in members if m.info.decodes and m.info.replicates and not m.leaving]
         ring = sorted(able, key=lambda member: member.address)
         news: list[tuple[str, str]] = []
@@ -38,7 +40,7 @@ class Buddies:
 
 
 def _next(ring: Sequence[Member], index: int) -> str:
-    """The next after `index` on another host, or else the next; empty: it is alone."""
+    """Return the next after `index` on another host, or else the next; empty when it is alone."""
     for step in range(1, len(ring)):
         other = ring[(index + step) % len(ring)]
         if other.spot.host != ring[index].spot.host:

@@ -1,7 +1,7 @@
 """How fast KV may go from one instance to another, by where their hosts stand.
 
-A rate is measured by the transports once two instances have met; this is what the scheduler assumes before. What is not known
-of a host is not held against it: two hosts of which nothing is known are as near as those of one rack."""
+The transports measure a rate once two instances have met. Until then the scheduler assumes what this model says. Hosts of which
+nothing is known count as near as those of one rack."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Nearness(IntEnum):
-    """Nearer is less."""
+    """How near two instances are. A lower value is nearer."""
 
     HOST = 0
     NVLINK = 1
@@ -27,16 +27,16 @@ class Nearness(IntEnum):
 class LinkModel:
     same_host_bytes_per_s: float = 2.5e9
     other_host_bytes_per_s: float = 1.2e9
-    """Where the network cards are not known."""
+    """Assumed between hosts whose network cards are not known."""
     nic_share: float = 0.7
     """The share of a network card's rate that a KV transfer gets."""
     beyond_rack_share: float = 0.5
     beyond_zone_share: float = 0.1
-    """Networks narrow on the way up: what of a host's rate is left beyond its rack, and beyond its zone."""
+    """The shares of a host's rate that are left beyond its rack, and beyond its zone, since networks narrow on the way up."""
 
 
 class Spot:
-    """Where an instance stands, as its registration says; compared for every pair of a decision, so quick to read."""
+    """Where an instance stands, as its registration says. Every pair of a decision is compared, so it is quick to read."""
 
     __slots__ = ("domain", "groups", "host", "nic_bytes_per_s", "rack", "zone")
 
@@ -50,7 +50,7 @@ class Spot:
         if site.rack:
             groups.append(("rack", site.zone, site.rack))
         self.groups = tuple(groups)
-        """Groups of instances that stand near each other, smallest first."""
+        """The groups of instances that stand near each other, smallest first."""
 
 
 def nearness(one: Spot, other: Spot) -> Nearness:
@@ -66,8 +66,8 @@ def nearness(one: Spot, other: Spot) -> Nearness:
 
 
 class Nearest(Generic[T]):
-    """Some things that stand with instances, in order of preference: the first of those nearest to an instance. Made once for
-    all who ask, since looking through all things for each of them is what a large fleet has no time for."""
+    """Answers which of some things, in order of preference, is the first of those nearest to an instance. Each thing stands with
+    an instance. It is made once for many questions, since a large fleet has no time to scan all things for each."""
 
     def __init__(self, things: Iterable[tuple[Spot, T]]) -> None:
         self._by_host: dict[str, T] = {}
@@ -80,7 +80,7 @@ class Nearest(Generic[T]):
             self._by_rack.setdefault((spot.zone, spot.rack), (spot, thing))
 
     def to(self, spot: Spot) -> T:
-        """`things` were not empty."""
+        """Return the nearest thing. There must be one."""
         if spot.host in self._by_host:
             return self._by_host[spot.host]
         if spot.domain in self._by_domain:

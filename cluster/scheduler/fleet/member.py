@@ -15,17 +15,19 @@ from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, Tie
 from core.steps import UNKNOWN_STEPS
 
 DEFAULT_TOKENS_PER_S: Final = 4000.0
-"""Prompt tokens per second of an instance, until anything was measured anywhere."""
+"""The prompt rate (tokens per second) that is assumed of an instance until anything was measured anywhere."""
 DEFAULT_STEP_S: Final = 0.02
 NO_LEVEL: Final = 1 << 30
-"""Higher than any class's priority."""
+"""A level above every class's priority."""
 _ROOM_BATCHES: Final = 4
 _ROOM_S: Final = 1.0
 """An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
 _WAY_STEPS: Final = 2.5
-"""From when a slot is free until a step has whoever is sent there for it: the report, the step that runs, the one planned."""
+"""The steps from when a slot is free until a sequence that is sent there computes: the report, the step that runs, the one
+planned."""
 _MAX_SPARE_SHARE: Final = 0.125
-"""A share of all slots; more of them free at once would be outputs so short that slots do not matter."""
+"""The largest share of all slots that is counted as about to be free. Where more were, outputs would be so short that slots do
+not matter."""
 
 
 class Promise:
@@ -47,8 +49,8 @@ class Promise:
         tpot_s: float = inf,
         level: int = 0,
     ) -> None:
-        """`hashes`: full prompt blocks that it will hold here; `context_tokens`: of a sequence that will decode here, its length
-        on average; `tpot_s`: its target for the time per output token; `level`: its class's priority."""
+        """`hashes` are the full prompt blocks that it will hold here. `context_tokens` is the average length of a sequence that
+        will decode here, `tpot_s` its target for the time per output token, and `level` its class's priority."""
         self.made_at = made_at
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
         self.hashes, self.context_tokens = hashes, context_tokens
@@ -62,22 +64,23 @@ class Turnover:
 
     def __init__(self) -> None:
         self.spare_share = 0.0
-        """The share of all slots."""
+        """The share of all slots that come free."""
 
     def learn(self, mean_output_tokens: float) -> None:
-        """A sequence ends after so many steps, so of each step's sequences one in so many."""
+        """Learn how long outputs are on average: a sequence ends after as many steps, so one in as many of a step's sequences
+        ends with it."""
         self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / max(1.0, mean_output_tokens))
 
 
 class _Chains:
-    """Prompts' block hashes that promises pay for. A hash says all that comes before its block (`core.kv.block_hashes`), so two
-    prompts are found to have as much in common as the last block in which they agree."""
+    """The block hashes of prompts that promises pay for. A hash covers all that comes before its block (`core.kv.block_hashes`),
+    so the last block in which two prompts agree tells how much they have in common."""
 
     __slots__ = ("_by_first",)
 
     def __init__(self) -> None:
         self._by_first: dict[int, dict[str, tuple[int, ...]]] = {}
-        """First hash -> of which promise -> all."""
+        """First hash -> promise -> all hashes."""
 
     def add(self, key: str, hashes: tuple[int, ...]) -> None:
         chains = self._by_first.get(hashes[0])
@@ -93,7 +96,7 @@ class _Chains:
             del self._by_first[hashes[0]]
 
     def num_shared(self, hashes: Sequence[int], limit: int) -> int:
-        """The most leading blocks, of the first `limit` (at least one), that somebody pays for."""
+        """Return the most leading blocks, of the first `limit` (at least one), that some promise pays for."""
         most = 0
         if (chains := self._by_first.get(hashes[0])) is not None:
             for chain in chains.values():
@@ -104,7 +107,7 @@ class _Chains:
 
 
 def _num_common(one: Sequence[int], other: Sequence[int], low: int, high: int) -> int:
-    """Leading hashes that are the same in both, at least `low` and at most `high`."""
+    """Return how many leading hashes are the same in both. It is at least `low` and at most `high`."""
     while low < high:
         middle = (low + high + 1) // 2
         if one[middle - 1] == other[middle - 1]:
@@ -127,7 +130,7 @@ class Member:
         changed: dict[str, "Member"] | None = None,
         turnover: Turnover | None = None,
     ) -> None:
-        """`changed`: where it puts itself when anything about it changes; `turnover`: of the whole fleet."""
+        """`changed` is where the member puts itself when anything about it changes. `turnover` is that of the whole fleet."""
         self.info = info
         # What decisions read again and again, where it is quickest to read.
         self.address, self.sends = info.address, info.sends
@@ -140,11 +143,12 @@ class Member:
         self._changed = {} if changed is None else changed
         self._turnover = turnover or Turnover()
         self.version = 0
-        """Changes whenever anything here does."""
+        """Grows with each change."""
         self.outlook: object = None
-        """A policy's own: what it has worked out about it at some version, where it is found without looking it up."""
+        """For the placement policy: what it has worked out about the member at some version. It is here so that no look-up is
+        needed."""
         self.standing: object = None
-        """A shortlist's own: where it has put it."""
+        """For the shortlist: where the member stands in its queues."""
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
@@ -152,7 +156,7 @@ class Member:
         self.work = WorkCounts()
         self.experts: tuple[LayerExperts, ...] = ()
         self.leaving = False
-        """It takes nothing new, but its KV can still be fetched."""
+        """Whether the instance is leaving. It takes nothing new, but its KV can still be fetched."""
         self.measured_tokens_per_s = 0.0
         self.step_s = DEFAULT_STEP_S
         self.steps = UNKNOWN_STEPS
@@ -160,9 +164,9 @@ class Member:
         self.context_tokens = 0
         self.capacity_tokens = info.capacity_tokens
         self.free_blocks = info.num_blocks
-        """Blocks that nothing uses and nothing was promised."""
+        """The number of blocks that nothing uses and that no promise takes."""
         self.num_seqs = 0
-        """Sequences that are or will be here."""
+        """The number of sequences that are or will be here."""
         self._used_blocks = 0
         self._waiting_tokens = 0
         self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
@@ -173,17 +177,17 @@ class Member:
         self._chains = _Chains()
         self._tpots: dict[float, int] = {}
         self._levels: dict[int, int] = {}
-        """Level -> how many promises."""
+        """Level -> number of promises."""
         self.lowest_level = NO_LEVEL
-        """The lowest level that was promised here; `NO_LEVEL`: nothing was."""
+        """The lowest level of the promises here; `NO_LEVEL` when there is none."""
         self._above: dict[int, Member] = {}
-        """Level -> what `above` has given for it, as long as nothing has changed."""
+        """Level -> the result of `above`, as long as nothing has changed."""
         self.tightest_tpot_s = inf
-        """The tightest target of those that were placed here to decode."""
+        """The tightest target of the sequences that were placed here to decode."""
         self.batch_seqs = 0
-        """Sequences that decode or will decode here."""
+        """The number of sequences that decode or will decode here."""
         self.batch_context_tokens = 0.0
-        """Their lengths together, on average until they end."""
+        """The sum of their lengths, on average until they end."""
 
     @property
     def num_promises(self) -> int:
@@ -191,21 +195,22 @@ class Member:
 
     @property
     def queued_tokens(self) -> int:
-        """Prompt tokens to be computed here, reported and promised."""
+        """The prompt tokens to be computed here, reported and promised."""
         return self._waiting_tokens + self._unsettled_sum.compute_tokens
 
     @property
     def has_slot(self) -> bool:
-        """Will a sequence have a slot once it gets there? Waiting until one is seen to be free leaves it empty for steps."""
+        """Return whether a sequence will have a slot once it gets there. Waiting until a slot is seen to be free would leave it
+        empty for steps."""
         slots = self.max_num_seqs
         return self.num_seqs < slots + int(slots * self._turnover.spare_share)
 
     def has_prompt_room(self, tokens_per_s: float) -> bool:
-        """Is there less prompt work than keeps the instance busy until the next decision?"""
+        """Return whether there is less prompt work than keeps the instance busy until the next decision."""
         return self.queued_tokens < max(_ROOM_BATCHES * self.max_batch_tokens, _ROOM_S * tokens_per_s)
 
     def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
-        """Is there room for `num_tokens`? What is cached is looked up only where that decides."""
+        """Return whether there is room for `num_tokens`. What is cached is looked up only where that decides."""
         free_blocks = self.free_blocks
         if num_tokens <= free_blocks * self.block_size:
             return True
@@ -213,10 +218,10 @@ class Member:
         return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= free_blocks
 
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
-        """Blocks that `num_tokens` would take from `free_blocks`.
+        """Return how many of `free_blocks` a sequence of `num_tokens` would take.
 
-        Of the `num_cached` leading blocks in its cache only those that a promise already pays for are free of charge:
-        the others count as available in the report and stop being so."""
+        Of its `num_cached` leading blocks in the cache, those that a promise already pays for are free of charge. The others
+        count as available in the report and stop being so."""
         shared = self._chains.num_shared(hashes, num_cached) if num_cached else 0
         return num_blocks_for(num_tokens, self.block_size) - shared
 
@@ -234,7 +239,7 @@ class Member:
         self._refresh()
 
     def release(self, key: str) -> None:
-        """Forget a promise; nothing happens when there is none."""
+        """Forget a promise. Nothing happens when there is none."""
         if (promise := self._unsettled.pop(key, None)) is not None:
             self._unsettled_sum.add(promise, -1)
         elif (promise := self._settled.pop(key, None)) is not None:
@@ -282,9 +287,10 @@ class Member:
         self._refresh()
 
     def above(self, level: int) -> "Member":
-        """This instance as a class of that priority finds it, once all lower ones have given way; itself where none is lower.
+        """Return the instance as a class of that priority finds it once all lower ones have given way; itself where none is
+        lower.
 
-        What is returned is for reading: nothing is to be promised to it."""
+        The result is for reading only: nothing may be promised to it."""
         if level <= self.lowest_level:
             return self
         known = self._above.get(level)
@@ -293,7 +299,8 @@ class Member:
         return known
 
     def _without_below(self, level: int) -> "Member":
-        """Sequences of lower classes are preempted or sit steps out (`core.precedence`), and their prompts come later."""
+        """Return the instance without its lower classes. Their sequences are preempted or left out of steps (`core.precedence`),
+        and their prompts come later."""
         lower, tightest_s = _Sum(), inf
         for promise in (*self._unsettled.values(), *self._settled.values()):
             if promise.level < level:
@@ -343,8 +350,7 @@ class Member:
         self._settled_sum.add(promise, 1)
 
     def _refresh(self) -> None:
-        """Settled promises show in the report as far as they have grown, so the larger of the two counts.
-
+        """Work the sums out anew. Settled promises show in the report as far as they have grown, so the larger of the two counts.
         Unsettled ones come on top."""
         self.version += 1
         self._changed[self.address] = self

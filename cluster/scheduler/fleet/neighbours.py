@@ -7,7 +7,7 @@ from cluster.scheduler.fleet.member import Member
 
 
 class NeighbourGroup:
-    """Who stands there, by what a shortlist orders them by."""
+    """The instances of one group, in the queues from which a shortlist takes them."""
 
     __slots__ = ("batches", "num_members", "prompts")
 
@@ -21,14 +21,14 @@ class Neighbours:
         self._groups: dict[tuple[str, ...], NeighbourGroup] = {}
 
     def join(self, member: Member) -> tuple[NeighbourGroup, ...]:
-        """Its groups, smallest first."""
+        """Add a member, and return its groups, smallest first."""
         groups = tuple([self._groups.setdefault(name, NeighbourGroup()) for name in member.spot.groups])
         for group in groups:
             group.num_members += 1
         return groups
 
     def leave(self, member: Member) -> None:
-        """Who has joined before."""
+        """Remove a member that has joined before."""
         for name in member.spot.groups:
             group = self._groups[name]
             group.num_members -= 1

@@ -1,6 +1,7 @@
 """How long outputs are, learned from those that have ended: a distribution for each class and tenant.
 
-Invariant: a tenant's own class is asked once enough is known of it; else the class, then everybody; else nothing is known."""
+Invariant: once enough is known of a tenant's own class, that answers; else the class, then all requests; else nothing is
+known."""
 
 from math import log2
 from typing import Final
@@ -8,7 +9,7 @@ from typing import Final
 _BUCKETS_PER_DOUBLING: Final = 4
 _NUM_BUCKETS: Final = 24 * _BUCKETS_PER_DOUBLING
 _DECAY: Final = 0.998
-"""The weight of an observation after one more: the last 500 count."""
+"""The factor on an observation's weight for each later one: about the last 500 count."""
 _ENOUGH: Final = 20.0
 _MAX_REMEMBERED: Final = 4096
 
@@ -18,7 +19,7 @@ class OutputLengths:
         self._of: dict[tuple[str, str], _Histogram] = {}
 
     def observe(self, tenant: str, slo_class: str, num_tokens: int) -> None:
-        """A request of theirs has ended after so many output tokens."""
+        """Learn that a request of this class and tenant has ended after so many output tokens."""
         for key in {(tenant, slo_class): 0, ("", slo_class): 0, ("", ""): 0}:
             histogram = self._of.pop(key, None) or _Histogram()
             self._of[key] = histogram
@@ -27,7 +28,8 @@ class OutputLengths:
             del self._of[next(iter(self._of))]
 
     def quantile(self, tenant: str, slo_class: str, share: float) -> int | None:
-        """`share` of the outputs are no longer than this many tokens (rounded up by at most a fifth); None: not known."""
+        """Return how many tokens (rounded up by at most a fifth) `share` of the outputs do not exceed, or None where it is not
+        known."""
         histogram = self._known(tenant, slo_class)
         return None if histogram is None else histogram.quantile(share)
 
@@ -52,7 +54,7 @@ class _Histogram:
         self._unit = 1.0
         self.num_seen = 0
         self._quantiles: dict[float, int] = {}
-        """Since the last observation."""
+        """The quantiles since the last observation."""
 
     def add(self, num_tokens: int) -> None:
         self.num_seen += 1
@@ -88,5 +90,5 @@ def _bucket(num_tokens: int) -> int:
 
 
 def _upper(index: int) -> int:
-    """The largest count in a bucket."""
+    """Return the largest count in a bucket."""
     return max(1, int(2 ** ((index + 1) / _BUCKETS_PER_DOUBLING) - 1e-9))

@@ -1,8 +1,9 @@
-"""Which instance caches which prefix, as far as the instances have told.
+"""Which instance caches which prefix, as far as the instances have reported.
 
-Invariant: an instance is among the holders of a block hash if and only if its latest report about that hash said so, and the
-hash is one of those that are kept. All are kept at first; when `max_entries` pairs of a hash and a holder are exceeded, every
-second hash from then on, by its value: all instances and prompts agree on which, and runs are then known a little too short."""
+Invariant: an instance is among the holders of a block hash if and only if its latest report about that hash said so, and the hash
+is one of those that are kept. All are kept at first. When there are more than `max_entries` pairs of a hash and a holder, only
+every second hash is kept from then on, chosen by its value. All instances and prompts agree on which, and runs are then known a
+little too short."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
@@ -10,13 +11,13 @@ from typing import Final
 from cluster.scheduler.fleet.rng import RequestRng
 
 MAX_ENTRIES: Final = 8_000_000
-"""1.1 to 2 GB: 142 bytes each where nine of ten are shared by several instances, 249 where none is."""
+"""Takes 1.1 to 2 GB: 142 bytes each where nine of ten are shared by several instances, 249 where none is."""
 
 
 class PrefixIndex:
-    """Block hashes (`core.kv.block_hashes`, chained) to the addresses of the instances that hold them.
+    """Maps block hashes (`core.kv.block_hashes`, chained) to the addresses of the instances that hold them.
 
-    Answers are hints: a block may have been evicted since; the instance then computes it again."""
+    Answers are hints: a block may have been evicted since. The instance then computes it again."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self._max_entries = max_entries
@@ -24,11 +25,11 @@ class PrefixIndex:
         self.stride = 1
         """One of so many hashes is kept; a power of two."""
         self._holders: dict[int, list[str]] = {}
-        """In the order in which they told, so that a replay finds the same order."""
+        """Hash -> holders, in the order of their reports, so that a replay finds the same order."""
         self._held: dict[str, set[int]] = {}
 
     def __len__(self) -> int:
-        """Distinct block hashes that some instance holds."""
+        """Return the number of distinct block hashes that some instance holds."""
         return len(self._holders)
 
     def update(self, instance: str, added: Iterable[int], removed: Iterable[int]) -> None:
@@ -55,7 +56,7 @@ class PrefixIndex:
             self._withdraw(block, instance)
 
     def match(self, hashes: Sequence[int]) -> "PrefixHolders":
-        """Who holds how much of the prompt with these block hashes, in prompt order."""
+        """Return which instances hold how much of the prompt with these block hashes, in prompt order."""
         mask = self.stride - 1
         ends: Sequence[int] = range(1, len(hashes) + 1)
         if mask:
@@ -80,9 +81,9 @@ class PrefixIndex:
 
 
 class PrefixHolders:
-    """For each instance: how many leading blocks of one prompt it holds. Worked out for those that are asked for.
+    """For each instance, how many leading blocks of one prompt it holds. It is worked out on request.
 
-    Whoever holds a block is taken to hold all before it, since a prefix cache gives up the last first."""
+    An instance that holds a block is taken to hold all before it, since a prefix cache gives up the last first."""
 
     __slots__ = ("_deepest", "_ends", "_found", "_hashes", "_held", "_holders", "_rest", "_runs")
 
@@ -96,9 +97,10 @@ class PrefixHolders:
         self._holders, self._held, self._hashes, self._ends = holders, held, hashes, ends
         self._runs: dict[str, int] = {}
         self._found: dict[str, int] = {}
-        """How many blocks these hold at the most."""
+        """Address -> an upper bound of its leading blocks."""
         self._deepest = self._rest = _num_known(holders, hashes, len(hashes))
-        """The most that anybody holds, and the most that anybody may who is not in `_found`."""
+        """`_deepest` is the most that any instance holds, and `_rest` the most that an instance which is not in `_found` may
+        hold."""
 
     def get(self, address: str, default: int = 0, /) -> int:
         if not self._deepest:
@@ -111,7 +113,7 @@ class PrefixHolders:
         return run or default
 
     def longest(self, count: int, rng: RequestRng) -> list[str]:
-        """Up to `count` instances that hold most of it, most first; among equals they are drawn."""
+        """Return up to `count` instances that hold most of it, most first. Among equals a draw decides."""
         depth = self._deepest
         found = self._found = dict[str, int]()
         while depth and len(found) < count:
@@ -129,7 +131,7 @@ class PrefixHolders:
 
 
 def _num_known(known: Container[int], hashes: Sequence[int], length: int) -> int:
-    """How many of the first `length` hashes are known, given that none is known after one that is not."""
+    """Return how many of the first `length` hashes are known, given that none is known after one that is not."""
     low, high = int(length > 0 and hashes[0] in known), length + 1
     while low and high - low > 1:
         middle = (low + high) // 2
@@ -143,7 +145,7 @@ def _num_known(known: Container[int], hashes: Sequence[int], length: int) -> int
 def _last_with_more(
     holders: Mapping[int, Sequence[str]], hashes: Sequence[int], length: int, count: int
 ) -> int:
-    """The most leading hashes, of `length`, the last of which more than `count` hold."""
+    """Return the largest number of leading hashes, at most `length`, the last of which more than `count` instances hold."""
     low, high = 0, length + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -8,8 +8,8 @@ _MODULUS: Final = (1 << 31) - 1
 
 
 class RequestRng:
-    """A multiplicative congruential generator (Park, Miller and Stockmeyer, CACM 36 no. 7, 1993), begun from a name; cheap to
-    make for each decision. No product is too large for a machine word."""
+    """A multiplicative congruential generator (Park, Miller and Stockmeyer, CACM 36 no. 7, 1993), seeded with a name. It is cheap
+    to make for each decision. No product is too large for a machine word."""
 
     __slots__ = ("_state",)
 
@@ -17,6 +17,6 @@ class RequestRng:
         self._state = 1 + crc32(name.encode(), turn) % (_MODULUS - 1)
 
     def below(self, limit: int) -> int:
-        """A number from 0 to `limit` - 1, each about as likely."""
+        """Return a number from 0 to `limit` - 1. Each is about as likely."""
         self._state = self._state * _MULTIPLIER % _MODULUS
         return self._state % limit

@@ -21,13 +21,14 @@ from core.reports import LoadReport, Register
 
 NO_DECODE: Final = "no decode instance is alive"
 FETCH_TOKENS: Final = 128
-"""A cached prefix as long as this is worth asking a decode instance for."""
+"""A cached prefix of this many tokens is worth being fetched from a decode instance."""
 SCAN_UP_TO: Final = 32
-"""Instances of a fleet that is looked at as a whole for each request; of a larger one only a shortlist is."""
+"""Up to so many instances, every one is considered for each request. In a larger fleet only a shortlist is."""
 
 
 class Candidates:
-    """What one look for a place has in common; `cached`: who has most of the prompt cached, most first."""
+    """What one attempt to place a request looks up once. `cached` are the instances that have most of the prompt cached, most
+    first."""
 
     __slots__ = ("cached", "match", "rng")
 
@@ -51,7 +52,7 @@ class Roster:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """In order of registration."""
+        """The living instances, in order of registration."""
         return tuple(self._members.values())
 
     def some(self, count: int) -> list[Member]:
@@ -61,11 +62,11 @@ class Roster:
         return self._members.get(address)
 
     def real(self, member: Member) -> Member:
-        """The instance that `member` is, or is a part of (`Member.above`)."""
+        """Return the instance that `member` is, or is a reduced view of (`Member.above`)."""
         return self._members[member.address]
 
     def why_not(self) -> str:
-        """Why nothing can be placed, whatever the load; empty: something can."""
+        """Return why nothing can be placed, whatever the load; empty where something can."""
         return "" if any(m.decodes and not m.leaving for m in self._members.values()) else NO_DECODE
 
     def knows(self, info: Register) -> bool:
@@ -73,7 +74,7 @@ class Roster:
         return known is not None and known.info == info
 
     def add(self, info: Register) -> None:
-        """A new instance, which knows of no buddy."""
+        """Add a new instance, which knows of no buddy."""
         member = self._members[info.address] = Member(info, self._shortlist.changed, self.turnover)
         self._shortlist.changed[info.address] = member
         if info.decodes and info.replicates:
@@ -106,25 +107,25 @@ class Roster:
         self._buddies.forget(address)
 
     def forget_buddies(self) -> None:
-        """No instance knows of its buddy: all are told anew."""
+        """Forget all pairs, so that every instance is told its buddy anew."""
         for address in self._replicating:
             self._buddies.forget(address)
 
     def pair(self) -> list[Send]:
-        """Tell those whose buddy has changed."""
+        """Return whom to tell of a new buddy."""
         return [Send(a, Buddy(buddy)) for a, buddy in self._buddies.pair(list(self._replicating.values()))]
 
     @property
     def scans(self) -> bool:
-        """Is the fleet small enough to be looked at as a whole?"""
+        """Whether the fleet is small enough that every instance is considered."""
         return len(self._members) <= self._scan_up_to
 
     def match(self, place: Place) -> PrefixHolders:
-        """How many leading blocks of its prompt are cached where."""
+        """Return how many leading blocks of the request's prompt are cached where."""
         return self._prefixes.match(place.block_hashes)
 
     def candidates(self, place: Place, turn: int = 0) -> Candidates:
-        """`turn`: another one draws others."""
+        """Return the candidates. Another `turn` draws others."""
         if self._last is not None and self._last[0] is place and self._last[1] == turn:
             return self._last[2]
         rng = RequestRng(place.request_id, turn)
@@ -136,11 +137,11 @@ class Roster:
         return candidates
 
     def replica_of(self, lost: Sequence[str]) -> str:
-        """Who has copies of the KV of the instance that was lost last; empty: nobody."""
+        """Return the instance that has copies of the KV of the one that was lost last; empty where there is none."""
         return self._buddies.replica_of(lost)
 
     def any_headroom(self, level: int) -> bool:
-        """For a request of that level, which lower ones give way to."""
+        """Return whether any instance has headroom for a request of that level, to which lower ones give way."""
         if not self.scans:
             self._settle()
             return self._shortlist.any_headroom(level)
@@ -150,7 +151,7 @@ class Roster:
         )
 
     def shortest_queues(self) -> Iterable[Member]:
-        """If nobody among these has room for a prompt, nobody has."""
+        """Return the prefill instances with the shortest queues. If none of them has room for a prompt, no instance has."""
         if self.scans:
             return self._members.values()
         self._settle()
@@ -158,7 +159,8 @@ class Roster:
         return () if least is None else (least,)
 
     def decodes(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
-        """Those that could hold prompt and output to the end; of a large fleet those worth considering, and `wanted`."""
+        """Return the instances that could hold prompt and output to the end. Of a large fleet these are the ones worth
+        considering, and `wanted`."""
         total = place.num_tokens + place.max_new_tokens
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
@@ -175,7 +177,8 @@ class Roster:
     def prefills(
         self, place: Place, candidates: Candidates, decodes: Sequence[Member], exclude: Sequence[str]
     ) -> list[Member]:
-        """Those that could compute its prompt; of a large fleet those worth considering for one of `decodes`."""
+        """Return the instances that could compute the prompt. Of a large fleet these are the ones worth considering for one of
+        `decodes`."""
         pool: Iterable[Member] = self._members.values()
         if not self.scans:
             self._settle()
@@ -185,14 +188,14 @@ class Roster:
         return _without(able, exclude)
 
     def answering(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
-        """Those that could compute its prompt and answer it at once, whether they decode or not."""
+        """Return the instances that could compute its prompt and answer it at once, whether they decode or not."""
         alone = [
             m for m in self.prefills(place, candidates, (), place.exclude) if m.answers and not m.decodes
         ]
         return alone + self.decodes(place, candidates, wanted)
 
     def holders(self, place: Place, candidates: Candidates, exclude: Sequence[str]) -> list[Member]:
-        """Decode instances that have so much of the prompt cached that it may be fetched from there."""
+        """Return the decode instances that have so much of the prompt cached that it may be fetched from there."""
         return [
             m
             for m in candidates.cached
@@ -214,7 +217,7 @@ def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
 
 
 def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:
-    """The members that are not excluded, or all where that leaves none."""
+    """Return the members that are not excluded, or all where that leaves none."""
     if not exclude:
         return members
     return [m for m in members if m.address not in exclude] or members

@@ -1,13 +1,13 @@
 """The few instances of a large fleet that are worth predicting for one request.
 
-A scan of the whole fleet finds the best place and takes a microsecond or more for each instance. What the scan would choose is
-nearly always among these: those that have most of the prefix cached, the emptiest decode batches and the fullest that still keep
-their targets (of each tightness, with and without prompts before them), an idle one, the one with most room, the shortest prompt
-queues, and who stands near. Instances are put on buckets (`bucket_queue`) when something about them changes, so that
-none of this looks at more than it returns; among equals the request's own draw decides, so that bursts and schedulers
-that do not see each other spread.
+A scan of the whole fleet finds the best place, and takes a microsecond or more for each instance. The scan's choice is nearly
+always among these: those that have most of the prefix cached, the emptiest decode batches and the fullest that still keep their
+targets (of each tightness, with and without prompts before them), an idle one, the one with most room, the shortest prompt
+queues, and the neighbours of those. An instance moves between buckets (`bucket_queue`) when something about it changes, so that
+no look-up reads more than it returns. Among equals the request's own draw decides, so that bursts, and schedulers that do not see
+each other, spread.
 
-Invariant: after `settle` every living instance that takes work stands where its numbers say."""
+Invariant: after `settle` every living instance that takes work is in the buckets that its numbers say."""
 
 from collections.abc import Iterable
 from math import inf, log2
@@ -20,35 +20,36 @@ from cluster.scheduler.fleet.rng import RequestRng
 from core.types import Slo
 
 NUM_CACHED: Final = 16
-"""Instances with the longest cached prefix that are looked up, whatever their role; of these so many are predicted:"""
+"""The number of instances with the longest cached prefix that are looked up, whatever their role."""
 NUM_CACHED_DECODES: Final = 2
 NUM_CACHED_SOURCES: Final = 3
 _NUM_BATCHES: Final = 3
 _NUM_QUEUES: Final = 2
 NUM_NEAR: Final = 1
-"""Instances whose neighbours are looked at, too."""
+"""The number of instances whose neighbours are considered, too."""
 _BACKLOG_UNIT_S: Final = 0.01
 _STEP_UNIT_S: Final = 0.002
 _ROOM_UNIT_TOKENS: Final = 1024.0
 _LEVEL_ZERO: Final = 32
-"""The bucket of priority 0; classes of -32 and below count as one."""
+"""The bucket of priority 0. Classes of -32 and below count as one."""
 _IDLE = (-1, False)
 _PER_DOUBLING: Final = 2
-"""Targets for the time per token that differ by less than a factor of 1.4 are of one tightness."""
+"""Buckets for each doubling of a target. Targets for the time per token that differ by less than a factor of 1.4 share one."""
 
 
 class Shortlist:
     def __init__(self) -> None:
         self.changed: dict[str, Member] = {}
-        """Those that stand where they were, not where they are."""
+        """Members whose buckets are out of date."""
         self._prompts = BucketQueue()
-        """Who computes prompts, by what is queued there."""
+        """Instances that compute prompts, by what is queued there."""
         self._batches: dict[tuple[int, bool], BucketQueue] = {}
-        """Who decodes, by the time of a step; (tightness of its targets, have prompts to be computed there before)"""
+        """Instances that decode, by the time of a step. The keys are (tightness of its targets, whether prompts are to be
+        computed first)."""
         self._room = BucketQueue()
-        """Who decodes and has a sequence slot, by its free blocks."""
+        """Instances that decode and have a sequence slot, by free blocks."""
         self._levels = BucketQueue()
-        """Who decodes, by the lowest class that was placed there."""
+        """Instances that decode, by the lowest class that was placed there."""
         self._neighbours = Neighbours()
 
     def forget(self, member: Member) -> None:
@@ -60,7 +61,7 @@ class Shortlist:
         self._neighbours.leave(member)
 
     def settle(self, tokens_per_s: float) -> None:
-        """Put everybody where they are now; `tokens_per_s`: prompt rate of those that have not measured any."""
+        """Put every member into its buckets. `tokens_per_s` is the prompt rate of members that have not measured any."""
         if not self.changed:
             return
         changed = list(self.changed.values())
@@ -80,14 +81,14 @@ class Shortlist:
                 self._put_decoding(standing, backlog)
 
     def any_headroom(self, level: int) -> bool:
-        """Has any decode instance room for another sequence, or a sequence of a lower level?"""
+        """Return whether any decode instance has room for another sequence, or a sequence of a lower level."""
         return len(self._room) > 0 or self._has_below(level)
 
     def shortest_queue(self, rng: RequestRng) -> Member | None:
         return self._prompts.one_low(rng)
 
     def decodes(self, slo: Slo, near: Iterable[Member], rng: RequestRng) -> list[Member]:
-        """Where to decode; `near`: likely sources of the prompt's KV."""
+        """Return instances to decode on. `near` are likely sources of the prompt's KV."""
         found = [self._room.one_high(rng)]
         found += [_nearest(s.near_batches, rng) for m in near if (s := _standing(m)) is not None]
         groups = list(self._batches)
@@ -107,7 +108,7 @@ class Shortlist:
         return NOWHERE < self._levels.lowest_bucket < _level_bucket(level)
 
     def sources(self, decodes: Iterable[Member], rng: RequestRng) -> list[Member]:
-        """Who might compute the prompt for one of `decodes`."""
+        """Return instances that might compute the prompt for one of `decodes`."""
         found = self._prompts.lowest(_NUM_QUEUES, rng)
         for member in decodes:
             standing = _standing(member)
@@ -139,7 +140,7 @@ class Shortlist:
         buckets.put(standing.in_batch, bucket)
 
     def _take(self, standing: "_Standing") -> None:
-        """Off all buckets; it still has its neighbours."""
+        """Take a member out of all buckets. It still has its neighbours."""
         self._prompts.take(standing.prompts)
         self._room.take(standing.room)
         self._levels.take(standing.level)
@@ -157,11 +158,11 @@ class Shortlist:
 
 
 _Near = list[tuple[BucketQueue, BucketEntry]]
-"""A member's groups, smallest first, and its entry there."""
+"""A member's groups, smallest first, and its entry in each."""
 
 
 class _Standing:
-    """One member's entries."""
+    """One member's entries in all queues."""
 
     __slots__ = ("batch", "in_batch", "level", "member", "near_batches", "near_prompts", "prompts", "room")
 
@@ -172,7 +173,7 @@ class _Standing:
         self.near_prompts: _Near = [(group.prompts, BucketEntry(member)) for group in groups]
         self.near_batches: _Near = [(group.batches, BucketEntry(member)) for group in groups]
         self.batch: tuple[int, bool] | None = None
-        """The batches in whose buckets `in_batch` is."""
+        """The key of the queue in which `in_batch` is."""
 
 
 def _standing(member: Member) -> _Standing | None:
@@ -181,7 +182,7 @@ def _standing(member: Member) -> _Standing | None:
 
 
 def _nearest(near: _Near, rng: RequestRng) -> Member | None:
-    """One of the lowest bucket of the smallest group in which there is anybody; None: there is nobody near."""
+    """Return one member of the lowest bucket of the smallest group that has any, or None when there is none near."""
     for buckets, _ in near:
         if (found := buckets.one_low(rng)) is not None:
             return found
@@ -206,12 +207,13 @@ def _batch(member: Member) -> tuple[int, bool]:
 
 
 def _target_s(tightness: int) -> float:
-    """The tightest target of that tightness."""
+    """Return the tightest target of that tightness."""
     return inf if tightness == HIGHEST else 2 ** (tightness / _PER_DOUBLING) * 1e-6
 
 
 def _step_s(member: Member) -> float:
-    """A decode step of everything that is or will be there; where that is not known, the share of slots that are taken."""
+    """Return the time of a decode step of everything that is or will be there. Where it is not known, return the share of slots
+    that are taken."""
     model = member.steps.decode
     if not model.num_steps:
         return member.step_s * member.num_seqs / member.max_num_seqs

@@ -31,22 +31,22 @@ _SHORTLIST: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """Constants of the cost, until they are measured per deployment."""
+    """Constants of the cost, until they are measured for each deployment."""
 
     links: LinkModel = field(default_factory=LinkModel)
     handover_s: float = 0.003
     link_share: float = 0.1
     itl_harm: float = 0.5
     pressure_tokens: float = 32.0
-    """How many tokens' time the pressure on a decode batch is counted over."""
+    """The number of tokens over whose time the pressure on a decode batch is counted."""
     noise: float = 0.02
     noise_s: float = 0.001
-    """Decode instances whose costs differ by less than this (a share, and seconds) are alike: the one with fewer sequences
-    is taken, then the one that registered first, so that jitter in what was measured decides nothing."""
+    """Decode instances whose costs differ by less than this (a share, and seconds) count as equal. Among them the one with fewer
+    sequences is taken, then the one that registered first, so that jitter in what was measured decides nothing."""
 
 
 class Rates:
-    """Prompt tokens per second: an instance's own, else the fleet's mean, else an assumption."""
+    """Prompt rates: an instance's own, else the fleet's mean, else an assumption."""
 
     def __init__(self) -> None:
         self._fleet = 0.0
@@ -61,7 +61,7 @@ class Rates:
 
 
 class CostPolicy:
-    """The cheapest of all places by predicted seconds."""
+    """Takes the cheapest of all places by predicted seconds."""
 
     def __init__(self, local_threshold_tokens: int, model: CostModel | None = None) -> None:
         self._threshold = local_threshold_tokens
@@ -107,7 +107,7 @@ class CostPolicy:
     def _sources(
         self, ask: PlacementQuery, prefills: Sequence[Member]
     ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
-        """(the quickest few; all, by where they stand)"""
+        """Return (the quickest few, all by where they stand)."""
         sources = sorted([self._source(ask, p) for p in prefills], key=_total_s)
         nearest = Nearest((source.member.spot, source) for source in sources) if sources else None
         return sources[:_SHORTLIST], nearest
@@ -120,9 +120,10 @@ class CostPolicy:
         nearest: "Nearest[_Source] | None",
         limit_s: float = inf,
     ) -> tuple[float, Member | None]:
-        """Seconds of the cheapest, and who it is: `decode` alone (None), the quickest few, the quickest of the nearest.
+        """Return the seconds of the cheapest way, and its source: `decode` alone (None), one of the quickest few, or the quickest
+        of the nearest.
 
-        What takes `limit_s` or more is not wanted: it need not be told how much more."""
+        A way that takes `limit_s` or more is not wanted, so its seconds need not be exact."""
         best_s: float = self._local_s(decode, to_move)
         best: Member | None = None
         if nearest is None or to_move <= self._threshold:
@@ -163,7 +164,7 @@ class CostPolicy:
         return decode.queued_tokens / rate + compute_s + harm_s
 
     def _decode_s(self, ask: PlacementQuery, decode: Member, to_move: int) -> float:
-        """pressure + preemption."""
+        """Return pressure + preemption."""
         pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / decode.max_num_seqs
         taken_blocks = num_blocks_for(to_move + ask.growth_tokens, decode.block_size)
         fill = 1.0 - max(0, decode.free_blocks - taken_blocks) / decode.num_blocks
@@ -171,7 +172,7 @@ class CostPolicy:
 
 
 class _Source:
-    """A prefill instance, and what it would take until this prompt is computed there."""
+    """A prefill instance, and the seconds until this prompt would be computed there."""
 
     __slots__ = ("compute_s", "member", "queue_s", "total_s")
 

@@ -1,8 +1,8 @@
-"""Which policy decides.
+"""Chooses the policy that decides.
 
-Where every instance registers for both roles, who does what is the scheduler's to say, and `slo_policy` says it by the
-targets, once the instances have learned how long their steps take. Where pools have roles, their sizes say it, and a request goes
-where its predicted seconds are fewest (`cost_policy`)."""
+Where every instance registers for both roles, the scheduler says which does what: `slo_policy` decides by the targets, once the
+instances have learned how long their steps take. Where pools have roles, their sizes say it, and a request goes where its
+predicted seconds are fewest (`cost_policy`)."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _LEARNED_STEPS = 20
 
 
 class MixedPolicy:
-    """cluster.scheduler.placement.placement_policy.PlacementPolicy."""
+    """A PlacementPolicy of two others."""
 
     def __init__(self, local_threshold_tokens: int) -> None:
         self._by_cost = CostPolicy(local_threshold_tokens)
@@ -50,7 +50,7 @@ class MixedPolicy:
 
 
 def _is_free(member: Member) -> bool:
-    """It does either role, and knows how long each of its steps takes."""
+    """Return whether it does either role, and knows how long each of its steps takes."""
     if not (member.prefills and member.decodes):
         return False
     steps = member.steps

@@ -1,6 +1,6 @@
-"""What would happen on an instance, in seconds, from the step times that it has learned.
+"""Predicts what would happen on an instance, in seconds, from the step times that it has learned.
 
-Where an instance has not learned anything yet its prompt rate is used, and decoding is taken to be in time."""
+Until an instance has learned anything its prompt rate is used, and decoding is taken to be in time."""
 
 from cluster.scheduler.fleet.member import Member
 from core.pacing import prompt_tokens
@@ -35,21 +35,21 @@ class Outlook:
         self._base_s = model.step_s(num_seqs, context, num_seqs + 1)
         self._token_s = model.token_s + self._base_s / self.batch_tokens
         self.lag_s = 1.5 * member.step_s
-        """From a message on its way until a step has what it says: the step that runs and the one that is planned."""
+        """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned."""
         self.queue_s = self.prompt_s(member.queued_tokens)
-        """Until all prompts that are there are computed."""
+        """Seconds until all prompts that are there are computed."""
         num_tokens = min(member.queued_tokens, member.max_batch_tokens)
         self._longest_s = (
             model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
         )
-        """The longest step that may have begun already: nothing holds prompts back before something decodes."""
+        """The longest step that may have begun already. Nothing limits prompts before something decodes."""
 
     def joins_s(self, ready_s: float) -> float:
-        """How long a sequence whose KV will be here in `ready_s` seconds may wait for a step of its own."""
+        """Return how long a sequence whose KV will be here in `ready_s` seconds may wait for a step of its own."""
         return max(self.lag_s, self._longest_s - ready_s)
 
     def prompt_s(self, num_tokens: float, start_tokens: float = 0.0) -> float:
-        """To compute so many tokens of a prompt that follow `start_tokens` cached ones, once it is their turn."""
+        """Return the time to compute so many tokens of a prompt after `start_tokens` cached ones, from its turn on."""
         if num_tokens <= 0:
             return 0.0
         model = self._model
@@ -62,7 +62,8 @@ class Outlook:
 
 
 def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:
-    """One step of everything that decodes or will decode there, and so many more; 0 while nothing is known."""
+    """Return the time of one step of everything that decodes or will decode there, and of so many more; 0 while nothing is
+    known."""
     model = member.steps.decode
     if not model.num_steps:
         return 0.0
@@ -71,6 +72,6 @@ def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) ->
 
 
 def alone_step_s(member: Member, context_tokens: float) -> float:
-    """One step of one such sequence by itself: no instance like this one is faster."""
+    """Return the time of one step of one such sequence alone. No instance like this one is faster."""
     model = member.steps.decode
     return model.step_s(1, context_tokens, 1) if model.num_steps else 0.0

@@ -28,25 +28,27 @@ class PlacementQuery:
         expected_tokens: float = 256.0,
         short_tokens: float = 256.0,
     ) -> None:
-        """`growth_tokens`: output that room is kept for; `missing_tokens`: what the decode instance lacks, where it has said so
-        itself; `due_at`: when the first token is due; `expected_tokens`: output, on average; `short_tokens`: of a short one."""
+        """`growth_tokens` is the output that room is kept for. `missing_tokens` is what the decode instance lacks, where it has
+        said so itself. `due_at` is when the first token is due. `expected_tokens` is the average output, and `short_tokens` a
+        short one."""
         self.num_tokens, self.growth_tokens, self.missing_tokens = num_tokens, growth_tokens, missing_tokens
         self.cached_blocks = cached_blocks
         self.slo, self.tpot_s, self.due_at = slo, slo.tpot_s, due_at
         self.expected_tokens, self.short_tokens = expected_tokens, short_tokens
 
     def uncached(self, member: Member) -> int:
-        """Tokens to compute on `member`; at least the last one, whose logits are needed."""
+        """Return the tokens to compute on `member`. The last one is always computed, since its logits are needed."""
         num_blocks = self.cached_blocks.get(member.address, 0)
         return max(1, self.num_tokens - num_blocks * member.block_size)
 
     def to_move(self, decode: Member) -> int:
-        """Tokens whose KV must reach `decode`."""
+        """Return the number of tokens whose KV must reach `decode`."""
         return self.uncached(decode) if self.missing_tokens is None else self.missing_tokens
 
 
 class PlacementChoice:
-    """`prefill` None: decode computes the prompt itself; `late`: it misses a target there. Never changed."""
+    """A place. With `prefill` None the decode instance computes the prompt itself. `late` says that it misses a target there.
+    Never changed."""
 
     __slots__ = ("cost_s", "decode", "late", "prefill")
 
@@ -59,28 +61,30 @@ class PlacementChoice:
 
 
 class PlacementPolicy(Protocol):
-    """Where a request should run. The scheduler has seen to it that every one of `decodes` has headroom for it."""
+    """Decides where a request should run. The scheduler has made sure that every one of `decodes` has headroom for it."""
 
     def choose(
         self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> PlacementChoice | None:
-        """The best place, which may have to finish other prompts first (then the request waits for it); None: wait."""
+        """Return the best place, or None to wait. The place may have to finish other prompts first; then the request waits for
+        it."""
         ...
 
     def choose_prefill(
         self, ask: PlacementQuery, decode: Member, prefills: Sequence[Member], now: float
     ) -> PlacementChoice:
-        """Where a request that already holds its blocks on `decode` gets its prompt computed."""
+        """Return where a request that already holds its blocks on `decode` gets its prompt computed."""
         ...
 
     def has_prompt_room(self, member: Member) -> bool:
-        """Should it be given another prompt already? If not the request waits, and can still go elsewhere."""
+        """Return whether the instance should be given another prompt already. If not, the request waits and can still go
+        elsewhere."""
         ...
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
-        """What its prompt takes at the least, without any queue."""
+        """Return the least time that its prompt takes, without any queue."""
         ...
 
     def measured(self, member: Member) -> None:
-        """`member` has a new report."""
+        """Note that `member` has a new report."""
         ...

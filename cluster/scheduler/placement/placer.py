@@ -23,14 +23,14 @@ from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
 from core.types import Route
 
 GROWTH_TOKENS: Final = 256
-"""Room that is kept for a sequence's output while nothing is known of how long outputs are."""
+"""The room that is kept for a sequence's output while nothing is known of how long outputs are."""
 GROWTH_SHARE: Final = 0.75
-"""Room is kept for as much as this share of the outputs needs; longer ones rely on others ending before."""
+"""Room is kept for what this share of the outputs needs. Longer ones rely on others ending before."""
 SHORT_SHARE: Final = 0.05
-"""So many outputs are shorter than what a wait before the second token is taken to be spread over."""
+"""The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
 PATIENCE_S: Final = 1.0
 RETRY_S: Final = 0.05
-"""In a large fleet, who waits is tried again when the instance it waits for has changed, or after this long."""
+"""In a large fleet a waiting request is tried again when the instance it waits for has changed, or after this long."""
 _SAMPLE: Final = 3
 
 
@@ -50,8 +50,8 @@ class Placement:
         charged_tokens: float,
         scheduler: str = "",
     ) -> None:
-        """`compute_tokens`: of its prompt, on the prefill instance or else on the decode instance; `charged_tokens`: output that
-        its tenant has been charged for; `scheduler`: who has placed it, empty: this one."""
+        """`compute_tokens` are those of its prompt, on the prefill instance or else on the decode instance. `charged_tokens` is
+        the output that its tenant has been charged for. `scheduler` has placed it; empty means this one."""
         self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
         self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
 
@@ -71,10 +71,10 @@ class Placer:
         self._lengths = OutputLengths()
         self._placements: dict[str, Placement] = {}
         self._claim: tuple[str, str] | None = None
-        """(key of a waiter, address of the decode instance that is kept for it)"""
+        """(key of the waiter, address of the decode instance that is kept for it)."""
 
     def __len__(self) -> int:
-        """Requests that are placed and not finished."""
+        """Return the number of requests that are placed and not finished."""
         return len(self._placements)
 
     @property
@@ -85,7 +85,7 @@ class Placer:
         return self._placements.get(key)
 
     def try_to_place(self, waiter: Waiter, now: float) -> Route | None:
-        """Bind it to the instances that suit it best now; None: it waits."""
+        """Bind the request to the instances that suit it best now, and return the route. None means that it waits."""
         place = waiter.place
         candidates = self._roster.candidates(place, waiter.num_tries)
         waiter.num_tries, waiter.tried_at, waiter.waits_for = waiter.num_tries + 1, now, None
@@ -114,7 +114,7 @@ class Placer:
     def _with_headroom(
         self, waiter: Waiter, ask: PlacementQuery, usable: Sequence[Member], wanted: str
     ) -> list[Member]:
-        """Those that have room for it; `wanted` alone where that has."""
+        """Return the instances that have room for it; `wanted` alone where that has."""
         num_tokens = ask.num_tokens + ask.growth_tokens
         decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, ask.cached_blocks)]
         if wanted:
@@ -131,9 +131,10 @@ class Placer:
         *,
         level: int = -NO_LEVEL,
     ) -> PlacementChoice | None:
-        """The policy's choice; None where it has none, or the prompt would only wait on its instance.
+        """Return the policy's choice. It is None where the policy has none, or the prompt would only wait on its instance.
 
-        `level`: `decodes` are seen without lower ones (`Member.above`), and so are the instances that may compute the prompt."""
+        With a `level`, `decodes` are seen without lower ones (`Member.above`), and so are the instances that may compute the
+        prompt."""
         if not decodes:
             return None
         place = waiter.place
@@ -152,11 +153,12 @@ class Placer:
         return choice
 
     def any_prompt_room(self, level: int) -> bool:
-        """Could anybody be given a prompt of that level now?"""
+        """Return whether any instance could be given a prompt of that level now."""
         return any(self._policy.has_prompt_room(m.above(level)) for m in self._roster.shortest_queues())
 
     def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
-        """It found no place before, and would not find one because `changed` has news (None: anybody may have)."""
+        """Return whether it found no place before and would not find one because `changed` has news. None means that any instance
+        may."""
         if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
             num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
@@ -169,7 +171,7 @@ class Placer:
         return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
 
     def replace_prefill(self, key: str, decode: str, need: NeedPrefill, now: float) -> str:
-        """A reservation on `decode` lost its prefill instance: the address of another one; empty: compute it there."""
+        """Return another prefill instance for a reservation on `decode` that lost its own; empty means to compute it there."""
         placement, holder = self._placements.get(key), self._roster.get(decode)
         prefill = ""
         if placement is not None and holder is not None and placement.route.decode == decode:
@@ -191,7 +193,7 @@ class Placer:
         return prefill
 
     def take(self, key: str, taken: PlacedByPeer, now: float) -> None:
-        """Another scheduler has placed it. Nothing happens where it is known already."""
+        """Take over what another scheduler has placed. Nothing happens where it is known already."""
         if key not in self._placements:
             placement = Placement(
                 taken.frontend,
@@ -206,7 +208,8 @@ class Placer:
             self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
 
     def finish(self, key: str, ended: Finished | None = None) -> Placement | None:
-        """Give back what was promised for it; learn from how it has ended, if it has. None: nothing was."""
+        """Give back what was promised for a request, and learn from how it has ended, if it has. Returns None when nothing was
+        promised."""
         if (placement := self._placements.pop(key, None)) is not None:
             if ended is not None:
                 self._learn(placement, ended)
@@ -223,23 +226,23 @@ class Placer:
             self._roster.turnover.learn(self._lengths.mean("", "") or inf)
 
     def at(self, address: str) -> list[str]:
-        """Keys of those that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
+        """Return the keys of requests that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
         return [
             k for k, p in self._placements.items() if address in (p.route.decode, p.frontend, p.scheduler)
         ]
 
     @property
     def claimed(self) -> str:
-        """The instance that is kept for a request that found no room; empty: none is."""
+        """The instance that is kept for a request that found no room; empty where none is."""
         return "" if self._claim is None else self._claim[1]
 
     def unclaim(self, address: str) -> None:
-        """That instance takes nothing more."""
+        """Give up a claim on an instance that takes nothing more."""
         if self._claim is not None and self._claim[1] == address:
             self._claim = None
 
     def check_claim(self, queue: WaitingQueue) -> None:
-        """A claim ends with its claimant."""
+        """End the claim of a request that does not wait any more."""
         if self._claim is not None and queue.get(self._claim[0]) is None:
             self._claim = None
 
@@ -265,7 +268,7 @@ class Placer:
         return self._policy.has_prompt_room(choice.computes)
 
     def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
-        """Nothing has headroom for `waiter`: after a while, keep an instance for it."""
+        """Keep an instance for `waiter`, for which nothing has headroom, after a while."""
         if waiter.blocked_since is None:
             waiter.blocked_since = now
         if usable and self._claim is None and now - waiter.blocked_since >= PATIENCE_S:
@@ -303,7 +306,7 @@ class Placer:
     def _promise(
         self, key: str, placed: Placement, decode: Member | None, prefill: Member | None, now: float
     ) -> None:
-        """Count on it: at its instances, as far as they are known here, and on its tenant's account."""
+        """Count a placed request at its instances, as far as they are known here, and on its tenant's account."""
         place, counters = placed.place, self._counters
         self._placements[key] = placed
         if decode is not None:
@@ -332,7 +335,7 @@ class Placer:
         counters.charge(place, placed.charged_tokens)
 
     def least_work_s(self, place: Place) -> float:
-        """What its prompt takes at the least, by what is cached where."""
+        """Return the least time that its prompt takes, by what is cached where."""
         candidates = self._roster.candidates(place)
         members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
         return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
@@ -361,6 +364,6 @@ class Placer:
         )
 
     def _growth(self, place: Place) -> int:
-        """Output tokens that room is kept for."""
+        """Return the output tokens that room is kept for."""
         usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
         return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)

@@ -1,16 +1,15 @@
-"""Where a request keeps its targets, and everybody else's, at the least cost.
+"""Takes the place where a request keeps its targets, and all others theirs, at the least cost.
 
-A place is a decode instance and who computes the prompt: it itself, a prefill instance, or a peer that has the prefix cached. For
+A place is a decode instance and what computes the prompt: itself, a prefill instance, or a peer that has the prefix cached. For
 each the time to the first token and the time per token are predicted (`outlook`). A place is
-
 - harmful, if the decode batch would then miss its tightest target: it is never taken;
 - in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
 - late otherwise: only if there is no other, the one that is late by least.
 
-cost = GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. An idle instance
-that begins to decode pays for a step of its own for each token, one more in a batch pays nearly nothing: so decode batches fill
-up as far as targets allow, instances without them compute prompts at full speed, and who does what moves with the load,
-without draining."""
+The cost is the GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. An idle
+instance that begins to decode pays for a step of its own for each token; one more sequence in a batch costs nearly nothing. So
+decode batches fill up as far as targets allow, instances without them compute prompts at full speed, and roles move with the
+load, without draining."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,19 +29,20 @@ _SHORTLIST: Final = 4
 class SloModel:
     ttft_margin: float = 0.9
     tpot_margin: float = 0.92
-    """Predictions are trusted to be right within the rest of these."""
+    """The shares of the targets up to which predictions are trusted."""
     reach: float = 1.5
-    """Nobody's target counts as tighter than this many steps of a sequence that is alone."""
+    """No target counts as tighter than this many steps of a sequence that is alone."""
     delay_weight: float = 0.1
-    """What a second until the first token costs, beside one of GPU time."""
+    """The cost of a second until the first token, in seconds of GPU time."""
     risk_weight: float = 2.0
-    """What a prediction at its margin costs, in times of the request's own GPU time."""
+    """The cost of a prediction at its margin, in times of the request's own GPU time."""
     room_s: float = 0.1
-    """Prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the scheduler."""
+    """Seconds of prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the
+    scheduler."""
 
 
 class SloPolicy:
-    """cluster.scheduler.placement.placement_policy.PlacementPolicy."""
+    """A PlacementPolicy by targets and cost."""
 
     def __init__(
         self, local_threshold_tokens: int, model: SloModel | None = None, links: CostModel | None = None
@@ -58,7 +58,7 @@ class SloPolicy:
         return self._rates.tokens_per_s(member)
 
     def outlook(self, member: Member) -> Outlook:
-        """Worked out again only where something has changed."""
+        """Return the member's outlook, worked out again only where something has changed."""
         known = member.outlook
         if isinstance(known, Outlook) and known.version == member.version:
             return known
@@ -66,7 +66,7 @@ class SloPolicy:
         return outlook
 
     def has_prompt_room(self, member: Member) -> bool:
-        """The steps that are planned, and a little more."""
+        """Return whether the prompt work is less than the steps that are planned and a little more."""
         outlook = self.outlook(member)
         return outlook.queue_s < self._model.room_s + outlook.lag_s
 
@@ -111,7 +111,7 @@ class SloPolicy:
     def _sources(
         self, ask: PlacementQuery, prefills: Sequence[Member]
     ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
-        """(the quickest few, and of those that are no quicker only who has less to compute; all, by where they stand)"""
+        """Return (the quickest few, without those that are no quicker and have no less to compute; all, by where they stand)."""
         sources = sorted((self._source(ask, p, ask.uncached(p)) for p in prefills), key=_ttft_s)
         shortlist: list[_Source] = []
         for source in sources:
@@ -128,7 +128,7 @@ class SloPolicy:
         sources: Sequence["_Source"],
         nearest: "Nearest[_Source] | None",
     ) -> list["_Source"]:
-        """Who may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
+        """Yield the instances that may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
         ways = [self._source(ask, decode, to_move)]
         if nearest is None or to_move <= self._threshold:
             return ways
@@ -147,8 +147,8 @@ class SloPolicy:
         return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
 
     def _able(self, ask: PlacementQuery, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
-        """Those whose batch keeps its targets: (GPU time that decoding there takes from the fleet, share of the target that a
-        step then takes, who), the least time first: what takes much need not be looked at further."""
+        """Return the instances whose batch keeps its targets, the least GPU time first: (GPU time that decoding there takes from
+        the fleet, share of the target that a step then takes, instance). The search may stop where an instance takes too much."""
         length, reach = ask.expected_tokens, self._model.reach
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, Member]] = []
@@ -175,7 +175,7 @@ class SloPolicy:
         tpot_share: float,
         now: float,
     ) -> tuple[bool, float]:
-        """(late, cost); among late places by how late they are."""
+        """Return (late, cost). Late places are compared by how late they are."""
         model = self._model
         exposed_s = 0.0
         if source.member is not decode:
@@ -193,7 +193,7 @@ class SloPolicy:
         )
 
     def _exposed_s(self, source: "_Source", decode: Member, to_move: int) -> float:
-        """What the transfer adds before the second token, and what it takes from others' link."""
+        """Return the time that the transfer adds before the second token, and what it takes from others' link."""
         links = self._links
         rate = bytes_per_s(links.links, source.member.spot, decode.spot)
         link_s = to_move * decode.kv_token_bytes / rate
@@ -201,7 +201,7 @@ class SloPolicy:
 
 
 class _Source:
-    """Who computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
+    """What computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
 
     __slots__ = ("member", "ttft_s", "work_s")
 

@@ -1,4 +1,4 @@
-"""Who waits, and who is refused: at once, because the wait can be foreseen, or after having waited too long.
+"""Which requests wait, and which are refused: at once, because the wait can be foreseen, or after having waited too long.
 
 Invariant: a request is in the queue, or it has been answered, or it was withdrawn."""
 
@@ -16,7 +16,7 @@ from core.messages import Place, Rejected
 _MARGIN: Final = 0.3
 """The share of the time to the first token that may pass on the instance before the prompt's turn comes."""
 NO_DECODE_WAIT_S: Final = 5.0
-"""How long requests wait for the first decode instance: instances may be restarting."""
+"""How long requests wait for the first decode instance, since instances may be restarting."""
 
 
 class Admission:
@@ -27,12 +27,12 @@ class Admission:
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
         self.num_schedulers = 1
-        """That share what is below: instances, and how many requests may wait."""
+        """The number of schedulers that share the instances, and the limit on waiting requests."""
 
     def enter(
         self, key: str, frontend: str, place: Place, work_s: float, num_instances: int, now: float
     ) -> Waiter:
-        """`work_s`: what its prompt takes at the least; `num_instances` compute prompts."""
+        """Put a request in. `work_s` is the least time that its prompt takes. `num_instances` compute prompts."""
         self._num_arrived += 1
         slo_s = place.slo.ttft_s
         due_at = inf if place.attempt else now + slo_s
@@ -56,11 +56,11 @@ class Admission:
         return max(1, self._config.max_queued_requests // self.num_schedulers)
 
     def left(self, num_placed: int, now: float) -> None:
-        """After each event: how many were just placed."""
+        """Note, after each event, how many requests were just placed."""
         self._drain.observe(len(self.queue), num_placed, now)
 
     def never(self, key: str, frontend: str, place: Place, largest_tokens: int) -> Send:
-        """Refused for good: no instance can hold it."""
+        """Refuse a request for good, since no instance can hold it."""
         reason = (
             f"{place.num_tokens + place.max_new_tokens} tokens (prompt and output) do not fit: "
             f"the largest instance holds {largest_tokens} of one sequence"
@@ -97,11 +97,11 @@ class Admission:
         return actions + [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]
 
     def _limit_s(self, waiter: Waiter) -> float:
-        """How long it may wait: a class whose first token may take longer than others wait has that long."""
+        """Return how long it may wait. A class whose first token may take longer than other requests wait has that long."""
         return max(self._config.max_queue_wait_s, waiter.place.slo.ttft_s)
 
     def _refuse(self, waiter: Waiter, reason: str, now: float) -> Send:
-        """429: take a waiter out of the queue and say when to come back."""
+        """Take a waiter out of the queue and answer 429 with when to come back."""
         config = self._config
         retry_after_s = self._drain.retry_after_s(
             len(self.queue), self._max_queued, config.max_queue_wait_s, now

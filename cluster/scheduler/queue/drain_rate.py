@@ -20,10 +20,10 @@ class DrainRate:
         self._waiting_since_s: float | None = None
         self._left: deque[float] = deque()
         self._last: tuple[float, float] | None = None
-        """(rate of the last time that requests waited, when that was)"""
+        """(rate of the last time that requests waited, when that was)."""
 
     def observe(self, num_waiting: int, num_left: int, now: float) -> None:
-        """After each event: how many wait now and how many were just placed."""
+        """Note, after each event, how many wait now and how many were just placed."""
         if self._waiting_since_s is None:
             self._waiting_since_s = now if num_waiting else None
             return
@@ -37,18 +37,19 @@ class DrainRate:
             self._left.clear()
 
     def per_s(self, now: float) -> float | None:
-        """None when nothing recent is known."""
+        """The rate, or None when nothing recent is known."""
         if (rate := self._measured_per_s(now)) is not None:
             return rate
         return self._last[0] if self._last is not None and now - self._last[1] < _REMEMBER_S else None
 
     def wait_s(self, num_ahead: int, now: float) -> float:
-        """How long a request with `num_ahead` before it will wait; 0 when nothing is known."""
+        """Return how long a request with `num_ahead` before it will wait; 0 when nothing is known."""
         rate = self.per_s(now)
         return num_ahead / rate if rate else 0.0
 
     def retry_after_s(self, num_waiting: int, max_waiting: int, max_wait_s: float, now: float) -> float:
-        """When to come back: once the queue is half as long as the longest that is accepted. Whole seconds, 1 to 60."""
+        """Return when to come back, in whole seconds from 1 to 60: once the queue is half as long as the longest that is
+        accepted."""
         rate = self.per_s(now)
         if not rate:
             return _UNKNOWN_RETRY_S

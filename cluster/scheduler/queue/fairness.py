@@ -1,10 +1,12 @@
 """How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588).
 
-A token of output counts as OUTPUT_WEIGHT tokens of a prompt; what a request is expected to generate is charged when it is placed
+A token of output counts as OUTPUT_WEIGHT tokens of a prompt. What a request is expected to generate is charged when it is placed
 and corrected when it ends. Counters grow by charge / weight, so that equal counters mean service in proportion to the weights.
-Equal tokens are not most requests: the tenant that asks for most could be served its cheapest ones only. So shares follow what
-waits, up to `slack` more than the least of them (`weighted`).
-Invariant: a tenant that comes back after a pause begins at no less than the smallest counter of those that wait: a pause earns
+
+Equal tokens do not serve the most requests: the tenant that asks for most could be served its cheapest ones only. So shares
+follow what waits, up to `slack` more than the least of them (`weighted`).
+
+Invariant: a tenant that comes back after a pause begins at no less than the smallest counter of those that wait. A pause earns
 nothing, and being the first to wait costs nothing."""
 
 from collections.abc import Collection, Mapping
@@ -27,14 +29,15 @@ class ServiceCounters:
         return self._counters.get(tenant, 0.0)
 
     def weighted(self, waiting_work: Mapping[str, float]) -> dict[str, float]:
-        """Tenant -> factor on its weight from now on: as its work that waits (by weight) is to the least, at most 1 + slack."""
+        """Set each tenant's factor on its weight: the ratio of its waiting work (by weight) to the least, at most 1 + slack.
+        Returns them."""
         least = min(waiting_work.values())
         most = 1 + self._slack
         self._leaning = {t: min(most, work / least) if least else 1.0 for t, work in waiting_work.items()}
         return self._leaning
 
     def raise_floor(self, tenant: str, waiting: Collection[str]) -> None:
-        """`tenant` begins to wait beside `waiting`, the tenants that wait already."""
+        """Raise the counter of `tenant`, which begins to wait beside the tenants `waiting`."""
         own = self._counters.pop(tenant, 0.0)
         if waiting:
             own = max(own, min(self.of(other) for other in waiting))
@@ -46,7 +49,7 @@ class ServiceCounters:
             del self._counters[idle]
 
     def charge(self, place: Place, num_output_tokens: float) -> None:
-        """A placed request takes its prompt and so much output; negative: less than was charged before."""
+        """Charge a placed request's output to its tenant. A negative number gives back what was charged too much."""
         charge = OUTPUT_WEIGHT * num_output_tokens / self._weight(place)
         self._counters[place.tenant] = self.of(place.tenant) + charge
 

@@ -1,9 +1,9 @@
 """Which requests to give up so that as many others as possible are in time.
 
-Moore's and Hodgson's rule (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs", Management
-Science 15, 1968): take jobs by deadline; whenever one would be late, give up the dearest of those taken so far. It is optimal on
-one machine; the instances that compute prompts count as one that is as quick as all of them. Jobs come in while it runs here, so
-what was given up is only tried later than the others, and chosen anew before long."""
+This is Moore's and Hodgson's rule (Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs",
+Management Science 15, 1968): take jobs by deadline; whenever one would be late, give up the dearest of those taken so far. It is
+optimal on one machine. Here the instances that compute prompts count as one machine that is as quick as all of them. Jobs come in
+while it runs, so what was given up is only tried later than the others, and chosen anew before long."""
 
 from collections.abc import Iterable
 from heapq import heappop, heappush
@@ -15,7 +15,7 @@ _REMEMBERED_S: Final = 20.0
 
 
 class Timed(Protocol):
-    """A request that waits (cluster.waiting.Waiter)."""
+    """A request that waits (cluster.scheduler.queue.waiting_queue.Waiter)."""
 
     @property
     def work_s(self) -> float: ...
@@ -31,8 +31,7 @@ T = TypeVar("T", bound=Timed)
 
 
 def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: float) -> list[T]:
-    """The waiters to give up: the lowest level first, none without a deadline. `waiters` come in their order of service.
-
+    """Return the waiters to give up: the lowest level first, none without a deadline. `waiters` come in their order of service.
     Each takes `work_s + beside_s` of one of `num_instances`."""
     given_up: list[T] = []
     taken: list[tuple[int, float, int, T]] = []
@@ -51,7 +50,7 @@ def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: fl
 class Spending:
     """What a request takes of the fleet's time beside its prompt: its decoding, for the most part.
 
-    Learned while requests wait, since then all of the fleet's time goes to those that are placed."""
+    It is learned while requests wait, since then all of the fleet's time goes to those that are placed."""
 
     def __init__(self) -> None:
         self._waiting_since_s: float | None = None
@@ -59,13 +58,13 @@ class Spending:
 
     @property
     def beside_s(self) -> float:
-        """Seconds of one instance that a request takes beside its prompt; 0 while too little is known."""
+        """The seconds of one instance that a request takes beside its prompt; 0 while too little is known."""
         if self._num_placed < _MIN_PLACED:
             return 0.0
         return max(0.0, self._fleet_s - self._work_s) / self._num_placed
 
     def observe(self, some_wait: bool, num_instances: float, now: float) -> None:
-        """Since the last call, if any waited then, `num_instances` have worked for those that were placed."""
+        """Learn that `num_instances` have worked for what was placed since the last call, if any waited then."""
         if self._waiting_since_s is not None:
             self._fleet_s += num_instances * (now - self._waiting_since_s)
         self._waiting_since_s = now if some_wait else None

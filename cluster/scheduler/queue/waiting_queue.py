@@ -5,10 +5,10 @@
 - A tenant's requests of one level are a line. A line that has not been served for `aging_s` ranks one level higher for each time
   that long, so no class starves (`schedule.aging_s`).
 - On one level, a request that can no longer begin in time is tried after all that still can: serving it first would make others
-  late as well. Where a tenant's share of the fleet is too small for what waits, its dearest prompts are set aside (`overload`)
-  and tried between those two, so that as many requests as can be are in time.
+  late as well. Where a tenant's share of the fleet is too small for what waits, its dearest prompts are deferred (`overload`) and
+  tried between those two, so that as many requests as can be are in time.
 - Among lines that are equal by that, the tenant that has had the least service by its weight goes first (`fairness`).
-- Within a line, by deadline; targets beyond DUE_S count as that, so that long ones do not wait for ever.
+- Within a line, requests go by deadline. Targets beyond DUE_S count as that, so that long ones do not wait for ever.
 
 Invariant: every waiter is in exactly one list of its line."""
 
@@ -26,7 +26,8 @@ from core.messages import Place
 DUE_S: Final = 10.0
 _SHED_EVERY_S: Final = 0.05
 _SURE_SHARE: Final = 0.9
-"""A share of what requests seem to take. A request set aside too late costs little, one set aside in vain may be lost."""
+"""The share of their apparent work that requests are sure to take. Deferring too late costs little; a request deferred in vain
+may be lost."""
 
 
 class Waiter:
@@ -62,20 +63,20 @@ class Waiter:
         due_at: float = inf,
         work_s: float = 0.0,
     ) -> None:
-        """`start_by`: begun later, it misses its time to the first token, which is due at `due_at`; `work_s`: what its prompt
-        takes at the least."""
+        """Begun after `start_by`, it misses its time to the first token, which is due at `due_at`. `work_s` is the least time
+        that its prompt takes."""
         self.key, self.frontend, self.place = key, frontend, place
         self.arrived_at, self.number = arrived_at, number
         self.start_by, self.due_at, self.work_s = start_by, due_at, work_s
         self.blocked_since: float | None = None
-        """Since when no decode instance has had headroom for it; None: it was not tried, or it had."""
+        """Since when no decode instance has had headroom for it. None means that it was not tried, or that one had."""
         self.deferred = False
-        """Too dear for what its tenant's share of the fleet can do in time, as things stand."""
+        """Whether it is too dear for what its tenant's share of the fleet can do in time, as things stand."""
         self.num_tries = 0
         self.tried_at = -inf
         """When it last found no place."""
         self.waits_for: tuple[Member, int] | None = None
-        """The instance that was best then but had too many prompts before it, and the version that it had."""
+        """The instance that was best then but had too many prompts before it, and its version at that time."""
         slo = place.slo
         self.level = slo.priority + (1 if place.attempt else 0)
         self.rank = (arrived_at + min(slo.ttft_s, DUE_S), number)
@@ -87,13 +88,13 @@ class Waiter:
 
 class WaitingQueue:
     def __init__(self, counters: ServiceCounters | None = None, aging_s: float = 10.0) -> None:
-        """`aging_s` 0: no line ever ranks higher than its level."""
+        """With an `aging_s` of 0 no line ever ranks higher than its level."""
         self._counters, self._aging_s = counters or ServiceCounters(), aging_s
         self._by_key: dict[str, Waiter] = {}
         self._lines: dict[tuple[str, int], _Line] = {}
         """(tenant, level) -> its requests, while there are any."""
         self._num_lines: dict[str, int] = {}
-        """By tenant, while there are any."""
+        """Tenant -> number of its lines, while there are any."""
         self._spending = Spending()
         self._shed_at = -inf
         self.num_ending_with_prompt = 0
@@ -103,19 +104,19 @@ class WaitingQueue:
         return len(self._by_key)
 
     def __iter__(self) -> Iterator[Waiter]:
-        """In no particular order."""
+        """Iterate in no particular order."""
         return iter(list(self._by_key.values()))
 
     @property
     def num_levels(self) -> int:
-        """Levels on which some wait."""
+        """The number of levels on which some wait."""
         return len({level for _, level in self._lines})
 
     def get(self, key: str) -> Waiter | None:
         return self._by_key.get(key)
 
     def timely_level(self) -> int | None:
-        """The highest level of those that can still be in time, as seen when they were last tried; None: there is none."""
+        """The highest level of those that can still be in time, as seen when they were last tried; None where there is none."""
         return max((level for (_, level), line in self._lines.items() if line.timely), default=None)
 
     def add(self, waiter: Waiter) -> None:
@@ -131,7 +132,7 @@ class WaitingQueue:
         self.num_ending_with_prompt += waiter.place.ends_with_prompt
 
     def shed(self, num_instances: float, now: float) -> None:
-        """Set aside what keeps others from being in time on so many instances, which the tenants share by weight."""
+        """Defer what keeps others from being in time on so many instances, which the tenants share by weight."""
         self._spending.observe(bool(self._by_key), num_instances, now)
         if now < self._shed_at or not self._by_key:
             return
@@ -150,14 +151,14 @@ class WaitingQueue:
             _shed(own, num_instances / _SURE_SHARE * share, beside_s, now)
 
     def _by_tenant(self) -> dict[str, list["_Line"]]:
-        """Each tenant's lines, the highest level first."""
+        """Return each tenant's lines, the highest level first."""
         found: dict[str, list[_Line]] = {}
         for tenant, level in sorted(self._lines, key=_level, reverse=True):
             found.setdefault(tenant, []).append(self._lines[tenant, level])
         return found
 
     def remove(self, waiter: Waiter) -> None:
-        """It is answered, or withdrawn."""
+        """Remove a waiter that is answered or withdrawn."""
         del self._by_key[waiter.key]
         self.num_ending_with_prompt -= waiter.place.ends_with_prompt
         line, tenant = self._lines[waiter.line], waiter.place.tenant
@@ -169,16 +170,16 @@ class WaitingQueue:
                 del self._num_lines[tenant]
 
     def served(self, waiter: Waiter, now: float) -> None:
-        """It is removed, because it was placed."""
+        """Remove a waiter that was placed."""
         if (line := self._lines.get(waiter.line)) is not None:
             line.served_at = now
         self._spending.placed(waiter.work_s)
         self.remove(waiter)
 
     def in_order(self, now: float) -> Iterator[Waiter]:
-        """All, as they should be tried now; what is yielded may be removed meanwhile.
+        """Yield all waiters in the order in which they should be tried now. A yielded one may be removed meanwhile.
 
-        The order among tenants takes what is yielded as served, so that no tenant's line hides the others'."""
+        For the order among tenants a yielded waiter counts as served, so that no tenant's line hides the others'."""
         lines = [(line, line.split(now)) for line in self._lines.values()]
         if len(lines) == 1:
             yield from lines[0][1]
@@ -194,7 +195,8 @@ class WaitingQueue:
             self._push(heap, waiters, index + 1, counter, served_at, now)
 
     def num_ahead(self, waiter: Waiter) -> int:
-        """About how many are served before it: all of higher levels, its own line's, and as many of each other tenant's."""
+        """Return about how many are served before it: all of higher levels, its own line's, and as many of each other
+        tenant's."""
         tenant, level = waiter.line
         own = self._lines[waiter.line].position(waiter)
         others = 0
@@ -206,7 +208,8 @@ class WaitingQueue:
         return own + others
 
     def last_refusable(self) -> Waiter | None:
-        """The one to refuse when too many wait: the last of the tenant that would be served last, if it has had no token."""
+        """Return the one to refuse when too many wait: the last of the tenant that would be served last, if it has had no
+        token."""
         best: tuple[float, Waiter] | None = None
         for (tenant, _), line in self._lines.items():
             last = line.last_refusable()
@@ -226,7 +229,7 @@ class WaitingQueue:
         served_at: float,
         now: float,
     ) -> None:
-        """`served_at`: when one of the line was last placed."""
+        """Push a line's next waiter. `served_at` is when one of the line was last placed."""
         if index >= len(waiters):
             return
         head = waiters[index]
@@ -238,7 +241,7 @@ class WaitingQueue:
 
 
 class _Line:
-    """One tenant's waiters of one level: in time, set aside, late."""
+    """One tenant's waiters of one level: in time, deferred, late."""
 
     def __init__(self, served_at: float) -> None:
         self.served_at = served_at
@@ -257,7 +260,7 @@ class _Line:
 
     @property
     def _lists(self) -> tuple[list[Waiter], list[Waiter], list[Waiter]]:
-        """In the order in which they are tried, each by rank."""
+        """The lists in the order in which they are tried, each sorted by rank."""
         return self.timely, self.deferred, self.late
 
     @property
@@ -265,7 +268,7 @@ class _Line:
         return weight(next(iter(self)).place)
 
     def work_s(self, beside_s: float) -> float:
-        """Seconds that all which may still be in time take."""
+        """Seconds that all waiters which may still be in time take."""
         return sum(waiter.work_s + beside_s for waiter in (*self.timely, *self.deferred))
 
     def add(self, waiter: Waiter) -> None:
@@ -280,12 +283,12 @@ class _Line:
             index -= len(waiters)
 
     def hopeful(self, now: float) -> list[Waiter]:
-        """Those that may still be in time, set aside or not, in order."""
+        """Yield those that may still be in time, deferred or not, in order."""
         self._note_late(now)
         return sorted(self.timely + self.deferred, key=_rank)
 
     def defer(self, given_up: Collection[str]) -> None:
-        """Set aside those whose keys these are, and no others."""
+        """Defer the waiters with these keys, and no others."""
         waiting = sorted(self.timely + self.deferred, key=_rank)
         for waiter in waiting:
             waiter.deferred = waiter.key in given_up
@@ -293,7 +296,7 @@ class _Line:
         self.deferred = [waiter for waiter in waiting if waiter.deferred]
 
     def split(self, now: float) -> list[Waiter]:
-        """All in order, after those that have become late were moved."""
+        """Return all in order, after moving those that have become late."""
         self._note_late(now)
         return self.timely + self.deferred + self.late
 
@@ -307,7 +310,7 @@ class _Line:
         raise KeyError(waiter.key)
 
     def last_refusable(self) -> Waiter | None:
-        """The last in order: of those that are late already or set aside, if there are any."""
+        """Return the last in order, among those that are late or deferred if there are any."""
         for waiters in (self.late, self.deferred, self.timely):
             found = [w for w in waiters if w.place.attempt == 0]
             if found:
@@ -323,9 +326,8 @@ class _Line:
 
 
 def _shed(lines: list[_Line], num_instances: float, beside_s: float, now: float) -> None:
-    """Choose anew which of one tenant's are set aside: the dearest, as many as keep others from being in time.
-
-    `lines`: the highest level first."""
+    """Choose anew which of one tenant's waiters are deferred: the dearest, as many as keep others from being in time. `lines`
+    come with the highest level first."""
     waiting = [waiter for line in lines for waiter in line.hopeful(now)]
     given_up = {waiter.key for waiter in dearest(waiting, num_instances, beside_s, now)}
     for line in lines:

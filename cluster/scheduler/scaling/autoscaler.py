@@ -1,7 +1,7 @@
 """Carries out what `scaler` decides: every few seconds each pool gets the size that its load asks for.
 
-It sets sizes and nothing else. Whoever runs the pools starts and ends instances (`PoolSizes`; Ray Serve in production), and one
-that is ended drains first, so that no request fails of it. Nothing is kept that a new scheduler could not learn again."""
+It sets sizes and nothing else. What runs the pools (`PoolSizes`; Ray Serve in production) starts and ends instances. An instance
+that is ended drains first, so that no request fails of it. A new scheduler can learn all of its state again."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -21,18 +21,18 @@ _SMOOTHING = 0.3
 
 class PoolSizes(Protocol):
     async def get(self) -> dict[PoolName, int]:
-        """How many instances each pool shall have now, whoever has said so."""
+        """Return how many instances each pool shall have now, whatever has set it."""
         ...
 
     async def set(self, pool: PoolName, num_instances: int) -> None: ...
 
 
 class Facts(Protocol):
-    """cluster.scheduler.scheduler_node.SchedulerNode."""
+    """What the autoscaler reads of a scheduler (cluster.scheduler.scheduler_node.SchedulerNode)."""
 
     @property
     def leads(self) -> bool:
-        """Only one of several schedulers sizes pools."""
+        """Whether this scheduler is the one of several that sizes pools."""
         ...
 
     @property
@@ -42,7 +42,7 @@ class Facts(Protocol):
 
 
 class Autoscaler:
-    """`run` must be running; `told` hears of the pools' state each time."""
+    """Sizes pools while `run` runs. `told` is called with the pools' state each time."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Autoscaler:
         self._meter = UseMeter()
         self._status: dict[PoolName, PoolStatus] = {}
         self._grown: dict[PoolName, tuple[float, int]] = {}
-        """When a pool was last made larger, and how many served then; until one more serves."""
+        """When a pool was last made larger, and how many served then, until one more serves."""
 
     async def run(self) -> None:
-        """For as long as the scheduler lives; ends by cancellation. What goes wrong is logged and tried again."""
+        """Run for as long as the scheduler lives, until cancelled. Failures are logged and tried again."""
         while True:
             await self._clock.sleep(self._config.interval_s)
             try:
@@ -100,7 +100,7 @@ class Autoscaler:
         )
 
     def _learn_cold_start(self, members: Sequence[Member], now: float) -> None:
-        """From the decision until the first new instance has registered."""
+        """Learn the time from a decision until the first new instance has registered."""
         for pool, (since_s, had) in list(self._grown.items()):
             if sum(pool_of(m) == pool and not m.leaving for m in members) > had:
                 took_s = now - since_s

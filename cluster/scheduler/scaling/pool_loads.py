@@ -1,8 +1,8 @@
-"""How much of each pool is used, from what the scheduler knows of its instances. What `scaler` decides by.
+"""How much of each pool is used, from what the scheduler knows of its instances. `scaler` decides by it.
 
-Prompts: the share of the last interval that they took (tokens computed / tokens per second), and what waits for them, in
-seconds over WAIT_S. Decoding: the fullest of blocks, sequence slots, and the step's share of the tightest target in the batch.
-An instance that does both counts as what it has more of."""
+Prompts: the share of the last interval that they took (tokens computed / tokens per second), and what waits for them, in seconds
+over WAIT_S. Decoding: the fullest of blocks, sequence slots, and the step's share of the tightest target in the batch. An
+instance that does both counts as the one that it has more of."""
 
 from collections.abc import Iterable
 from math import inf
@@ -11,14 +11,14 @@ from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
 from cluster.scheduler.scaling.scaler import InstanceUse, PoolLoad, PoolName
 
 WAIT_S = 2.0
-"""Prompt work of this long before an instance is as much as the instance itself."""
+"""This much prompt work in an instance's queue counts as much as one instance."""
 _TPOT_SHARE = 0.8
 _REACH = 1.5
-"""A target counts as no tighter than so many steps of a sequence that is alone: more instances do not help there."""
+"""A target counts as no tighter than so many steps of a sequence that is alone, since more instances do not help there."""
 
 
 class UseMeter:
-    """Asked again and again; use is counted from one time to the next."""
+    """Measures use from one call to the next."""
 
     def __init__(self) -> None:
         self._computed: dict[str, int] = {}
@@ -27,7 +27,8 @@ class UseMeter:
     def loads(
         self, members: Iterable[Member], queued_tokens: int, targets: dict[PoolName, int], now: float
     ) -> list[PoolLoad]:
-        """`queued_tokens`: of prompts that no instance was given yet. `targets`: instances that each pool shall have."""
+        """Return the load of each pool. `queued_tokens` are those of prompts that no instance was given yet, and `targets` the
+        sizes that the pools shall have."""
         elapsed_s, self._at_s = now - self._at_s, now
         serving = [m for m in members if not m.leaving]
         found: list[PoolLoad] = []
@@ -51,7 +52,7 @@ class UseMeter:
 
 
 def pool_of(member: Member) -> PoolName:
-    """The deployment that it belongs to."""
+    """Return the deployment that it belongs to."""
     return "decode" if member.info.decodes else "prefill"
 
 

@@ -1,9 +1,9 @@
-"""How many prefill and decode instances there should be, every few seconds.
+"""How many prefill and decode instances there should be, decided every few seconds.
 
 Each pool is sized by its own use: prefill by the share of time that prompts take, decode by the fuller of its blocks and its
 sequence slots. It grows at once, by what is missing for TARGET and by what the load will add while an instance starts. It shrinks
-only after it could have been smaller for `calm_s`, one instance at a time and never while any is starting, so it does not flap;
-what it takes away is named for draining, the least used first.
+only after it could have been smaller for `calm_s`, one instance at a time and never while any is starting, so that it does not
+flap. The instance to be drained is named, the least used first.
 
 Invariants: sizes stay within their limits; between a growth and the next shrinking of a pool at least `calm_s` pass."""
 
@@ -24,12 +24,12 @@ class PoolLimits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRules:
     target: float = 0.7
-    """Use that a pool is sized for."""
+    """The use that a pool is sized for."""
     shrink_below: float = 0.5
-    """Use that the smaller pool would have to have, at most."""
+    """The largest use of the smaller pool at which a pool shrinks."""
     calm_s: float = 60.0
     cold_start_s: float = 60.0
-    """From the decision until a new instance serves."""
+    """Seconds from the decision until a new instance serves."""
     prefill: PoolLimits = PoolLimits()
     decode: PoolLimits = PoolLimits()
 
@@ -38,20 +38,20 @@ class ScalingRules:
 class InstanceUse:
     address: str
     use: float
-    """1: all of it is taken; more: work waits."""
+    """1 when all of it is taken, and more when work waits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
     name: PoolName
     instances: tuple[InstanceUse, ...]
-    """Those that serve and do not drain."""
+    """The instances that serve and do not drain."""
     num_starting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """`drain` are to end once nothing runs there; the pool then has `num_instances`, those that start counted."""
+    """A pool's new size, `num_instances`, with those that start. The instances `drain` are to end once nothing runs there."""
 
     pool: PoolName
     num_instances: int
@@ -68,12 +68,12 @@ class _Trend:
 
 
 class Scaler:
-    """Feed it each pool's load every few seconds, with `now` never going back."""
+    """Decides on sizes. Feed it each pool's load every few seconds, with `now` never going back."""
 
     def __init__(self, rules: ScalingRules) -> None:
         self._rules = rules
         self.cold_start_s = rules.cold_start_s
-        """May be learned."""
+        """It may be learned."""
         self._trends: dict[PoolName, _Trend] = {}
 
     def on(self, pools: Sequence[PoolLoad], now: float) -> list[Resize]:
@@ -103,7 +103,7 @@ class Scaler:
         return Resize(pool.name, size - 1, (idlest.address,), reason)
 
     def _follow(self, name: PoolName, load: float, now: float) -> _Trend:
-        """The load's slope, smoothed over about one cold start."""
+        """Follow the load's slope, smoothed over about one cold start."""
         trend = self._trends.setdefault(name, _Trend(load, now))
         if (elapsed_s := now - trend.at_s) > 0:
             share = min(1.0, elapsed_s / self.cold_start_s)
