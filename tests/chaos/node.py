@@ -94,7 +94,7 @@ class Faults:
 FAULTS = Faults()
 
 
-def watch(side: str, kind: type[Any]) -> None:
+def watch(side: str, kind: Any) -> None:
     """Have FAULTS told of every state that a hand-over of this kind enters."""
     plain_on, plain_init = kind.on, kind.__init__
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -90,7 +90,7 @@ class Receipts:
 
     @classmethod
     @asynccontextmanager
-    async def listening(cls) -> "AsyncIterator[Receipts]":
+    async def listening(cls) -> "AsyncGenerator[Receipts]":
         receipts = cls()
         async with await asyncio.start_server(receipts._welcome, "127.0.0.1", 0) as server:
             receipts._port = server.sockets[0].getsockname()[1]
@@ -111,7 +111,7 @@ class Receipts:
 
 
 @asynccontextmanager
-async def connected_receipts(prompt: str) -> AsyncIterator[asyncio.StreamReader | None]:
+async def connected_receipts(prompt: str) -> AsyncGenerator[asyncio.StreamReader | None]:
     """One byte comes at the start, and one for each token received. None: the prompt names no `Receipts`."""
     port, _, name = prompt.partition(" ")
     if not name:

@@ -26,7 +26,7 @@ def segments(pids: set[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("keys", MESHES)
-async def test_tokens_equal_transformers_also_when_a_memory_server_is_killed(
+async def test_tokens_equal_transformers_also_when_a_keeper_is_killed(
     keys: dict[str, int], tmp_path: Path
 ) -> None:
     prompts, want = checkpoint(tmp_path)
@@ -57,7 +57,7 @@ async def test_tokens_equal_transformers_also_when_a_memory_server_is_killed(
     assert segments(pids) == []
 
 
-async def test_a_memory_server_that_is_stopped_is_lost_too(tmp_path: Path) -> None:
+async def test_a_keeper_that_is_stopped_is_lost_too(tmp_path: Path) -> None:
     prompts, want = checkpoint(tmp_path)
     keys = {"prefill.pp": 2, "mail.peer_timeout_s": 2.0, "mail.heartbeat_s": 0.2}
     async with running(settings(tmp_path, **keys)) as cluster:

@@ -160,7 +160,9 @@ class Drive:
         return True
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(6, 40),

@@ -47,7 +47,8 @@ class ThreadServer:
         self.ended = False
         self._thread: threading.Thread | None = None
         if transport:
-            arguments = self.theirs, TransferConfig(transport=transport, tcp_streams=1), KEY
+            config = TransferConfig.model_validate({"transport": transport, "tcp_streams": 1})
+            arguments = self.theirs, config, KEY
             self._thread = threading.Thread(target=serve_memory, args=arguments)
             self._thread.start()
 
