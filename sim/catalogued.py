@@ -37,6 +37,8 @@ class Fleet:
     """An instance is `pp` stages of `tp` GPUs each."""
     profile: Profile | None = None
     """Measured instances, in place of the catalogue's GPU and model."""
+    changed: Gpu | None = None
+    """A GPU that the catalogue does not have, in place of `gpu`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for names that the catalogue does not have."""
@@ -47,7 +49,7 @@ class Fleet:
 
     @property
     def parts(self) -> tuple[Gpu, CatalogueModel]:
-        return GPUS[self.gpu], MODELS[self.model]
+        return self.changed or GPUS[self.gpu], MODELS[self.model]
 
     @property
     def step_model(self) -> ModelledStep:

@@ -5,6 +5,7 @@ Goodput is requests per second and instance offered at that rate; a refused or u
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Protocol
 
 from core.types import Slo
 from sim.baselines.sarathi import token_budget
@@ -13,7 +14,7 @@ from sim.catalogued import Fleet, coarse_config
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import simulate
-from sim.outcome_report import attainment, served_coarsely
+from sim.outcome_report import served_job
 from sim.trace_workload import Row
 
 _PRECISION = 1.08
@@ -40,38 +41,61 @@ class Window:
             rows=self.rows, duration_s=self.duration_s, copies=copies, start_s=self.start_s, seed=seed
         )
 
+    def jobs(self, copies: float, seed: int, slo: Slo | Sequence[Slo]) -> list[SimulatedRequest]:
+        return jobs(self.load(copies, seed), slo, self.block_tokens)
+
+
+class Offered(Protocol):
+    """What a fleet is asked to serve: a window of a trace, or sessions."""
+
+    @property
+    def block_tokens(self) -> int: ...
+    def jobs(self, copies: float, seed: int, slo: Slo | Sequence[Slo]) -> list[SimulatedRequest]:
+        """In order of arrival, of several classes in turn. Turns that follow others have no arrival yet."""
+        ...
+
 
 def attained(
-    window: Window, copies: float, seed: int, slo: Slo, *, fleet: Fleet, entry: Entry, least: float = 0.0
+    offered: Offered,
+    copies: float,
+    seed: int,
+    slo: Slo | Sequence[Slo],
+    *,
+    fleet: Fleet,
+    entry: Entry,
+    least: float = 0.0,
 ) -> float:
-    """Share of the requests that held both targets. A run is cut short once it is less than `least`: then how many could still
-    have held them."""
-    work = jobs(window.load(copies, seed), slo, window.block_tokens)
+    """Share of the requests that held both targets of their class. A run is cut short once it is less than `least`: then how many
+    could still have held them."""
+    work = offered.jobs(copies, seed, slo)
     if not work:
         return 1.0
-    budget = 0 if entry.paced else token_budget(fleet.step_model, slo.tpot_s)
-    config = replace(coarse_config(fleet, window.block_tokens), mixed_batch_tokens=budget)
-
-    watch = _Watch(work, slo, least)
-    outcome = simulate(config, work, entry.make, enough=watch)
-    return watch.possible if watch.possible < least else attainment(served_coarsely(outcome), slo)
+    tpot_s = min(job.request.slo.tpot_s for job in work)
+    budget = 0 if entry.paced else token_budget(fleet.step_model, tpot_s)
+    config = replace(coarse_config(fleet, offered.block_tokens), mixed_batch_tokens=budget)
+    watch = _Watch(work, least)
+    simulate(config, [job for job in work if isfinite(job.request.arrival_s)], entry.make, enough=watch)
+    if watch.possible < least:
+        return watch.possible
+    return sum(served_job(job).holds(job.request.slo) for job in work) / len(work)
 
 
 class _Watch:
     """Counts those that have missed for certain while a run goes on."""
 
-    def __init__(self, work: Sequence[SimulatedRequest], slo: Slo, least: float) -> None:
-        self._work, self._slo, self._least = work, slo, least
+    def __init__(self, work: Sequence[SimulatedRequest], least: float) -> None:
+        self._work, self._least = work, least
         self.possible = 1.0
         """Share that may still hold both targets."""
 
     def __call__(self, now: float) -> bool:
-        missed = sum(_has_missed(job, self._slo, now) for job in self._work)
+        missed = sum(_has_missed(job, now) for job in self._work)
         self.possible = 1 - missed / len(self._work)
         return self.possible < self._least
 
 
-def _has_missed(job: SimulatedRequest, slo: Slo, now: float) -> bool:
+def _has_missed(job: SimulatedRequest, now: float) -> bool:
+    slo = job.request.slo
     due_s = job.request.arrival_s + slo.ttft_s
     if job.rejected or min(job.first_s, now) > due_s:
         return True

@@ -36,7 +36,8 @@ class Router(Protocol):
 
 
 def prefills(members: Sequence[Member]) -> list[Member]:
-    return [m for m in members if m.info.prefills]
+    """Return the instances of a prefill pool. Where any instance does either role there is none: each computes its own."""
+    return [m for m in members if m.info.prefills and not m.info.decodes]
 
 
 def decodes(members: Sequence[Member]) -> list[Member]:

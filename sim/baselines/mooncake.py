@@ -3,7 +3,10 @@
 Prefill: the instance with the least predicted TTFT = queue + computing what it has not cached. Decode: the one with the least
 predicted time between tokens. A request that would miss either target is refused before anything is computed for it. The
 algorithm's other branch, which first fetches a prefix from a prefill instance that has much more of it, is left out: it would
-need moves between prefill instances, which the simulated runtime has not."""
+need moves between prefill instances, which the simulated runtime has not.
+
+Where any instance does either role one instance does both for a request: the one with the least predicted TTFT among those that
+are predicted to hold the time between tokens."""
 
 from collections.abc import Sequence
 
@@ -17,8 +20,11 @@ class Mooncake:
     def choose(self, offer: Offer, members: Sequence[Member], now: float) -> PlacementChoice | None:
         ask, slo = offer.ask, offer.slo
         sinks = decodes(members)
-        source = min(prefills(members) or sinks, key=lambda m: ttft_s(m, ask))
-        sink = min(sinks, key=lambda m: tpot_s(m, ask))
-        if ttft_s(source, ask) > slo.ttft_s or tpot_s(sink, ask) > slo.tpot_s:
+        sources = prefills(members)
+        able = [m for m in sinks if tpot_s(m, ask) <= slo.tpot_s]
+        source = min(sources or able, key=lambda m: ttft_s(m, ask), default=None)
+        if source is None or not able or ttft_s(source, ask) > slo.ttft_s:
             return None
-        return PlacementChoice(sink, source, 0.0)
+        if not sources:
+            return PlacementChoice(source, None, 0.0)
+        return PlacementChoice(min(able, key=lambda m: tpot_s(m, ask)), source, 0.0)

@@ -1,13 +1,19 @@
-"""Every scheduler that the goodput study runs, by name, with the kind of fleet it is made for."""
+"""Every scheduler that the goodput studies run, by name, with the kind of fleet it is made for.
+
+A baseline's name may be followed by what it is given beside its own: `+any` (every instance does either role, and computes the
+prompts that it decodes), `+refuse` (Mooncake's early rejection), `+engine` (its instances compose steps as Baton's do). So
+`least-loaded+any+refuse+engine` differs from Baton in nothing but the scheduler."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from core.config import ScheduleConfig
+from core.errors import ConfigError
 from sim.baselines.arrow import Arrow
 from sim.baselines.dispatch import Dispatcher, Router
 from sim.baselines.dynamo import Dynamo
+from sim.baselines.early_rejection import EarlyRejection
 from sim.baselines.least_loaded import LeastLoaded
 from sim.baselines.llm_d import LlmD
 from sim.baselines.mooncake import Mooncake
@@ -38,17 +44,34 @@ def _routed(make_router: Callable[[], Router]) -> MakeScheduler:
     return make
 
 
+def entry_of(name: str) -> Entry:
+    """Return the scheduler of that name, with what the name gives it. Raises ConfigError for an unknown one."""
+    base, *given = name.split("+")
+    if base not in SCHEDULERS or not set(given) <= {ANY, REFUSE, ENGINE} or (base == OURS and given):
+        known = ", ".join(SCHEDULERS)
+        raise ConfigError(
+            f"unknown scheduler {name!r}; known: {known}; all but {OURS} with +{ANY}, +{REFUSE} and +{ENGINE}"
+        )
+    entry = SCHEDULERS[base]
+    make = _routed(lambda: EarlyRejection(_ROUTERS[base]())) if REFUSE in given else entry.make
+    return Entry(make, "dynamic" if ANY in given else entry.kind, entry.paced or ENGINE in given)
+
+
 OURS = "baton"
-SCHEDULERS: dict[str, Entry] = {
-    OURS: Entry(production, "dynamic", paced=True),
-    "round-robin": Entry(_routed(RoundRobin), "static"),
-    "power-of-two": Entry(_routed(PowerOfTwo), "static"),
-    "least-loaded": Entry(_routed(LeastLoaded), "static"),
-    "ray-affinity": Entry(_routed(RayAffinity), "static"),
-    "llm-d": Entry(_routed(LlmD), "static"),
-    "dynamo": Entry(_routed(Dynamo), "static"),
-    "mooncake": Entry(_routed(Mooncake), "static"),
-    "polyserve": Entry(_routed(PolyServe), "dynamic"),
-    "arrow": Entry(_routed(Arrow), "dynamic"),
-    "sarathi": Entry(_routed(Sarathi), "dynamic"),
+ANY, REFUSE, ENGINE = "any", "refuse", "engine"
+_ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "power-of-two": PowerOfTwo,
+    "least-loaded": LeastLoaded,
+    "ray-affinity": RayAffinity,
+    "llm-d": LlmD,
+    "dynamo": Dynamo,
+    "mooncake": Mooncake,
+    "polyserve": PolyServe,
+    "arrow": Arrow,
+    "sarathi": Sarathi,
+}
+_DYNAMIC = {"polyserve", "arrow", "sarathi"}
+SCHEDULERS: dict[str, Entry] = {OURS: Entry(production, "dynamic", paced=True)} | {
+    name: Entry(_routed(make), "dynamic" if name in _DYNAMIC else "static") for name, make in _ROUTERS.items()
 }

@@ -25,12 +25,12 @@ class Load:
     seed: int = 0
 
 
-def jobs(load: Load, slo: Slo, block_tokens: int) -> list[SimulatedRequest]:
-    """Return jobs in order of arrival. Rows without tokens to compute or to generate get one of each."""
+def jobs(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> list[SimulatedRequest]:
+    """Return jobs in order of arrival, of several classes in turn. Rows without tokens to compute or generate get one of each."""
     return list(arriving(load, slo, block_tokens))
 
 
-def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[SimulatedRequest]:
+def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterator[SimulatedRequest]:
     """Yield the jobs, each made when it is asked for: those of a fleet's hour would take all memory at once."""
     names, may_recur = _Names(block_tokens), any(row.prefix_ids for row in load.rows)
     rng = random.Random(load.seed)
@@ -47,6 +47,7 @@ def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[SimulatedReque
             if share >= 1.0 or rng.random() < share
         ]
     timed.sort(key=_at_s)
+    slos = [slo] if isinstance(slo, Slo) else slo
     for number, (at_s, copy, row) in enumerate(timed):
         num_prompt, ids = max(1, row.input_tokens), names.of(copy, row)
         whole = ids[: num_prompt // block_tokens]
@@ -58,7 +59,7 @@ def arriving(load: Load, slo: Slo, block_tokens: int) -> Iterator[SimulatedReque
             prompt=(),
             sampling=_sampling(max(1, row.output_tokens)),
             reply_to="",
-            slo=slo,
+            slo=slos[number % len(slos)],
             arrival_s=at_s,
         )
         yield SimulatedRequest(

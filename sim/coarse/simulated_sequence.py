@@ -11,7 +11,8 @@ from engine.planning.sequence import Sequence
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SimulatedRequest:
-    """One request, from arrival to its last token. Times are absolute; infinite until they happen."""
+    """One request, from arrival to its last token. Times are absolute, and infinite until they happen: also the arrival of a turn
+    that follows another."""
 
     request: Request
     ids: tuple[int, ...]
@@ -23,6 +24,9 @@ class SimulatedRequest:
     """Whether another prompt may go on from what this one leaves. Where none does in a whole load, caches keep only what is
     preempted: what else they would keep counts as free, and is never found. All that happens is the same, but that a preempted
     request may find more of its own prompt again, since nothing that is never found is kept in its place."""
+    then: "SimulatedRequest | None" = None
+    """The next turn of its session. It arrives `after_s` seconds after this one's last token, or its refusal, was seen."""
+    after_s: float = 0.0
     first_s: float = math.inf
     last_s: float = math.inf
     num_output: int = 0

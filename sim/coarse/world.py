@@ -7,7 +7,7 @@ import gc
 import heapq
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
@@ -190,6 +190,7 @@ class _World:
             self.at(
                 seen_s + self._config.message_s, self._feed, Finished(job.request.id, 0, num_tokens, True)
             )
+            self._go_on(job, seen_s)
         job.num_output = max(job.num_output, num_tokens)
 
     def changed(self, device: Device, now: float) -> None:
@@ -257,6 +258,15 @@ class _World:
         )
         self.at(now + self._config.message_s, self._feed, RequestArrived(_FRONTEND, place))
 
+    def _go_on(self, job: SimulatedRequest, seen_s: float) -> None:
+        """Let its session's next turn come."""
+        if job.then is not None:
+            self.at(seen_s + job.after_s, self._follow, job.then)
+
+    def _follow(self, now: float, job: SimulatedRequest) -> None:
+        job.request = replace(job.request, arrival_s=now)
+        self._arrive(job)
+
     def _feed(self, now: float, event: Event) -> None:
         for action in self._scheduler.on(event, now):
             match action.message:
@@ -265,7 +275,9 @@ class _World:
                     submitted_s = now + 2 * self._config.message_s
                     self.at(submitted_s, self.devices[route.decode].submit, job, route.prefill)
                 case Rejected(request_id, _, reason):
-                    self._jobs.pop(request_id).rejected = reason
+                    job = self._jobs.pop(request_id)
+                    job.rejected = reason
+                    self._go_on(job, now + self._config.message_s)
                 case _:
                     pass  # nothing is lost here, and nobody keeps replicas
         if self._scheduler.num_queued and not self._ticking:

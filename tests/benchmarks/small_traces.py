@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +19,12 @@ def write_traces(folder: Path) -> None:
         (SECONDS * i / NUM_REQUESTS, rng.randrange(1000, 3000), rng.randrange(5, 30))
         for i in range(NUM_REQUESTS)
     ]
-    for name, block_tokens in (("mooncake_fast25_conversation", 512), ("sharegpt_llama31_300req_blk16", 16)):
+    blocks = {
+        "mooncake_fast25_conversation": 512,
+        "mooncake_fast25_synthetic": 512,
+        "sharegpt_llama31_300req_blk16": 16,
+    }
+    for name, block_tokens in blocks.items():
         lines = [
             {
                 "timestamp": int(at_s * 1000),
@@ -38,11 +44,29 @@ def write_traces(folder: Path) -> None:
             for at_s, num_prompt, num_output in work
         ]
         _write(folder / f"{name}.csv.gz", _table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), rows))
+    _write(folder / "agent_lmcache_sessions.jsonl.gz", _sessions(work))
     columns = ("arrival_s", "input_tokens", "output_tokens")
     _write(folder / "servegen_deepseek-r1_1h.csv.gz", _table(columns, work))
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+def _sessions(work: list[tuple[float, int, int]]) -> str:
+    """Four sessions of three turns, each prompt going on from the one before."""
+    lines = [
+        {
+            "session_id": f"session {session}",
+            "turn": turn,
+            "t_ms": 1000 * turn,
+            "input_length": 640 * (turn + 1),
+            "output_length": work[session][2],
+            "hash_runs": [[100 * session, 10 * (turn + 1)]],
+        }
+        for session in range(4)
+        for turn in range(3)
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
     text = io.StringIO()
     csv.writer(text).writerows([columns, *rows])
     return text.getvalue()

@@ -6,12 +6,14 @@ import pytest
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.placement_policy import PlacementQuery
+from core.errors import ConfigError
 from core.reports import LoadReport, Register
 from core.steps import StepModel, StepModels
 from core.types import Slo
 from sim.baselines.arrow import Arrow
 from sim.baselines.dispatch import Offer
 from sim.baselines.dynamo import Dynamo
+from sim.baselines.early_rejection import EarlyRejection
 from sim.baselines.least_loaded import LeastLoaded
 from sim.baselines.llm_d import LlmD
 from sim.baselines.mooncake import Mooncake
@@ -20,7 +22,7 @@ from sim.baselines.power_of_two import PowerOfTwo
 from sim.baselines.ray_affinity import RayAffinity
 from sim.baselines.round_robin import RoundRobin
 from sim.baselines.sarathi import Sarathi, token_budget
-from sim.baselines.table import OURS, SCHEDULERS
+from sim.baselines.table import OURS, SCHEDULERS, entry_of
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
 from sim.cost import StepCost
@@ -152,6 +154,54 @@ def test_mooncake_minimises_ttft_and_refuses_early() -> None:
     assert Mooncake().choose(offer(8000), pool, 0.0) is None, "1.2 s at best"
     full = [member("p1", "p"), member("d1", "d", running=40)]
     assert Mooncake().choose(offer(), full, 0.0) is None, "25 ms a token"
+
+
+def test_mooncake_of_any_role_takes_one_instance_for_both() -> None:
+    pool = [
+        member("a", waiting=4000, running=5),
+        member("b", waiting=5000, running=1),
+        member("c", running=40),
+    ]
+    choice = Mooncake().choose(offer(), pool, 0.0)
+    assert choice is not None
+    assert (choice.decode.address, choice.prefill) == ("a", None), "c is idle but 25 ms a token"
+    assert Mooncake().choose(offer(8000), pool, 0.0) is None
+
+
+def test_early_rejection_refuses_what_would_miss_where_its_router_sends_it() -> None:
+    router = EarlyRejection(LeastLoaded())
+    fine = router.choose(offer(), [member("p1", "p", waiting=5000), member("d1", "d", running=5)], 0.0)
+    assert fine is not None
+    assert fine.prefill is not None
+    assert router.choose(offer(), [member("p1", "p", waiting=12_000), member("d1", "d")], 0.0) is None, (
+        "1.2 s"
+    )
+    assert router.choose(offer(), [member("p1", "p"), member("d1", "d", running=40)], 0.0) is None, "25 ms"
+
+
+@pytest.mark.parametrize(
+    "name", ["least-loaded", "round-robin", "power-of-two", "dynamo", "llm-d", "ray-affinity"]
+)
+def test_with_any_role_each_instance_computes_the_prompts_that_it_decodes(name: str) -> None:
+    config = CoarseConfig(num_prefill=0, num_decode=0, num_both=3, block_tokens=64, step=StepCost())
+    work = jobs(Load(rows=random_rows(1, 40, 10.0), duration_s=1e9), Slo(), 64)
+    outcome = simulate(config, work, entry_of(f"{name}+any+refuse+engine").make)
+    placed = [line.split() for line in outcome.decisions if line.startswith("place")]
+    assert len(placed) == len(work)
+    assert {line[2] for line in placed} == {"local"}
+    assert {line[3] for line in placed} == {"both-1", "both-2", "both-3"}
+
+
+def test_a_name_says_what_a_baseline_is_given() -> None:
+    assert (entry_of("least-loaded").kind, entry_of("least-loaded+any").kind) == ("static", "dynamic")
+    assert [entry_of(name).paced for name in ("sarathi", "sarathi+refuse", "sarathi+engine")] == [
+        False,
+        False,
+        True,
+    ]
+    for wrong in ("sarathy", "sarathi+speed", "baton+any"):
+        with pytest.raises(ConfigError, match="known:"):
+            entry_of(wrong)
 
 
 def test_polyserve_fills_one_instance_before_it_opens_the_next() -> None:

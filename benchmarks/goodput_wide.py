@@ -1,0 +1,219 @@
+"""Goodput beyond what Baton was tuned on: baselines at full strength, other loads, other devices.
+
+    python -m benchmarks.goodput_wide --traces ../shared/traces [--windows agents/interactive/0 ...] [--devices base ...]
+        [--schedulers ...] [--target 0.9] [--steps 7] [--processes 1] [--json FILE]
+
+Each router of `sim.baselines` is run as its authors run it and with any role, with early rejection and on Baton's engine
+(`sim.baselines.table`); one of each is left out by name. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
+synthetic trace, agents' sessions in closed loop (`sim.agent_sessions`), and windows whose requests are of two classes in turn.
+Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S.
+Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
+where prompts are hopeless (agents, synthetic) Baton is below it."""
+
+import json
+import multiprocessing
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+from rich.progress import track
+
+from baton.bench.traces import read_trace
+from benchmarks.goodput import (
+    FIRST_WINDOW_S,
+    GPU,
+    LEAST_REQUESTS,
+    MODEL,
+    NUM_GPUS,
+    SLOS,
+    TRACES,
+    WINDOW_S,
+)
+from benchmarks.goodput import window as tuned_window
+from benchmarks.report import parser, write
+from core.config import load
+from core.types import Slo
+from sim.agent_sessions import SessionLoad, read_sessions
+from sim.baselines.table import OURS, entry_of
+from sim.catalogue import GPUS, Gpu
+from sim.catalogued import Fleet
+from sim.coarse.coarse_workload import natural_block_tokens
+from sim.goodput import Curve, Window, attained, highest
+
+SESSIONS, SYNTHETIC = "agent_lmcache_sessions.jsonl.gz", "mooncake_fast25_synthetic.jsonl.gz"
+CLASSES = load(None, {}, {}).slo_classes
+TARGETS: dict[str, Slo | tuple[Slo, ...]] = {
+    **SLOS,
+    "mixed": (CLASSES["interactive"], CLASSES["long-context"]),
+}
+"""`mixed`: of two requests one is interactive, which has priority, and one may take long."""
+WINDOWS = (
+    "azure-chat/interactive/0",
+    "sharegpt/interactive/0",
+    "conversation/standard/0",
+    "azure-code/mixed/0",
+    "synthetic/standard/0",
+    "agents/interactive/0",
+)
+ROUTERS = (
+    "sarathi",
+    "sarathi+refuse",
+    "sarathi+refuse+engine",
+    "least-loaded+any+refuse",
+    "mooncake+any",
+    "mooncake+any+engine",
+    "dynamo+any+refuse",
+    "llm-d+any+refuse",
+    "polyserve+refuse",
+)
+_BASE = GPUS[GPU]
+DEVICES: dict[str, Gpu] = {
+    "base": _BASE,
+    "prefill/2": replace(_BASE, flop_per_s=_BASE.flop_per_s / 2),
+    "prefill*2": replace(_BASE, flop_per_s=_BASE.flop_per_s * 2),
+    "memory/2": replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s / 2),
+    "memory*2": replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s * 2),
+    "link/4": replace(_BASE, nic_bytes_per_s=_BASE.nic_bytes_per_s / 4),
+    "link 1 GB/s": replace(_BASE, nic_bytes_per_s=1e9),
+    "A100": GPUS["A100"],
+    "L40S": GPUS["L40S"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    traces: Path
+    window: str
+    """trace/targets/seed"""
+    device: str
+    scheduler: str
+    """As `sim.baselines.table.entry_of` names it; `:2` behind it: a fixed fleet with so many prefill instances."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.window}|{self.device}|{self.scheduler}"
+
+
+def fleet_of(cell: Cell) -> Fleet:
+    changed = DEVICES[cell.device]
+    name, _, prefills = cell.scheduler.partition(":")
+    if prefills or entry_of(name).kind == "static":
+        num = int(prefills or NUM_GPUS // 2)
+        return Fleet(gpu=GPU, model=MODEL, num_prefill=num, num_decode=NUM_GPUS - num, changed=changed)
+    return Fleet(gpu=GPU, model=MODEL, num_prefill=0, num_decode=0, num_both=NUM_GPUS, changed=changed)
+
+
+@cache
+def offered(traces: Path, trace: str, seed: int) -> Window | SessionLoad:
+    if trace in TRACES:
+        return tuned_window(traces, trace, seed)
+    if trace == "agents":
+        return SessionLoad(sessions=read_sessions(traces / SESSIONS), start_within_s=60.0)
+    rows = read_trace(traces / SYNTHETIC)
+    start_s = (FIRST_WINDOW_S + seed * WINDOW_S * 7) % max(WINDOW_S, rows[-1].arrival_s - WINDOW_S)
+    while sum(start_s <= row.arrival_s < start_s + WINDOW_S for row in rows) < LEAST_REQUESTS:
+        start_s = (start_s + WINDOW_S) % rows[-1].arrival_s
+    return Window(rows, start_s, WINDOW_S, natural_block_tokens(rows))
+
+
+def run_cell(cell: Cell, target: float, max_steps: int) -> tuple[str, dict[str, Any]]:
+    """Return the cell's highest rate, in requests per second and GPU. Its curve is a bound below the target: runs are cut."""
+    trace, targets, seed = cell.window.split("/")
+    part, fleet = offered(cell.traces, trace, int(seed)), fleet_of(cell)
+    entry = entry_of(cell.scheduler.partition(":")[0])
+    per_copy = part.rate / NUM_GPUS
+
+    def measure(copies: float) -> float:
+        return attained(part, copies, int(seed), TARGETS[targets], fleet=fleet, entry=entry, least=target)
+
+    curve = Curve(measure)
+    found = highest(curve, target, 10.0 / per_copy / _SLOW.get(trace, 1.0), max_steps=max_steps)
+    rates = {f"{copies * per_copy:.4g}": round(share, 4) for copies, share in sorted(curve.points.items())}
+    return cell.key, {"goodput": round(found * per_copy, 4), "curve": rates}
+
+
+_SLOW = {"conversation": 6.0, "synthetic": 6.0}
+"""So many times as slow as the others are they served, about: where searches begin."""
+
+
+def ratios(cells: dict[str, Any]) -> dict[str, Any]:
+    """Return our rate by each other's, on the windows and devices that both were run on: mean, worst, and how many."""
+    rates = {tuple(key.split("|")): cell["goodput"] for key, cell in cells.items()}
+    ours = {
+        where: rate for (*where_, name), rate in rates.items() if name == OURS for where in [tuple(where_)]
+    }
+    found: dict[str, Any] = {}
+    for name in sorted({key[-1] for key in rates} - {OURS}):
+        pairs = {
+            where: (ours[where] + 1e-3) / (rates[(*where, name)] + 1e-3)
+            for where in ours
+            if (*where, name) in rates
+        }
+        if pairs:
+            worst = min(pairs, key=lambda where: pairs[where])
+            found[name] = {
+                "mean": round(geometric_mean(pairs.values()), 3),
+                "worst": round(pairs[worst], 3),
+                "worst_at": "|".join(worst),
+                "cells": len(pairs),
+            }
+    best = {
+        where: max(rate for (*at, name), rate in rates.items() if tuple(at) == where and name != OURS)
+        for where in ours
+        if any(tuple(at) == where and name != OURS for *at, name in rates)
+    }
+    if best:
+        values = [(ours[where] + 1e-3) / (rate + 1e-3) for where, rate in best.items()]
+        found["the best in each cell"] = {
+            "mean": round(geometric_mean(values), 3),
+            "worst": round(min(values), 3),
+            "cells": len(values),
+        }
+    return found
+
+
+def run(todo: Sequence[Cell], target: float, max_steps: int, processes: int) -> dict[str, Any]:
+    measure = partial(run_cell, target=target, max_steps=max_steps)
+    if processes == 1:
+        return dict(map(measure, track(todo)))
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return dict(track(pool.imap_unordered(measure, todo), total=len(todo)))
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--traces", type=Path, required=True)
+    options.add_argument("--windows", nargs="*", default=[*WINDOWS], help="trace/targets/seed")
+    options.add_argument("--devices", nargs="*", choices=[*DEVICES], default=["base"])
+    options.add_argument("--schedulers", nargs="*", default=[OURS, *ROUTERS])
+    options.add_argument("--target", type=float, default=0.9)
+    options.add_argument("--steps", type=int, default=7, help="The most rates that a search tries.")
+    options.add_argument("--processes", type=int, default=1)
+    args = options.parse_args()
+    if args.smoke:
+        args.windows, args.steps = ["azure-code/mixed/0", "agents/interactive/0"], 1
+        args.schedulers = [OURS, "sarathi+refuse+engine"]
+    todo = [Cell(args.traces, w, d, s) for w in args.windows for d in args.devices for s in args.schedulers]
+    cells = run(todo, args.target, args.steps, args.processes)
+    against = ratios(cells)
+    for key, cell in cells.items():
+        print(f"{cell['goodput']:8.2f}  {key}")
+    print(json.dumps(against, indent=1))
+    command = (
+        f"benchmarks.goodput_wide --traces ../shared/traces --target {args.target:g} --steps {args.steps}"
+    )
+    content = {
+        "windows": args.windows,
+        "devices": args.devices,
+        "schedulers": args.schedulers,
+        "ours_by_others": against,
+        "cells": dict(sorted(cells.items())),
+    }
+    write(args.json, command, content)
+
+
+if __name__ == "__main__":
+    main()
