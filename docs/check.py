@@ -95,8 +95,11 @@ def anchors(page: Path) -> set[str]:
 
 
 def exists(name: str, page: Path, root: Path) -> bool:
-    """Say whether a path exists. Without a file's suffix a name is a path only if it ends in a slash or its folder exists."""
+    """Say whether a path exists. Without a file's suffix a name is a path only if it ends in a slash or its folder exists. What
+    is in `build` is there once somebody has built it."""
     folder = name.rstrip("/").rsplit("/", 1)[0]
+    if name.startswith("build/"):
+        return True
     if not (FILE_SUFFIX.search(name) or name.endswith("/") or ("-" not in name and (root / folder).is_dir())):
         return True
     return all(
