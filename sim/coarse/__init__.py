@@ -1,1 +1,1 @@
-"""A quicker simulation: production scheduler, policies and block accounting, with decode steps taken in stretches."""
+"""A quicker simulation: production scheduler, policies and block accounting, with decode steps taken in bursts."""

@@ -29,56 +29,56 @@ class Blocks:
     def num_available(self) -> int:
         return self._ledger.num_available
 
-    def admit(self, stay: SimulatedSequence, num_tokens: int, num_running: int) -> bool:
+    def admit(self, seq: SimulatedSequence, num_tokens: int, num_running: int) -> bool:
         """Give blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
         size = self._block_tokens
-        match = self._cache.match(stay.blocks.tokens, stay.request.salt, partial=False)
+        match = self._cache.match(seq.blocks.tokens, seq.request.salt, partial=False)
         headroom = num_blocks_for(num_running * _FINE_BLOCK_TOKENS, size)
-        if not self._ledger.admit(stay.blocks, match, num_blocks_for(num_tokens, size), headroom):
+        if not self._ledger.admit(seq.blocks, match, num_blocks_for(num_tokens, size), headroom):
             return False
-        stay.num_computed = len(match.blocks) * size
-        self._holding[stay.arrival] = stay
+        seq.num_computed = len(match.blocks) * size
+        self._holding[seq.arrival] = seq
         return True
 
-    def grow(self, stay: SimulatedSequence) -> None:
+    def grow(self, seq: SimulatedSequence) -> None:
         """Add one block. The caller has checked `num_available`."""
-        self._ledger.grow(stay.blocks, 1)
+        self._ledger.grow(seq.blocks, 1)
 
-    def strip(self, stay: SimulatedSequence) -> None:
-        self._ledger.strip(stay.blocks)
-        del self._holding[stay.arrival]
+    def strip(self, seq: SimulatedSequence) -> None:
+        self._ledger.strip(seq.blocks)
+        del self._holding[seq.arrival]
 
-    def offer(self, stay: SimulatedSequence) -> None:
+    def offer(self, seq: SimulatedSequence) -> None:
         """Offer the full blocks of what is computed of the prompt to the prefix cache, where another prompt may find them."""
-        if stay.job.may_recur:
-            self._keep_prompt(stay)
+        if seq.job.may_recur:
+            self._keep_prompt(seq)
 
-    def preempt(self, stay: SimulatedSequence) -> None:
+    def preempt(self, seq: SimulatedSequence) -> None:
         """Take a sequence's blocks for now. It comes back, and may then find its former prompt, followed by what it has
         generated."""
-        self._keep_prompt(stay)
-        self._name_output(stay)
-        self.strip(stay)
+        self._keep_prompt(seq)
+        self._name_output(seq)
+        self.strip(seq)
 
-    def keep_output(self, stay: SimulatedSequence) -> None:
+    def keep_output(self, seq: SimulatedSequence) -> None:
         """Keep what was generated in the cache, too."""
-        if not stay.job.may_recur:
+        if not seq.job.may_recur:
             return
-        self._name_output(stay)
-        self._ledger.offer(stay.blocks, (stay.num_known - 1) // self._block_tokens)
+        self._name_output(seq)
+        self._ledger.offer(seq.blocks, (seq.num_known - 1) // self._block_tokens)
 
-    def _keep_prompt(self, stay: SimulatedSequence) -> None:
-        job = stay.job
-        num_full = min(stay.num_computed, job.num_prompt) // self._block_tokens
-        if num_full > stay.blocks.num_kept:
+    def _keep_prompt(self, seq: SimulatedSequence) -> None:
+        job = seq.job
+        num_full = min(seq.num_computed, job.num_prompt) // self._block_tokens
+        if num_full > seq.blocks.num_kept:
             self._hashes = job.hashes[:num_full]
-            self._ledger.offer(stay.blocks, num_full)
+            self._ledger.offer(seq.blocks, num_full)
             self._hashes = ()
 
-    def _name_output(self, stay: SimulatedSequence) -> None:
+    def _name_output(self, seq: SimulatedSequence) -> None:
         """Give what was generated names of its own."""
-        names = stay.blocks.tokens
-        for _ in range(num_blocks_for(stay.num_known, self._block_tokens) - len(names)):
+        names = seq.blocks.tokens
+        for _ in range(num_blocks_for(seq.num_known, self._block_tokens) - len(names)):
             names.append(self._new_name())
 
     def _hashes_of(self, parent: int, names: Sequence[int], size: int) -> list[int]:
@@ -90,4 +90,4 @@ class Blocks:
 
     def check_integrity(self) -> None:
         """Raise Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
-        self._ledger.check_integrity([stay.blocks for stay in self._holding.values()])
+        self._ledger.check_integrity([seq.blocks for seq in self._holding.values()])

@@ -10,7 +10,7 @@ from sim.cost import ModelledStep
 
 
 @dataclass(slots=True)
-class Stretch:
+class Burst:
     began_s: float
     num_steps: int
     first_s: float
@@ -36,12 +36,12 @@ class Stretch:
         return min(int(done + 1e-9), self.num_steps)
 
 
-def decoding_stretch(now: float, decoding: DecodeBatch, step: ModelledStep) -> Stretch:
+def decoding_burst(now: float, decoding: DecodeBatch, step: ModelledStep) -> Burst:
     """Return the steps that only decode, until a sequence ends or needs another block."""
     num_steps, batch, context = decoding.steps_to_change(), len(decoding), decoding.context
     first_s = step.step_s(batch, context, context, batch)
     if num_steps == 1:
-        return Stretch(now, 1, first_s)
+        return Burst(now, 1, first_s)
     last = context + batch * (num_steps - 1)
     slope_s = (step.step_s(batch, last, last, batch) - first_s) / (num_steps - 1)
-    return Stretch(now, num_steps, first_s, slope_s)
+    return Burst(now, num_steps, first_s, slope_s)

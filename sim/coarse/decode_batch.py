@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sim.coarse.simulated_sequence import SimulatedSequence
 
-MAX_STRETCH = 4096
+MAX_BURST = 4096
 """Steps that are taken at once, at most."""
 
 
@@ -26,60 +26,60 @@ class DecodeBatch:
     def __iter__(self) -> Iterator[SimulatedSequence]:
         return iter(self._stays.values())
 
-    def __contains__(self, stay: SimulatedSequence) -> bool:
-        return stay.arrival in self._stays
+    def __contains__(self, seq: SimulatedSequence) -> bool:
+        return seq.arrival in self._stays
 
     def steps_to_change(self) -> int:
         """Return the steps until a sequence ends or needs another block."""
         next_step = min(self._next_step(self._finish), self._next_step(self._grow))
-        return min(next_step - self.steps, MAX_STRETCH)
+        return min(next_step - self.steps, MAX_BURST)
 
     def advance(self, num_steps: int) -> None:
         self.steps += num_steps
         self.context += len(self._stays) * num_steps
 
-    def insert(self, stay: SimulatedSequence) -> None:
-        self._stays[stay.arrival] = stay
-        self.context += stay.num_known
-        stay.joined_step = self.steps
-        stay.finish_step = self.steps + stay.job.max_tokens - stay.num_output
-        heapq.heappush(self._finish, (stay.finish_step, stay.arrival, stay))
-        self.note_growth(stay)
+    def insert(self, seq: SimulatedSequence) -> None:
+        self._stays[seq.arrival] = seq
+        self.context += seq.num_known
+        seq.joined_step = self.steps
+        seq.finish_step = self.steps + seq.job.max_tokens - seq.num_output
+        heapq.heappush(self._finish, (seq.finish_step, seq.arrival, seq))
+        self.note_growth(seq)
 
-    def note_growth(self, stay: SimulatedSequence) -> None:
+    def note_growth(self, seq: SimulatedSequence) -> None:
         """Note how long a sequence has blocks. Step i of its decoding here writes token `num_known + i`."""
-        room = len(stay.blocks.block_ids) * self._block_size - stay.num_known
-        stay.grow_step = stay.joined_step + room + 1
-        if stay.grow_step < stay.finish_step:
-            heapq.heappush(self._grow, (stay.grow_step, stay.arrival, stay))
+        room = len(seq.blocks.block_ids) * self._block_size - seq.num_known
+        seq.grow_step = seq.joined_step + room + 1
+        if seq.grow_step < seq.finish_step:
+            heapq.heappush(self._grow, (seq.grow_step, seq.arrival, seq))
 
-    def remove(self, stay: SimulatedSequence) -> None:
-        del self._stays[stay.arrival]
-        self.count_tokens(stay)
-        self.context -= stay.num_known
+    def remove(self, seq: SimulatedSequence) -> None:
+        del self._stays[seq.arrival]
+        self.count_tokens(seq)
+        self.context -= seq.num_known
 
     def counted(self) -> list[SimulatedSequence]:
         """Return all sequences, with their counters brought up to now."""
-        stays = [*self._stays.values()]
-        for stay in stays:
-            self.count_tokens(stay)
-        return stays
+        seqs = [*self._stays.values()]
+        for seq in seqs:
+            self.count_tokens(seq)
+        return seqs
 
-    def count_tokens(self, stay: SimulatedSequence) -> None:
+    def count_tokens(self, seq: SimulatedSequence) -> None:
         """Bring a sequence's counters up to this step."""
-        stay.num_known += self.steps - stay.joined_step
-        stay.num_computed = stay.num_known - 1
-        stay.joined_step = self.steps
+        seq.num_known += self.steps - seq.joined_step
+        seq.num_computed = seq.num_known - 1
+        seq.joined_step = self.steps
 
     def pop_finished(self) -> SimulatedSequence | None:
         """Take one that has ended out of the batch, and return it."""
         step = self._next_step(self._finish)
         if step > self.steps:
             return None
-        assert step == self.steps, "a stretch went over the end of a sequence"
-        stay = heapq.heappop(self._finish)[2]
-        self.remove(stay)
-        return stay
+        assert step == self.steps, "a burst went over the end of a sequence"
+        seq = heapq.heappop(self._finish)[2]
+        self.remove(seq)
+        return seq
 
     def pop_growing(self) -> SimulatedSequence | None:
         """Return one that needs another block before the next step."""
@@ -88,9 +88,9 @@ class DecodeBatch:
     def _next_step(self, heap: list[tuple[int, int, SimulatedSequence]]) -> int:
         """Return the first step in `heap` of a sequence that still decodes. Others are dropped from it."""
         while heap:
-            step, number, stay = heap[0]
-            current = stay.finish_step if heap is self._finish else stay.grow_step
-            if self._stays.get(number) is stay and current == step:
+            step, number, seq = heap[0]
+            current = seq.finish_step if heap is self._finish else seq.grow_step
+            if self._stays.get(number) is seq and current == step:
                 return step
             heapq.heappop(heap)
-        return self.steps + MAX_STRETCH
+        return self.steps + MAX_BURST

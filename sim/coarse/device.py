@@ -1,4 +1,4 @@
-"""One instance of the coarse simulation: composes steps as `step_scheduler` does, and takes equal decode steps in one stretch.
+"""One instance of the coarse simulation: composes steps as `step_scheduler` does, and takes equal decode steps in one burst.
 
 Production: block pool, prefix tree, eviction and ledger (`sim.coarse.blocks`), the worker policy. Modelled: the order in which a
 step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the hand-over (layers
@@ -17,7 +17,7 @@ from core.reports import LoadReport, Register
 from core.steps import chunk_pairs
 from engine.planning.sequence import Sequence
 from sim.coarse.blocks import Blocks
-from sim.coarse.burst import Stretch, decoding_stretch
+from sim.coarse.burst import Burst, decoding_burst
 from sim.coarse.decode_batch import DecodeBatch
 from sim.coarse.device_config import DeviceConfig
 from sim.coarse.outlink import OutLink
@@ -46,7 +46,7 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True)
 class _Chunk:
-    stay: SimulatedSequence
+    seq: SimulatedSequence
     start: int
     count: int
 
@@ -69,11 +69,11 @@ class Device:
         self._paused: list[SimulatedSequence] = []
         """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
         self._chunks: list[_Chunk] = []
-        self._stretch: Stretch | None = None
+        self._burst: Burst | None = None
         self._timer = 0
         self._rate = Rate()
         self._num_measured = 0
-        """Steps of the running stretch that `_rate` has seen."""
+        """Steps of the running burst that `_rate` has seen."""
         self._reported: tuple[float, ...] = ()
         self._reported_step_s = 0.0
         self._priorities: set[int] = set()
@@ -88,43 +88,43 @@ class Device:
     def submit(self, now: float, job: SimulatedRequest, prefill: str) -> None:
         """Decode `job` here, after computing its prompt here too, or (`prefill`) once that instance has sent its KV."""
         self._received.append(job.request.key)
-        stay = self._stay(job, now)
+        seq = self._seq(job, now)
         if prefill:
-            self._reserving.append((stay, prefill))
+            self._reserving.append((seq, prefill))
             self._serve_reservations(now)
         else:
-            self._waiting.append(stay)
+            self._waiting.append(seq)
         self._wake(now)
 
     def start_prefill(self, now: float, holder: SimulatedSequence) -> None:
-        """Compute the prompt of `holder`, a stay on another instance, from its first missing token on."""
+        """Compute the prompt of `holder`, a sequence on another instance, from its first missing token on."""
         self._received.append(holder.request.key)
-        stay = self._stay(holder.job, now)
-        stay.holder, stay.num_pushed = holder, holder.num_computed
-        self._waiting.append(stay)
+        seq = self._seq(holder.job, now)
+        seq.holder, seq.num_pushed = holder, holder.num_computed
+        self._waiting.append(seq)
         self._wake(now)
 
-    def committed(self, now: float, stay: SimulatedSequence) -> None:
-        """The KV of the prompt of `stay` is here, and the first token is drawn."""
-        stay.first_token_s = now
-        stay.num_computed, stay.num_known, stay.ready_s = stay.num_known, stay.num_known + 1, now
-        self._blocks.offer(stay)
-        if stay.num_output >= stay.job.max_tokens:
-            self._blocks.strip(stay)
+    def committed(self, now: float, seq: SimulatedSequence) -> None:
+        """The KV of the prompt of `seq` is here, and the first token is drawn."""
+        seq.first_token_s = now
+        seq.num_computed, seq.num_known, seq.ready_s = seq.num_known, seq.num_known + 1, now
+        self._blocks.offer(seq)
+        if seq.num_output >= seq.job.max_tokens:
+            self._blocks.strip(seq)
             self._serve_reservations(now)
         else:
-            self._joining.append(stay)
+            self._joining.append(seq)
         self._wake(now)
 
-    def delivered(self, now: float, stay: SimulatedSequence) -> None:
+    def delivered(self, now: float, seq: SimulatedSequence) -> None:
         """All KV of a computed prompt has left: its blocks are free for others."""
-        self._blocks.strip(stay)
+        self._blocks.strip(seq)
         self._serve_reservations(now)
         self._wake(now)
 
     @property
     def is_busy(self) -> bool:
-        return self._stretch is not None
+        return self._burst is not None
 
     def report(self, now: float) -> LoadReport | None:
         """None when it would say the same as the last one, but for a change of the step time by less than 2 %."""
@@ -161,11 +161,11 @@ class Device:
     def _waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         if len(self._priorities) <= 1:
             return ()
-        tokens = {stay.request.slo.priority: 0 for stay in (*self._decoding, *self._paused)}
-        for stay in self._prompts:
-            tokens[stay.request.slo.priority] = tokens.get(stay.request.slo.priority, 0) + stay.num_missing
-        for stay in self._waiting:
-            tokens[stay.request.slo.priority] = tokens.get(stay.request.slo.priority, 0) + stay.num_known
+        tokens = {seq.request.slo.priority: 0 for seq in (*self._decoding, *self._paused)}
+        for seq in self._prompts:
+            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_missing
+        for seq in self._waiting:
+            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_known
         return tuple(sorted(tokens.items()))
 
     def check_integrity(self) -> None:
@@ -173,19 +173,19 @@ class Device:
         self._blocks.check_integrity()
 
     def _wake(self, now: float) -> None:
-        """Something new is here: begin a step, or end the running stretch where the next plan would know of it."""
+        """Something new is here: begin a step, or end the running burst where the next plan would know of it."""
         self._world.changed(self, now)
-        stretch = self._stretch
-        if stretch is None:
+        burst = self._burst
+        if burst is None:
             self._begin(now, now)
             return
-        known = stretch.num_done(now) + (2 if self._config.lookahead else 1)
-        if known < stretch.num_steps:
-            stretch.num_steps = known
+        known = burst.num_done(now) + (2 if self._config.lookahead else 1)
+        if known < burst.num_steps:
+            burst.num_steps = known
             self._set_timer()
 
     def _begin(self, now: float, planned_s: float) -> None:
-        """The next step or stretch, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
+        """The next step or burst, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
         if not self._decoding and not self._prompts:
             planned_s = now
         self._join(planned_s)
@@ -195,16 +195,16 @@ class Device:
         self._num_measured = 0
         batch = len(self._decoding)
         if not batch and not self._chunks:
-            self._stretch = None
+            self._burst = None
             return
         if self._chunks:
-            self._stretch = Stretch(now, 1, self._step_with_prompts_s(batch))
+            self._burst = Burst(now, 1, self._step_with_prompts_s(batch))
         else:
-            self._stretch = decoding_stretch(now, self._decoding, self._config.step)
+            self._burst = decoding_burst(now, self._decoding, self._config.step)
             if _any_later(self._waiting, planned_s) or _any_later(self._joining, planned_s):
-                self._stretch.num_steps = 1
+                self._burst.num_steps = 1
             elif self._paused:
-                self._stretch.num_steps = min(self._stretch.num_steps, _PAUSED_STEPS)
+                self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
         self._set_timer()
 
     def _step_with_prompts_s(self, batch: int) -> float:
@@ -218,60 +218,60 @@ class Device:
         return self._config.step.step_s(num_tokens, context, pairs, batch + len(self._chunks))
 
     def _set_timer(self) -> None:
-        """At the end of the stretch, which may have become another."""
-        assert self._stretch is not None
+        """At the end of the burst, which may have become another."""
+        assert self._burst is not None
         self._timer += 1
-        self._world.at(self._stretch.end_s, self._end, self._timer)
+        self._world.at(self._burst.end_s, self._end, self._timer)
 
     def _end(self, now: float, timer: int) -> None:
-        stretch = self._stretch
-        if timer != self._timer or stretch is None:
+        burst = self._burst
+        if timer != self._timer or burst is None:
             return
-        self._decoding.advance(stretch.num_steps)
-        self.num_steps += stretch.num_steps
-        self.busy_s += now - stretch.began_s
+        self._decoding.advance(burst.num_steps)
+        self.num_steps += burst.num_steps
+        self.busy_s += now - burst.began_s
         self._measure(now)
         self._finish_decoding(now)
-        self._finish_chunks(now, stretch)
+        self._finish_chunks(now, burst)
         self._serve_reservations(now)
         self._world.changed(self, now)
-        self._begin(now, stretch.last_began_s if self._config.lookahead else now)
+        self._begin(now, burst.last_began_s if self._config.lookahead else now)
 
     def _measure(self, now: float) -> None:
         """Let the moving averages know of the steps that are over."""
-        stretch = self._stretch
-        num_done = stretch.num_done(now) if stretch is not None else 0
-        if stretch is None or num_done <= self._num_measured:
+        burst = self._burst
+        num_done = burst.num_done(now) if burst is not None else 0
+        if burst is None or num_done <= self._num_measured:
             return
         prompt_tokens = sum(chunk.count for chunk in self._chunks)
-        step_s = stretch.first_s + (num_done - 1) * stretch.slope_s
+        step_s = burst.first_s + (num_done - 1) * burst.slope_s
         self._rate.observe(step_s, prompt_tokens, num_done - self._num_measured)
         self._num_measured = num_done
 
     def _finish_decoding(self, now: float) -> None:
-        while (stay := self._decoding.pop_finished()) is not None:
-            self._blocks.keep_output(stay)
-            self._blocks.strip(stay)
-            self._world.tokens(stay.job, now, stay.num_output)
+        while (seq := self._decoding.pop_finished()) is not None:
+            self._blocks.keep_output(seq)
+            self._blocks.strip(seq)
+            self._world.tokens(seq.job, now, seq.num_output)
 
-    def _finish_chunks(self, now: float, stretch: Stretch) -> None:
+    def _finish_chunks(self, now: float, burst: Burst) -> None:
         for chunk in self._chunks:
-            stay = chunk.stay
-            self._blocks.offer(stay)
-            sent_s = self._push(stay, now, stretch) if stay.holder is not None else now
-            if stay.num_missing:
+            seq = chunk.seq
+            self._blocks.offer(seq)
+            sent_s = self._push(seq, now, burst) if seq.holder is not None else now
+            if seq.num_missing:
                 continue
-            self._prompts.remove(stay)
-            if stay.holder is None:
-                stay.num_known += 1
-                stay.first_token_s = min(stay.first_token_s, now)
-                self._world.tokens(stay.job, now, stay.num_output)
-                self._enter_batch(stay, now)
+            self._prompts.remove(seq)
+            if seq.holder is None:
+                seq.num_known += 1
+                seq.first_token_s = min(seq.first_token_s, now)
+                self._world.tokens(seq.job, now, seq.num_output)
+                self._enter_batch(seq, now)
             else:
-                self._world.tokens(stay.job, now, stay.num_output + 1)
-                holder = self._world.device(stay.holder.address)
-                self._world.at(sent_s, self.delivered, stay)
-                self._world.at(sent_s + self._config.message_s, holder.committed, stay.holder)
+                self._world.tokens(seq.job, now, seq.num_output + 1)
+                holder = self._world.device(seq.holder.address)
+                self._world.at(sent_s, self.delivered, seq)
+                self._world.at(sent_s + self._config.message_s, holder.committed, seq.holder)
         self._chunks = []
 
     def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
@@ -282,29 +282,29 @@ class Device:
         budget = self._prompt_budget(now)
         waiting: Iterable[SimulatedSequence] = ()
         if self._waiting and budget > 0:
-            waiting = self._policy.order([stay for stay in self._waiting if stay.ready_s <= planned_s], now)
+            waiting = self._policy.order([seq for seq in self._waiting if seq.ready_s <= planned_s], now)
         chunks: list[_Chunk] = []
         begun, may_admit = set(map(id, self._prompts)), True
-        for stay in self._by_turn((*self._prompts, *waiting), now):
+        for seq in self._by_turn((*self._prompts, *waiting), now):
             if budget <= 0 or len(self._decoding) + len(chunks) >= self.info.max_num_seqs:
                 break
-            if id(stay) not in begun and not (may_admit := may_admit and self._admit(stay)):
+            if id(seq) not in begun and not (may_admit := may_admit and self._admit(seq)):
                 continue
-            budget -= self._take_chunk(stay, budget, chunks)
+            budget -= self._take_chunk(seq, budget, chunks)
         return chunks
 
-    def _by_turn(self, stays: Iterable[SimulatedSequence], now: float) -> list[SimulatedSequence]:
+    def _by_turn(self, seqs: Iterable[SimulatedSequence], now: float) -> list[SimulatedSequence]:
         """Where another bound than the policy's holds, prompts are served as they come."""
         if self._config.mixed_batch_tokens:
-            return [*stays]
-        return sorted(stays, key=lambda stay: self._policy.turn(stay, now, self._config.steps))
+            return [*seqs]
+        return sorted(seqs, key=lambda seq: self._policy.turn(seq, now, self._config.steps))
 
-    def _admit(self, stay: SimulatedSequence) -> bool:
+    def _admit(self, seq: SimulatedSequence) -> bool:
         num_running = self._num_running
-        if num_running >= self.info.max_num_seqs or not self._blocks.admit(stay, stay.num_known, num_running):
+        if num_running >= self.info.max_num_seqs or not self._blocks.admit(seq, seq.num_known, num_running):
             return False
-        self._waiting.remove(stay)
-        self._prompts.append(stay)
+        self._waiting.remove(seq)
+        self._prompts.append(seq)
         return True
 
     def _prompt_budget(self, now: float) -> int:
@@ -316,55 +316,55 @@ class Device:
         if not batch:
             return budget
         decoding, steps = self._decoding, self._config.steps
-        stays = decoding.counted()
-        return self._policy.prompt_tokens(stays, decoding.context, self._prompts, steps, budget, now)
+        seqs = decoding.counted()
+        return self._policy.prompt_tokens(seqs, decoding.context, self._prompts, steps, budget, now)
 
     @property
     def _num_running(self) -> int:
         return len(self._decoding) + len(self._prompts) + len(self._joining) + len(self._paused)
 
-    def _take_chunk(self, stay: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:
-        count = max(0, min(stay.num_missing, budget))
+    def _take_chunk(self, seq: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:
+        count = max(0, min(seq.num_missing, budget))
         if count:
-            chunks.append(_Chunk(stay, stay.num_computed, count))
-            stay.num_computed += count
+            chunks.append(_Chunk(seq, seq.num_computed, count))
+            seq.num_computed += count
         return count
 
     def _join(self, planned_s: float) -> None:
         if not self._joining:
             return
         left: list[SimulatedSequence] = []
-        for stay in self._joining:
-            if stay.ready_s <= planned_s and len(self._decoding) < self.info.max_num_seqs:
-                self._decoding.insert(stay)
+        for seq in self._joining:
+            if seq.ready_s <= planned_s and len(self._decoding) < self.info.max_num_seqs:
+                self._decoding.insert(seq)
             else:
-                left.append(stay)
+                left.append(seq)
         self._joining = left
 
-    def _enter_batch(self, stay: SimulatedSequence, now: float) -> None:
+    def _enter_batch(self, seq: SimulatedSequence, now: float) -> None:
         """Its prompt was computed here: the next step is planned already, and has it."""
-        if stay.num_output >= stay.job.max_tokens:
-            self._blocks.keep_output(stay)
-            self._blocks.strip(stay)
+        if seq.num_output >= seq.job.max_tokens:
+            self._blocks.keep_output(seq)
+            self._blocks.strip(seq)
             return
-        stay.ready_s = now
+        seq.ready_s = now
         if len(self._decoding) < self.info.max_num_seqs:
-            self._decoding.insert(stay)
+            self._decoding.insert(seq)
         else:
-            self._joining.append(stay)
+            self._joining.append(seq)
 
     def _grow_decoding(self, now: float) -> None:
-        while (stay := self._decoding.pop_growing()) is not None:
-            if self._make_room(stay, now):
-                self._blocks.grow(stay)
-                self._decoding.note_growth(stay)
+        while (seq := self._decoding.pop_growing()) is not None:
+            if self._make_room(seq, now):
+                self._blocks.grow(seq)
+                self._decoding.note_growth(seq)
 
-    def _make_room(self, stay: SimulatedSequence, now: float) -> bool:
-        """One block, from a victim when none is left; False when the victim is `stay` itself."""
+    def _make_room(self, seq: SimulatedSequence, now: float) -> bool:
+        """One block, from a victim when none is left; False when the victim is `seq` itself."""
         while self._blocks.num_available < 1:
             victim = self._policy.victim(self._preemptible())
             self._preempt(victim, now)
-            if victim is stay:
+            if victim is seq:
                 return False
         return True
 
@@ -375,27 +375,27 @@ class Device:
         """Say who sits the next step out, and take slots and blocks of lower classes for higher ones that wait."""
         if len(self._priorities) <= 1:
             return
-        for stay in self._policy.order(self._waiting, now):
-            if not self._make_way(stay, now):
+        for seq in self._policy.order(self._waiting, now):
+            if not self._make_way(seq, now):
                 break
         batch = [*self._decoding.counted(), *self._paused]
         taking = taking_part(batch, (*self._prompts, *self._waiting), self._config.steps, now)
         chosen = set(map(id, taking if taking or self._prompts else batch))
-        for stay in batch:
-            if (id(stay) in chosen) == (stay in self._decoding):
+        for seq in batch:
+            if (id(seq) in chosen) == (seq in self._decoding):
                 continue
-            if id(stay) in chosen:
-                self._paused.remove(stay)
-                self._decoding.insert(stay)
+            if id(seq) in chosen:
+                self._paused.remove(seq)
+                self._decoding.insert(seq)
             else:
-                self._decoding.remove(stay)
-                self._paused.append(stay)
+                self._decoding.remove(seq)
+                self._paused.append(seq)
 
-    def _make_way(self, stay: SimulatedSequence, now: float) -> bool:
-        """Preempt lower classes where `stay` lacks a slot or blocks, and what they have suffices; False: it waits."""
-        priority = stay.request.slo.priority
+    def _make_way(self, seq: SimulatedSequence, now: float) -> bool:
+        """Preempt lower classes where `seq` lacks a slot or blocks, and what they have suffices; False: it waits."""
+        priority = seq.request.slo.priority
         victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
-        wanted = -(-stay.num_known // self.info.block_size) + self._num_running
+        wanted = -(-seq.num_known // self.info.block_size) + self._num_running
         coming = self._blocks.num_available
         if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
             return False
@@ -408,18 +408,18 @@ class Device:
             self._preempt(victim, now)
         return True
 
-    def _preempt(self, stay: SimulatedSequence, now: float) -> None:
-        if stay in self._decoding:
-            self._decoding.remove(stay)
-        elif stay in self._paused:
-            self._paused.remove(stay)
+    def _preempt(self, seq: SimulatedSequence, now: float) -> None:
+        if seq in self._decoding:
+            self._decoding.remove(seq)
+        elif seq in self._paused:
+            self._paused.remove(seq)
         else:
-            self._prompts.remove(stay)
-        self._blocks.preempt(stay)
-        stay.num_computed, stay.ready_s = 0, now
-        self._waiting.append(stay)
+            self._prompts.remove(seq)
+        self._blocks.preempt(seq)
+        seq.num_computed, seq.ready_s = 0, now
+        self._waiting.append(seq)
 
-    def _stay(self, job: SimulatedRequest, now: float) -> SimulatedSequence:
+    def _seq(self, job: SimulatedRequest, now: float) -> SimulatedSequence:
         self._priorities.add(job.request.slo.priority)
         blocks = Sequence(request=job.request, tokens=list(job.ids), num_prompt=len(job.ids), arrival=0)
         return SimulatedSequence(
@@ -433,37 +433,37 @@ class Device:
 
     def _serve_reservations(self, now: float) -> None:
         while self._reserving:
-            stay, prefill = self._reserving[0]
-            if not self._blocks.admit(stay, stay.num_known + 1, self._num_running):
+            seq, prefill = self._reserving[0]
+            if not self._blocks.admit(seq, seq.num_known + 1, self._num_running):
                 return
             self._reserving.popleft()
-            if stay.num_missing <= _FINE_BLOCK_TOKENS:
-                self._prompts.append(stay)
+            if seq.num_missing <= _FINE_BLOCK_TOKENS:
+                self._prompts.append(seq)
             else:
                 source = self._world.device(prefill)
-                self._world.at(now + self._config.message_s, source.start_prefill, stay)
-                self._world.at(now + self._config.grant_ttl_s, self._expire, stay, source)
+                self._world.at(now + self._config.message_s, source.start_prefill, seq)
+                self._world.at(now + self._config.grant_ttl_s, self._expire, seq, source)
 
-    def _expire(self, now: float, stay: SimulatedSequence, source: "Device") -> None:
+    def _expire(self, now: float, seq: SimulatedSequence, source: "Device") -> None:
         """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""
-        if source.withdraw(stay):
-            self._prompts.append(stay)
+        if source.withdraw(seq):
+            self._prompts.append(seq)
             self._wake(now)
 
     def withdraw(self, holder: SimulatedSequence) -> bool:
         """Do not compute that prompt; False when it has been begun."""
-        waiting = next((stay for stay in self._waiting if stay.holder is holder), None)
+        waiting = next((seq for seq in self._waiting if seq.holder is holder), None)
         if waiting is not None:
             self._waiting.remove(waiting)
         return waiting is not None
 
-    def _push(self, stay: SimulatedSequence, now: float, stretch: Stretch) -> float:
+    def _push(self, seq: SimulatedSequence, now: float, burst: Burst) -> float:
         """When the KV computed in the step that ends now, and any before it, will be with the holder."""
-        num_tokens = max(0, stay.num_computed - stay.num_pushed)
-        stay.num_pushed = max(stay.num_pushed, stay.num_computed)
-        return self._link.send(num_tokens * self.info.kv_token_bytes, stretch.began_s, now)
+        num_tokens = max(0, seq.num_computed - seq.num_pushed)
+        seq.num_pushed = max(seq.num_pushed, seq.num_computed)
+        return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_s, now)
 
 
-def _any_later(stays: list[SimulatedSequence], planned_s: float) -> bool:
+def _any_later(seqs: list[SimulatedSequence], planned_s: float) -> bool:
     """Is any of them ready only after that?"""
-    return any(stay.ready_s > planned_s for stay in stays)
+    return any(seq.ready_s > planned_s for seq in seqs)

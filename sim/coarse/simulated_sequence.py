@@ -1,4 +1,4 @@
-"""A request in the coarse simulation, and its stay on one instance. No token has a value here, only a number.
+"""A request in the coarse simulation, and what one instance has of it. No token has a value here, only a number.
 
 Prompts are sequences of block ids: two prompts share as many leading blocks as they have equal leading ids."""
 

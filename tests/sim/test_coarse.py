@@ -14,7 +14,7 @@ from core.config import load
 from core.kv import block_hashes
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
-from sim.coarse.burst import Stretch
+from sim.coarse.burst import Burst
 from sim.coarse.coarse_workload import Load, arriving, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome
@@ -203,12 +203,12 @@ def test_every_job_ends_and_the_ledger_balances(
     count=st.integers(1, 500),
     into=st.floats(0.001, 0.999),
 )
-def test_a_stretch_knows_its_steps(first: float, slope: float, count: int, into: float) -> None:
-    stretch = Stretch(5.0, count, first, slope)
+def test_a_burst_knows_its_steps(first: float, slope: float, count: int, into: float) -> None:
+    burst = Burst(5.0, count, first, slope)
     for done in (0, count // 2, count - 1):
-        inside = stretch.elapsed_s(done) + into * (first + done * slope)
-        assert stretch.num_done(5.0 + inside) == done
-    assert stretch.num_done(stretch.end_s) == count
+        inside = burst.elapsed_s(done) + into * (first + done * slope)
+        assert burst.num_done(5.0 + inside) == done
+    assert burst.num_done(burst.end_s) == count
 
 
 def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:

@@ -32,7 +32,7 @@ def _serve(blocks: Blocks, ids: tuple[int, ...], block_tokens: int, *, retain: b
     sampling = SamplingParams(max_tokens=1)
     request = Request(id=f"r{ids[0]}", prompt=(), sampling=sampling, reply_to="", retain=retain)
     job = SimulatedRequest(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=num_prompt)
-    stay = SimulatedSequence(
+    seq = SimulatedSequence(
         job=job,
         address="here",
         arrival=ids[0],
@@ -40,8 +40,8 @@ def _serve(blocks: Blocks, ids: tuple[int, ...], block_tokens: int, *, retain: b
         ready_s=0.0,
         blocks=Sequence(request=request, tokens=list(ids), num_prompt=len(ids), arrival=0),
     )
-    assert blocks.admit(stay, num_prompt, 0)
-    num_cached, stay.num_computed = stay.num_computed // block_tokens, num_prompt
-    blocks.offer(stay)
-    blocks.strip(stay)
+    assert blocks.admit(seq, num_prompt, 0)
+    num_cached, seq.num_computed = seq.num_computed // block_tokens, num_prompt
+    blocks.offer(seq)
+    blocks.strip(seq)
     return num_cached
