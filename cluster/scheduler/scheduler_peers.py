@@ -14,7 +14,7 @@ class SchedulerPeers:
     def __init__(self) -> None:
         self.me = ""
         self.others: tuple[str, ...] = ()
-        self._wants: dict[str, PeerRequest] = {}
+        self._requests: dict[str, PeerRequest] = {}
         """By scheduler, what it asked its peers for last."""
 
     @property
@@ -33,20 +33,21 @@ class SchedulerPeers:
 
     def lose(self, address: str) -> None:
         self.others = tuple(other for other in self.others if other != address)
-        self._wants.pop(address, None)
+        self._requests.pop(address, None)
 
-    def hear(self, wants: PeerRequest) -> None:
-        self._wants[wants.scheduler] = wants
+    def hear(self, request: PeerRequest) -> None:
+        self._requests[request.scheduler] = request
 
     def others_in_time(self, level: int) -> bool:
         """Return whether another has requests of this level or a higher one that wait and can still be in time."""
-        return bool(self._wants) and any(
-            wants.timely_level is not None and wants.timely_level >= level for wants in self._wants.values()
+        return bool(self._requests) and any(
+            request.timely_level is not None and request.timely_level >= level
+            for request in self._requests.values()
         )
 
     def is_kept(self, address: str, is_mine: bool) -> bool:
         """Return whether another scheduler keeps this instance for a request. Of two that keep the same one, the first has it."""
-        return bool(self._wants) and any(
-            wants.keeps == address and not (is_mine and self.me < scheduler)
-            for scheduler, wants in self._wants.items()
+        return bool(self._requests) and any(
+            request.keeps == address and not (is_mine and self.me < scheduler)
+            for scheduler, request in self._requests.items()
         )

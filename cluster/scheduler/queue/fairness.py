@@ -22,7 +22,7 @@ class ServiceCounters:
     def __init__(self, slack: float = 0.0) -> None:
         self._slack = slack
         self._counters: dict[str, float] = {}
-        self._leaning: dict[str, float] = {}
+        self._factors: dict[str, float] = {}
         """Tenant -> factor on its weight."""
 
     def of(self, tenant: str) -> float:
@@ -33,8 +33,8 @@ class ServiceCounters:
         Returns them."""
         least = min(waiting_work.values())
         most = 1 + self._slack
-        self._leaning = {t: min(most, work / least) if least else 1.0 for t, work in waiting_work.items()}
-        return self._leaning
+        self._factors = {t: min(most, work / least) if least else 1.0 for t, work in waiting_work.items()}
+        return self._factors
 
     def raise_floor(self, tenant: str, waiting: Collection[str]) -> None:
         """Raise the counter of `tenant`, which begins to wait beside the tenants `waiting`."""
@@ -60,7 +60,7 @@ class ServiceCounters:
         return place.num_tokens / self._weight(place)
 
     def _weight(self, place: Place) -> float:
-        return weight(place) * self._leaning.get(place.tenant, 1.0)
+        return weight(place) * self._factors.get(place.tenant, 1.0)
 
 
 def weight(place: Place) -> float:
