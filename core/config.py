@@ -6,11 +6,13 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 
+from core.config_section import Section
 from core.config_words import sentence
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
+from core.serve_config import ServeConfig
 from core.types import Slo
 
 ENV_PREFIX = "BATON_"
@@ -20,11 +22,7 @@ _SECRETS = frozenset({"api_keys", "cluster_key", "keys"})
 C = TypeVar("C", bound=BaseModel)
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ModelConfig(_Frozen):
+class ModelConfig(Section):
     path: str = "embedded"
     """A Hugging Face folder or hub id; `embedded` is the model that ships with Baton."""
     name: str = ""
@@ -58,7 +56,7 @@ class ModelConfig(_Frozen):
     sentence-transformers beside the checkpoint say; with them the model embeds and does not generate."""
 
 
-class EngineConfig(_Frozen):
+class EngineConfig(Section):
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens of one KV block."""
     num_blocks: int = Field(default=0, ge=0)
@@ -101,7 +99,7 @@ class EngineConfig(_Frozen):
     """Logits have the same bits whatever a request is batched with and however its prompt is chunked; slower."""
 
 
-class ParallelConfig(_Frozen):
+class ParallelConfig(Section):
     """The ranks of each instance of a pool: tp x pp x dp x ep processes. The two pools choose theirs apart from each other."""
 
     tp: int = Field(default=1, ge=1, le=1024)
@@ -126,7 +124,7 @@ class ParallelConfig(_Frozen):
         return self.tp * self.pp * self.dp * self.ep
 
 
-class TransferConfig(_Frozen):
+class TransferConfig(Section):
     transport: Literal["auto", "shm", "tcp", "nixl", "gloo", "nccl", "cuda_ipc", "loopback"] = "auto"
     """`auto`: of shared memory, TCP and (on hosts with RDMA) NIXL the one that is measured to be the fastest between two
     instances; loopback within a process."""
@@ -149,7 +147,7 @@ class TransferConfig(_Frozen):
     """How long to wait for a writer's Drained before its connection is cut (a fence)."""
 
 
-class MailConfig(_Frozen):
+class MailConfig(Section):
     """How long a silent process is believed to live."""
 
     heartbeat_s: float = Field(default=0.5, gt=0)
@@ -160,7 +158,7 @@ class MailConfig(_Frozen):
     """How long a peer is looked for after a connection to it broke."""
 
 
-class ScheduleConfig(_Frozen):
+class ScheduleConfig(Section):
     max_queued_requests: int = Field(default=1024, ge=1)
     """Requests that wait for a place; one more is refused with 429."""
     max_queue_wait_s: float = Field(default=60.0, gt=0)
@@ -178,7 +176,7 @@ class ScheduleConfig(_Frozen):
     Of several schedulers each has its own: the path, a dot and its address."""
 
 
-class ScalingConfig(_Frozen):
+class ScalingConfig(Section):
     """Pools that grow and shrink with their load."""
 
     enabled: bool = False
@@ -203,59 +201,7 @@ class ScalingConfig(_Frozen):
     """From the decision until a new instance serves, until it has been measured."""
 
 
-class ServeConfig(_Frozen):
-    host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 opens it to the network."""
-    port: int = Field(default=8000, ge=0, le=65535)
-    """Port to listen on; 0: one that is free."""
-    num_ports: int = Field(default=1, ge=1, le=64)
-    """1: the ingresses of one host share `port`. More: each takes the first free one of so many from `port` on, so that a load
-    balancer sees every one by itself."""
-    api_keys: tuple[SecretStr, ...] = ()
-    """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for."""
-    api_keys_file: str = ""
-    """More of them, one a line, in a file that the ingress can read; `#` begins a comment."""
-    schedulers: int = Field(default=1, ge=1, le=16)
-    """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
-    request_timeout_s: float = Field(default=600.0, gt=0)
-    """Seconds that a request may take before it is ended."""
-    drain_notice_s: float = Field(default=3.0, ge=0)
-    """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""
-    drain_timeout_s: float = Field(default=30.0, gt=0)
-    """How long running requests may go on after that."""
-    max_body_bytes: int = Field(default=8 << 20, ge=1024)
-    """A longer body is refused with 413."""
-    response_store_bytes: int = Field(default=64 << 20, ge=0)
-    """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none."""
-    batch_dir: str = ""
-    """Folder for uploaded files and batches, which every ingress must see and which outlives the cluster; empty: /v1/files and
-    /v1/batches are off."""
-    batch_dir_bytes: int = Field(default=10 << 30, ge=1 << 20)
-    """What may lie there before uploads are refused."""
-    batch_at_once: int = Field(default=32, ge=1, le=1024)
-    """Requests of one batch that run at a time."""
-    batch_slo_class: str = "batch"
-    """Service class of a batch's requests, where their tenant may use it and they name none themselves."""
-    body_timeout_s: float = Field(default=30.0, gt=0)
-    """A client that has not sent its request's body by then gets 408."""
-    live_file: str = ""
-    """A YAML file with `slo_classes` and `tenants`, which are added to those here or replace them; each ingress reads it again
-    whenever it or a file of keys has changed. A change that is not valid is refused as a whole."""
-    tls_cert: str = ""
-    """PEM file of the certificate that the ingress shows; it then speaks HTTPS only. Needs `tls_key`."""
-    tls_key: str = ""
-    """PEM file of the certificate's private key."""
-    tls_client_ca: str = ""
-    """PEM file of the authority that must have signed every client's certificate; empty: clients need none."""
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    """What is logged at the least."""
-    log_format: Literal["text", "json"] = "text"
-    """`json`: one object a line, with request ids."""
-    otlp_endpoint: str = ""
-    """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
-
-
-class ClusterConfig(_Frozen):
+class ClusterConfig(Section):
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
@@ -278,7 +224,7 @@ class ClusterConfig(_Frozen):
     """What each rank of an instance asks of Ray; it does not bound its threads."""
     cluster_key: SecretStr | None = None
     """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
-    slo_classes: SloClasses = {
+    slo_classes: SloClasses = {  # noqa: RUF012 - pydantic copies defaults
         "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, priority=2),
         "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1),
         "standard": Slo(),

@@ -3,8 +3,8 @@
 import ssl
 from pathlib import Path
 
-from core.config import ServeConfig
 from core.errors import ConfigError
+from core.serve_config import ServeConfig
 
 
 def ingress_tls(config: ServeConfig) -> ssl.SSLContext | None:
