@@ -184,7 +184,7 @@ class Case:
 
     def of(self, role: str) -> list[Process]:
         nodes = self.world.nodes.values()
-        return [n for n in nodes if n.role == role and n.process.returncode is None]
+        return [n for n in nodes if n.role == role and n.process.is_alive]
 
     def arm(self, role: str, *states: str, but: Process | None = None) -> list[Process]:
         """Set the traps of all processes of a role; no states: disarm them."""

@@ -296,7 +296,7 @@ class Node:
                     "held": held,
                     "instances": [i.address for i in status.instances],
                     "routes": routes,
-                    "colleagues": self.scheduler.peer_schedulers,
+                    "peers": self.scheduler.peer_schedulers,
                     "placed": self.num_placed,
                 }
             case "frontend":
@@ -324,7 +324,8 @@ class Node:
         os._exit(0)
 
 
-def main(media: Media) -> None:
+def main(spec: str, media: Media) -> None:
+    """Run the node that `spec` (JSON) describes, in this process. `media` are the transports that need torch, if it has them."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s"
@@ -332,8 +333,4 @@ def main(media: Media) -> None:
     watch("decode", DecodeHandoff)
     watch("prefill", PushHandoff)
     wrong_checksums()
-    asyncio.run(Node(json.loads(sys.argv[1]), media).run())
-
-
-if __name__ == "__main__":
-    main({})
+    asyncio.run(Node(json.loads(spec), media).run())

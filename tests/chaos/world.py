@@ -4,14 +4,13 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.forked_node import ForkedNode
 from tests.chaos.witness import undisturbed
 
-ROOT = Path(__file__).parents[2]
 OVERRIDES: dict[str, Any] = {
     "engine.block_size": 4,
     "engine.num_blocks": 120,
@@ -33,19 +32,14 @@ class Process:
 
     name: str
     role: str
-    process: asyncio.subprocess.Process
+    process: ForkedNode
     address: str = ""
     events: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
     reader: "asyncio.Task[None] | None" = None
     stopped: bool = False
 
     def do(self, **command: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-
-    def signal(self, number: int) -> None:
-        if self.process.returncode is None:
-            self.process.send_signal(number)
+        self.process.write(json.dumps(command).encode() + b"\n")
 
     def state(self) -> str:
         """The kernel's letter for it."""
@@ -99,7 +93,6 @@ class World:
         self.nodes: dict[str, Process] = {}
         self.streams: dict[str, Stream] = {}
         self._count = 0
-        self._log = (folder / "log").open("ab")
         self.pids: set[int] = set()
 
     async def __aenter__(self) -> "World":
@@ -119,23 +112,21 @@ class World:
 
     async def __aexit__(self, *_: object) -> None:
         for node in self.nodes.values():
-            node.signal(signal.SIGCONT)
-            if node.process.stdin is not None:
-                node.process.stdin.close()
+            node.process.signal(signal.SIGCONT)
+            node.process.end_input()
         for node in self.nodes.values():
             try:
                 async with asyncio.timeout(5):
                     await node.process.wait()
             except TimeoutError:
-                node.process.kill()
+                node.process.signal(signal.SIGKILL)
                 await node.process.wait()
             if node.reader is not None:
                 node.reader.cancel()
-        self._log.close()
 
     async def start(self, name: str, port: int = 0) -> Process:
         role = name.rstrip("01")
-        torch = self.wanted.get("transfer.transport") == "gloo" and role in ("prefill", "decode")
+        with_torch = self.wanted.get("transfer.transport") == "gloo" and role in ("prefill", "decode")
         spec = {
             "name": name,
             "role": role,
@@ -144,34 +135,26 @@ class World:
             "overrides": self.overrides,
             "apart": self.apart,
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.chaos.torch_node" if torch else "tests.chaos.node",
-            json.dumps(spec),
-            cwd=ROOT,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=self._log,
-        )
+        process = await asyncio.to_thread(ForkedNode, spec, self.folder / "log", with_torch)
+        output = await process.connect()
         node = self.nodes[name] = Process(name=name, role=role, process=process)
         self.pids.add(process.pid)
-        node.reader = asyncio.create_task(self._read(node))
+        node.reader = asyncio.create_task(self._read(node, output))
         node.address = (await node.wait_for("ready", _READY_S))["address"]
         return node
 
     async def kill(self, name: str) -> int:
         """SIGKILL. Returns the port it listened on."""
         node = self.nodes[name]
-        node.signal(signal.SIGKILL)
+        node.process.signal(signal.SIGKILL)
         await node.process.wait()
         return int(node.address.rpartition(":")[2])
 
     def freeze(self, name: str) -> None:
-        self.nodes[name].signal(signal.SIGSTOP)
+        self.nodes[name].process.signal(signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        self.nodes[name].signal(signal.SIGCONT)
+        self.nodes[name].process.signal(signal.SIGCONT)
 
     def generate(self, frontend: str, prompt: tuple[int, ...], max_tokens: int) -> str:
         name = f"s{self._count}"
@@ -210,7 +193,7 @@ class World:
                         held[name] = await node.status()
                     schedulers = [held[n.name] for n in self.nodes.values() if n.role == "scheduler"]
                     known = all(set(one["instances"]) == wanted for one in schedulers)
-                    met = all(len(one["colleagues"]) == len(schedulers) - 1 for one in schedulers)
+                    met = all(len(one["peers"]) == len(schedulers) - 1 for one in schedulers)
                     if known and met and not any(status["held"] for status in held.values()):
                         return
                     await asyncio.sleep(0.05)
@@ -220,18 +203,22 @@ class World:
 
     def segments_left(self) -> list[str]:
         """Shared-memory files of this world's dead processes."""
-        living = {n.process.pid for n in self.nodes.values() if n.process.returncode is None}
+        living = {n.process.pid for n in self.nodes.values() if n.process.is_alive}
         files = [name for name in os.listdir("/dev/shm") if name.startswith("baton-kv-")]
         return [name for name in files if int(name.split("-")[2]) in self.pids - living]
 
-    async def _read(self, node: Process) -> None:
-        assert node.process.stdout is not None
-        while line := await node.process.stdout.readline():
-            event = json.loads(line)
-            if event["event"] in ("token", "end"):
-                self._note(event)
-            else:
-                node.events.put_nowait(event)
+    async def _read(self, node: Process, output: asyncio.StreamReader) -> None:
+        try:
+            while line := await output.readline():
+                event = json.loads(line)
+                if event["event"] in ("token", "end"):
+                    self._note(event)
+                else:
+                    node.events.put_nowait(event)
+        except ConnectionResetError:
+            pass  # it was killed before it had read all that was sent
+        finally:
+            node.process.close()
 
     def _note(self, event: dict[str, Any]) -> None:
         stream = self.streams[event["id"].partition("@")[0]]

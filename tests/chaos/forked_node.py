@@ -1,0 +1,88 @@
+"""Chaos nodes (`tests/chaos/node.py`) that are forked from one process which has imported their code once.
+
+The import takes a second of a processor, and the matrix starts a node for nearly every case."""
+
+import asyncio
+import json
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.chaos.node"])
+
+
+class ForkedNode:
+    def __init__(self, spec: dict[str, Any], log: Path, with_torch: bool) -> None:
+        """`with_torch`: the node has the transports that need torch, which takes another second or two to import."""
+        self._sock, theirs = socket.socketpair()
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, json.dumps(spec), log, with_torch))
+        self._process.start()
+        theirs.close()
+        self._writer: asyncio.StreamWriter | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.exitcode is None
+
+    async def connect(self) -> asyncio.StreamReader:
+        """Return what the node writes to its standard output."""
+        reader, self._writer = await asyncio.open_connection(sock=self._sock)
+        return reader
+
+    def write(self, line: bytes) -> None:
+        assert self._writer is not None
+        self._writer.write(line)
+
+    def end_input(self) -> None:
+        if self._writer is not None and self._writer.can_write_eof() and not self._writer.is_closing():
+            self._writer.write_eof()
+
+    def signal(self, number: int) -> None:
+        if self.is_alive:
+            os.kill(self.pid, number)
+
+    async def wait(self) -> None:
+        """Wait until the process has ended."""
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        loop.add_reader(self._process.sentinel, lambda: ended.done() or ended.set_result(None))
+        try:
+            await ended
+        finally:
+            loop.remove_reader(self._process.sentinel)
+        self._process.join()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _serve(sock: socket.socket, spec: str, log: Path, with_torch: bool) -> None:
+    with log.open("ab") as errors:
+        os.dup2(errors.fileno(), 2)
+    for number in (0, 1):
+        os.dup2(sock.fileno(), number)
+    sock.close()
+    sys.stdin, sys.stdout = os.fdopen(0, "rb"), os.fdopen(1, "w")
+    from tests.chaos import node
+
+    node.main(spec, _media() if with_torch else {})
+
+
+def _media() -> Any:
+    import torch
+
+    from cluster.instance.pull_media import MEDIA
+
+    torch.set_num_threads(1)
+    return MEDIA
