@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.tokenizer import load_tokenizer
+from parallel.comm import TIMEOUT_S
 from tests.e2e.cluster_process import ROOT
 from tests.models.served import greedy, make_served, some_prompts
 
@@ -35,5 +36,5 @@ def test_stages_on_two_nodes_answer_as_transformers_and_a_lost_memory_server_is_
     assert (seen["nodes"], seen["memory servers"]) == (2, 1)
     assert seen["handed_over"] >= len(prompts)
     assert seen["first"] == seen["meanwhile"] == seen["after"] == want
-    assert seen["lost_after_s"] < 5
+    assert seen["lost_after_s"] < TIMEOUT_S / 2, "nobody waits until a collective gives up"
     assert seen["left"] == []

@@ -57,7 +57,7 @@ def test_load_brings_an_instance_and_calm_takes_one_away_without_a_failed_reques
         assert all(one.result() > 0 for one in clients)
         (pool,) = server.status()["pools"]
         assert (pool["wanted"], pool["num_grown"], pool["num_shrunk"]) == (1, 1, 1)
-        assert 0 < pool["cold_start_s"] < 60
+        assert pool["cold_start_s"] not in (0, float(SETTINGS["scaling.cold_start_s"])), "it was measured"
         assert pool["reason"].startswith("whose load is 0")
         metrics = httpx.get(f"{server.base_url}/metrics", timeout=10).text
         assert 'baton_pool_wanted_instances{pool="decode"} 1.0' in metrics

@@ -4,7 +4,6 @@ import asyncio
 import math
 import random
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from cluster.instance.instance import Instance
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams, ThinkingBudget
+from parallel.comm import TIMEOUT_S
 from tests.models.checkpoints import FAMILIES, VOCAB, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -106,13 +106,11 @@ def ranks() -> list[psutil.Process]:
     return sorted(found, key=lambda child: child.create_time())
 
 
-async def failed_after_s(instance: Instance) -> float:
-    """From now on."""
-    started = time.monotonic()
-    async with asyncio.timeout(20):
+async def fails(instance: Instance) -> None:
+    """Wait until it has failed: long before a collective would give up by itself, also on a busy machine."""
+    async with asyncio.timeout(TIMEOUT_S / 2):
         while instance.failure is None:
             await asyncio.sleep(0.01)
-    return time.monotonic() - started
 
 
 @pytest.mark.parametrize("keys", MESHES)
@@ -136,10 +134,10 @@ async def serve_and_kill(keys: dict[str, Any], folder: Path, family: str) -> Non
             instance.check_integrity()
         victim = ranks()[-1]
         victim.send_signal(signal.SIGKILL)
-        failing = asyncio.create_task(failed_after_s(cluster.instances[-1]))
+        failing = asyncio.create_task(fails(cluster.instances[-1]))
         others = [tuple(reversed(prompt)) for prompt in prompts]
         assert await answers(cluster, prompts) == want, "what it held goes on elsewhere"
-        assert await failing < 5
+        await failing
         assert "was killed by SIGKILL" in str(cluster.instances[-1].failure)
         assert f"of {len(ranks_of(keys, 'prefill'))}" in str(cluster.instances[-1].failure)
         assert len(await answers(cluster, others)) == len(others), "the others serve on"
@@ -165,7 +163,7 @@ async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:
         while not all(instance.num_used_blocks for instance in cluster.instances):
             await asyncio.sleep(0.001)
         ranks()[0].send_signal(signal.SIGKILL)
-        assert await failed_after_s(cluster.instances[0]) < 5
+        await fails(cluster.instances[0])
         assert await running == want
         assert cluster.instances[1].failure is None
         assert await answers(cluster, prompts) == want
