@@ -5,7 +5,7 @@ clients' tokens equal the undisturbed run, and nothing is held anywhere."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tests.chaos.world import Process, Stream, World
@@ -96,7 +96,7 @@ class Case:
         return stream
 
     @contextlib.asynccontextmanager
-    async def held_in(self, state: str) -> AsyncIterator[Stream]:
+    async def held_in(self, state: str) -> AsyncGenerator[Stream]:
         """A new request, whose process is stopped in `state` as long as the body runs."""
         world, side = self.world, state.partition(".")[0]
         nodes = self.arm(side, state)

@@ -12,8 +12,8 @@ import pytest
 from cluster.ingress.api.http_connection import MAX_HEAD_BYTES, Connection
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import ingress_tls
+from core.config import ServeConfig
 from core.errors import ConfigError
-from core.serve_config import ServeConfig
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import Api
 from tests.contract.test_transport_tls import Authority
