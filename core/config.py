@@ -51,9 +51,9 @@ class ModelConfig(Section):
     """The markup in which the model calls tools; `auto`: what its chat template shows."""
     reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = "auto"
     """The markup around the model's reasoning; `auto`: what its chat template shows."""
-    pooling: Literal["auto", "none", "last", "mean"] = "auto"
-    """What `/v1/embeddings` makes a vector of: the last token's hidden state, or all tokens'. `auto`: what the files of
-    sentence-transformers beside the checkpoint say; with them the model embeds and does not generate."""
+    pooling: Literal["auto", "none", "last", "mean", "cls"] = "auto"
+    """What `/v1/embeddings` makes a vector of: the hidden state of the last, of all or of the first token (cls). `auto`: what the
+    files of sentence-transformers beside the checkpoint say; with them the model embeds and does not generate."""
 
 
 class EngineConfig(Section):

@@ -84,9 +84,9 @@ class SamplingParams:
     """Any of these ends the sequence; the model's end-of-sequence ids are among them unless the client ignores them."""
     masked_until_min: tuple[TokenId, ...] = ()
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
-    pooling: Literal["", "last", "mean"] = ""
-    """Whether one vector of the prompt is wanted, from the hidden states that its last or all tokens end with. The drawn token is
-    not."""
+    pooling: Literal["", "last", "mean", "cls"] = ""
+    """Whether one vector of the prompt is wanted, from the hidden states that its last, all or its first token end with. The
+    drawn token is not."""
     thinking: ThinkingBudget | None = None
     grammar: Grammar | None = None
     """Goes with at least one id in `stop_token_ids`, by which a complete output ends."""
@@ -133,7 +133,7 @@ class Request:
     @property
     def reuses_prefix(self) -> bool:
         """False while something of each token of the prompt is wanted that only computing it gives: caches have KV alone."""
-        needs_all = self.sampling.num_prompt_logprobs >= 0 or self.sampling.pooling == "mean"
+        needs_all = self.sampling.num_prompt_logprobs >= 0 or self.sampling.pooling in ("mean", "cls")
         return not needs_all or bool(self.emitted)
 
     @property

@@ -9,6 +9,7 @@ from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
 from models.config_fields import Config
+from models.encoder_spec import encoder_spec, is_encoder
 from models.pooling import is_embedder
 from models.quantisation import read_quantisation
 from models.spec import Implementation, ModelSpec, MoeSpec, read_json
@@ -36,6 +37,8 @@ def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpe
     `auto` means Baton's where there is some. Raises ConfigError and UnsupportedModel."""
     config = read_json(folder / "config.json")
     names = config.get("architectures") or ["(none)"]
+    if is_encoder(config):
+        return encoder_spec(folder, config, names[0])
     embeds = is_embedder(folder)
     if embeds and names[0].endswith("Model"):
         # A decoder that was saved without its head.

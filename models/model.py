@@ -12,6 +12,7 @@ from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
 from models.attention import ForwardStep
 from models.layer import Layer, add_and_norm, read_norm
+from models.readout import NO_READOUT, Readout
 from models.rope import inverse_frequencies
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
@@ -29,9 +30,11 @@ class Model:
         device: torch.device,
         layers: range | None = None,
         collectives: Collectives = ONE_RANK,
+        *,
+        readout: Readout = NO_READOUT,
     ) -> None:
         """Read the model. Raises UnsupportedModel when the checkpoint does not fit `spec`."""
-        self.spec, self.ops, self._collectives = spec, ops, collectives
+        self.spec, self.ops, self._collectives, self.readout = spec, ops, collectives, readout
         self.dtype = checkpoint.dtype
         self.layers = range(spec.num_layers) if layers is None else layers
         self.is_first, self.is_last = self.layers.start == 0, self.layers.stop == spec.num_layers

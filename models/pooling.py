@@ -7,8 +7,8 @@ from typing import Any, Literal
 from core.errors import UnsupportedModel
 from models.spec import read_json
 
-PoolingKind = Literal["last", "mean"]
-_MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean"}
+PoolingKind = Literal["last", "mean", "cls"]
+_MODES: dict[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -37,29 +37,37 @@ def read_pooling(folder: Path) -> Pooling | None:
     if not is_embedder(folder):
         return None
     pooling, normalise = "", False
-    for path, kind in _modules(folder):
+    for path, kind in modules_of(folder):
         match kind:
             case "Transformer":
                 pass
             case "Pooling":
                 pooling = _mode(folder / path / "config.json")
+            case "Dense" if pooling and not normalise:
+                pass  # models/readout.py's
             case "Normalize":
                 normalise = True
             case _:
                 raise UnsupportedModel(
-                    f"{folder / 'modules.json'} has the module {kind!r}; Transformer, Pooling and Normalize are supported"
+                    f"{folder / 'modules.json'} has the module {kind!r}; Transformer, Pooling, Dense and Normalize, in this "
+                    "order, are supported"
                 )
     if pooling not in _MODES:
         raise UnsupportedModel(
-            f"{folder} pools by {pooling or 'nothing'!r}; {' and '.join(map(repr, _MODES))} are supported for decoder models"
+            f"{folder} pools by {pooling or 'nothing'!r}; {', '.join(map(repr, _MODES))} are supported"
         )
-    limits = folder / "sentence_bert_config.json"
-    max_tokens = read_json(limits).get("max_seq_length") if limits.exists() else None
-    return Pooling(kind=_MODES[pooling], normalise=normalise, max_tokens=max_tokens or 0)
+    path = folder / "sentence_bert_config.json"
+    limits = read_json(path) if path.exists() else {}
+    if limits.get("do_lower_case"):
+        raise UnsupportedModel(f"{path} says do_lower_case: a tokenizer that does it by itself is supported")
+    return Pooling(kind=_MODES[pooling], normalise=normalise, max_tokens=limits.get("max_seq_length") or 0)
 
 
-def _modules(folder: Path) -> list[tuple[str, str]]:
-    """Return (folder, kind) of each, in order."""
+def modules_of(folder: Path) -> list[tuple[str, str]]:
+    """(folder, kind) of each of sentence-transformers' modules, in order; none where it has left no file. Raises ConfigError and
+    UnsupportedModel."""
+    if not is_embedder(folder):
+        return []
     path = folder / "modules.json"
     entries = read_json(path, list)
     try:

@@ -1,8 +1,10 @@
 """Loads a model: description first, weights last, so that what cannot work is said before any weight is read."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from core.errors import UnsupportedModel
 from kernels.collectives import ONE_RANK, Collectives
@@ -14,8 +16,12 @@ from models.causal_model import CausalModel
 from models.dummy_weights import DummyWeights
 from models.families import read_spec
 from models.model import Model
+from models.readout import Readout, load_readout
 from models.spec import DTYPES, Implementation, LoadFormat, ModelSpec
 from models.weights import Checkpoint, Shard, whole
+
+Encode = Callable[[Sequence[Tensor]], list[Tensor]]
+"""`models.encoder_model.EncoderModel.encode`."""
 
 
 def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
@@ -93,23 +99,58 @@ def load_model(
     torch_dtype = getattr(torch, chosen)
     if spec.implementation == "transformers":
         ops = select_ops(device, kernels, False, (), kv_dtype or chosen, weights)
-        return _foreign(folder, spec, ops, torch_dtype, device, tolerance=_tolerance(torch_dtype, weights))
+        tolerance = _tolerance(torch_dtype, weights)
+        return _foreign(
+            folder,
+            spec,
+            ops,
+            torch_dtype,
+            device,
+            tolerance=tolerance,
+            readout=load_readout(folder, device),
+        )
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     if load_format == "dummy":
         return Model(spec, ops, DummyWeights(torch_dtype, device, shard), device, layers, collectives)
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
-    model = Model(spec, ops, checkpoint, device, layers, collectives)
+    readout = load_readout(folder, device)
+    model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout)
     checkpoint.close()
     return model
 
 
 def _foreign(
-    folder: Path, spec: ModelSpec, ops: Ops, dtype: torch.dtype, device: torch.device, *, tolerance: float
+    folder: Path,
+    spec: ModelSpec,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    tolerance: float,
+    readout: Readout,
 ) -> CausalModel:
     from models.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
 
-    return TransformersModel(folder, spec, ops, dtype, device, tolerance=tolerance)
+    return TransformersModel(folder, spec, ops, dtype, device, tolerance=tolerance, readout=readout)
+
+
+@torch.inference_mode()
+def load_encoder(
+    folder: Path,
+    dtype: str,
+    device: torch.device,
+    *,
+    kernels: Kernels = "auto",
+    weights: WeightFormat = "full",
+) -> tuple[Encode, Readout]:
+    """The layers of an encoder, and what follows them. Raises ConfigError and UnsupportedModel."""
+    from models.encoder_model import EncoderModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
+
+    spec, readout, torch_dtype = read_spec(folder), load_readout(folder, device), getattr(torch, dtype)
+    ops = select_ops(device, kernels, False, (), dtype, weights)
+    tolerance = _tolerance(torch_dtype, weights)
+    return EncoderModel(folder, spec, ops, torch_dtype, device, tolerance=tolerance).encode, readout
 
 
 def _tolerance(dtype: torch.dtype, weights: WeightFormat) -> float:

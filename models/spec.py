@@ -1,4 +1,4 @@
-"""A decoder-only model, described without its family: all that the engine and the forward pass must know."""
+"""A decoder-only model or an encoder, described without its family: all that the engine and the forward pass must know."""
 
 import json
 import math
@@ -122,6 +122,8 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     implementation: Literal["baton", "transformers"] = "baton"
     """Whose code computes the layers."""
+    encodes: bool = False
+    """Each token attends to all of its text: it goes through the layers in one piece, nothing of it is kept, none follows."""
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
 
@@ -134,9 +136,10 @@ class ModelSpec:
         return self.query_scale or 1.0 / math.sqrt(self.head_dim)
 
     def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
+        """An encoder's has no layers: its blocks count tokens and take no memory."""
         if self.mla is None:
             return KVLayout(
-                num_layers=self.num_layers,
+                num_layers=0 if self.encodes else self.num_layers,
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 block_size=block_size,

@@ -24,7 +24,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from core.errors import UnsupportedModel
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
-from kernels.packed import LinearWeight
+from models.foreign_products import pack_products
+from models.readout import NO_READOUT, Readout
 from models.spec import ModelSpec
 
 _NAME: Final = "baton_paged"
@@ -86,9 +87,10 @@ class TransformersModel:
         device: torch.device,
         *,
         tolerance: float,
+        readout: Readout = NO_READOUT,
     ) -> None:
         """`tolerance`: how far logits may be off transformers' own, as a share of their length. Raises UnsupportedModel."""
-        self._tolerance = tolerance
+        self._tolerance, self.readout = tolerance, readout
         self.spec, self.dtype, self.layers = spec, dtype, range(spec.num_layers)
         # transformers launches what it likes: nothing of it is captured.
         self.ops = replace(ops, fixed_decode=None)
@@ -106,7 +108,7 @@ class TransformersModel:
                     key: causal(input_ids=each[None], use_cache=False).logits[0]
                     for key, each in tokens.items()
                 }
-            _pack_products(causal, ops, dtype)
+            pack_products(causal, ops, dtype)
             self._compare(tokens, wanted)
         except (AttributeError, TypeError, KeyError, IndexError, RuntimeError) as error:
             raise self._refused(
@@ -237,32 +239,6 @@ def _check_tokens(vocab_size: int, device: torch.device) -> dict[str, Tensor]:
     return {
         key: torch.randint(vocab_size, (length,), generator=rng).to(device) for key, length in lengths.items()
     }
-
-
-def _pack_products(causal: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace plain linear layers by products as Baton's own models have them. Only the shapes of their matrices stay, so the
-    comparison shows a layer whose numbers are read in another way."""
-    for module in causal.modules():
-        if type(module) is not nn.Linear:
-            continue
-        matrix = module.weight.detach()
-        module.forward = _Product(ops, ops.pack(matrix, dtype), module.bias)
-        module.weight = nn.Parameter(
-            matrix.new_full((1, 1), torch.nan).expand(matrix.shape), requires_grad=False
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A linear layer's product."""
-
-    ops: Ops
-    weight: LinearWeight
-    bias: Tensor | None
-
-    def __call__(self, input: Tensor) -> Tensor:
-        """(..., N) -> (..., M)"""
-        return self.ops.linear(input.flatten(0, -2), self.weight, self.bias).unflatten(0, input.shape[:-1])
 
 
 @contextmanager

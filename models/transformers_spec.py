@@ -23,22 +23,22 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         )
     found = _transformers_config(folder, config, architecture)
     _check_layers(architecture, found)
-    num_heads = _number(architecture, found, "num_attention_heads")
-    hidden_size = _number(architecture, found, "hidden_size")
-    num_kv_heads = _number(architecture, found, "num_key_value_heads", num_heads)
-    head_dim = _number(architecture, found, "head_dim", hidden_size // num_heads)
+    num_heads = number(architecture, found, "num_attention_heads")
+    hidden_size = number(architecture, found, "hidden_size")
+    num_kv_heads = number(architecture, found, "num_key_value_heads", num_heads)
+    head_dim = number(architecture, found, "head_dim", hidden_size // num_heads)
     if getattr(found, "kv_lora_rank", None):
         # Latents are expanded before transformers asks for attention: a key and a value for each head.
         num_kv_heads = num_heads
-        head_dim = _number(architecture, found, "qk_nope_head_dim") + _number(
+        head_dim = number(architecture, found, "qk_nope_head_dim") + number(
             architecture, found, "qk_rope_head_dim"
         )
     return ModelSpec(
         architecture=architecture,
-        vocab_size=_number(architecture, found, "vocab_size"),
+        vocab_size=number(architecture, found, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_number(architecture, found, "intermediate_size", 4 * hidden_size),
-        num_layers=_number(architecture, found, "num_hidden_layers"),
+        intermediate_size=number(architecture, found, "intermediate_size", 4 * hidden_size),
+        num_layers=number(architecture, found, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
@@ -47,9 +47,22 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         rope=RopeSpec("default", 0.0),
         tied=bool(getattr(found, "tie_word_embeddings", False)),
         dtype=stored_dtype(config),
-        windows=(0,) * _number(architecture, found, "num_hidden_layers"),
+        windows=(0,) * number(architecture, found, "num_hidden_layers"),
         implementation="transformers",
     )
+
+
+def number(architecture: str, config: Any, name: str, default: int | None = None) -> int:
+    """A whole number of transformers' configuration. Raises UnsupportedModel where it is none."""
+    try:
+        value = getattr(config, name, default)
+    except RuntimeError:  # transformers' word for a size that layers differ in
+        value = "of each layer's own"
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _refused(architecture, f"its configuration says {name} {value!r}, where a number is needed")
+    return value
 
 
 def _transformers_config(folder: Path, config: Mapping[str, Any], architecture: str) -> Any:
@@ -90,7 +103,7 @@ def _check_layers(architecture: str, config: Any) -> None:
 
 def _context(architecture: str, config: Any) -> int:
     """Return the number of tokens up to which positions mean the same in any batch."""
-    longest = _number(architecture, config, "max_position_embeddings")
+    longest = number(architecture, config, "max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     for part in kinds:
@@ -100,18 +113,6 @@ def _context(architecture: str, config: Any) -> int:
             )
             longest = min(longest, int(first or longest))
     return longest
-
-
-def _number(architecture: str, config: Any, name: str, default: int | None = None) -> int:
-    try:
-        value = getattr(config, name, default)
-    except RuntimeError:  # transformers' word for a size that layers differ in
-        value = "of each layer's own"
-    if value is None:
-        value = default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _refused(architecture, f"its configuration says {name} {value!r}, where a number is needed")
-    return value
 
 
 def _refused(architecture: str, why: str) -> UnsupportedModel:

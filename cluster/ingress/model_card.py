@@ -7,9 +7,12 @@ from core.config import ClusterConfig
 from core.errors import ConfigError
 from core.pools import pools_of
 from engine.execution.model_dims import check_mesh, mesh_of
+from engine.planning.whole_prompts import encoder_config
 from models.families import read_spec
 from models.hub import resolve
 from models.pooling import Pooling, read_pooling
+from models.readout import dense_layers
+from models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,8 @@ class ModelCard:
     pooling: Pooling | None
     """How it embeds texts; None where it does not."""
     generates: bool
-    hidden_size: int
+    embedding_size: int
+    """Numbers of a text's vector."""
 
 
 def read_model_card(config: ClusterConfig) -> ModelCard:
@@ -40,7 +44,9 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         )
     for pool in pools_of(config):
         check_mesh(spec, mesh_of(pool.parallel), pool.name, pool.parallel.ep_redundant_experts)
-    pooling = _pooling(config, folder)
+    if spec.encodes:
+        encoder_config(config.engine, limit or spec.max_context_tokens)
+    pooling, dense = _pooling(config, folder, spec), dense_layers(folder)
     return ModelCard(
         name=config.model.name or _default_name(path),
         folder=str(folder),
@@ -50,16 +56,22 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         eos_token_ids=tuple(spec.eos_token_ids),
         default_sampling=dict(spec.default_sampling),
         pooling=pooling,
-        generates=pooling is None or config.model.pooling != "auto",
-        hidden_size=spec.hidden_size,
+        generates=not spec.encodes and (pooling is None or config.model.pooling != "auto"),
+        embedding_size=dense[-1].num_out if dense else spec.hidden_size,
     )
 
 
-def _pooling(config: ClusterConfig, folder: Path) -> Pooling | None:
+def _pooling(config: ClusterConfig, folder: Path, spec: ModelSpec) -> Pooling | None:
     match config.model.pooling:
         case "auto":
-            return read_pooling(folder)
+            # Without files sentence-transformers takes an encoder's mean, too.
+            plain = Pooling(kind="mean", normalise=False) if spec.encodes else None
+            return read_pooling(folder) or plain
         case "none":
+            if spec.encodes:
+                raise ConfigError(
+                    f"model.pooling is none, but {spec.architecture} is an encoder, which only embeds: leave it at auto"
+                )
             return None
         case kind:
             return Pooling(kind=kind)

@@ -23,6 +23,7 @@ from core.ports import Clock, Mail, Resolve
 from core.reports import WorkCounts
 from core.types import TokenOut
 from decode.decode_worker import DecodeWorker
+from engine.planning.whole_prompts import encoder_config
 from kvtransfer.inbox import Inbox
 from prefill.prefill_worker import PrefillWorker
 from prefill.prompt_worker import PromptWorker
@@ -49,6 +50,9 @@ class Instance:
         self._draining = False
         self._tasks: list[asyncio.Task[None]] = []
 
+        if parts.encodes:
+            engine = encoder_config(config.engine, parts.max_context_tokens)
+            config = config.model_copy(update={"engine": engine})
         self._remote = parts.remote
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)

@@ -58,6 +58,8 @@ class InstanceParts:
     """How long steps take, as far as it is known before the first one."""
     num_groups: int = 1
     """The number of groups of ranks that serve sequences of their own, each with as many of the blocks."""
+    encodes: bool = False
+    """The model is an encoder: a prompt is computed in one step, and nothing of it is kept."""
     remote: tuple[RemoteHost, ...] = ()
     """The other hosts that its ranks are on."""
 
@@ -66,7 +68,14 @@ def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Pl
     """Return the scheduler: prompts by their deadlines where nothing decodes; elsewhere in what the decoding sequences' targets
     leave."""
     policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
-    return make_planner(config, parts.num_blocks, parts.max_context_tokens, policy, parts.num_groups)
+    return make_planner(
+        config,
+        parts.num_blocks,
+        parts.max_context_tokens,
+        policy,
+        parts.num_groups,
+        whole_prompts=parts.encodes,
+    )
 
 
 def make_pusher(mail: Mail, clock: Clock, parts: InstanceParts) -> Pusher:

@@ -206,5 +206,6 @@ def _parts(
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
         num_groups=parallel.dp,
+        encodes=size.encodes,
         remote=remote,
     )

@@ -12,6 +12,7 @@ from core.ports import LayerSink
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
 from engine.execution.draws import Draws
+from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import CudaCapture
@@ -22,7 +23,7 @@ from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
 from engine.execution.runner import Runner
 from models.causal_model import CausalModel
-from models.registry import load_model
+from models.registry import load_encoder, load_model
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +40,11 @@ def build_group(
     Raises ConfigError."""
     torch.set_num_threads(size.num_threads)
     device = choose_device(engine.device)
+    if size.encodes:
+        encode, readout = load_encoder(
+            folder, size.dtype, device, kernels=engine.kernels, weights=size.weights
+        )
+        return InlineGroup(EncoderRunner(encode, readout, device).step)
     loaded = load_model(
         folder,
         size.dtype,

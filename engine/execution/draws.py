@@ -85,7 +85,7 @@ class Draws:
         return sample(part, keys, seqs, self._model.ops, masks)
 
     def _appended(self, drawn: Sampled, seq: RankSeq) -> Sampled:
-        drawn = with_prompt(drawn, seq)
+        drawn = with_prompt(drawn, seq, self._model.readout)
         seq.append(drawn.token)
         if self._grammars is not None:
             self._grammars.drawn(drawn.key, drawn.token)

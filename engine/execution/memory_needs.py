@@ -85,6 +85,8 @@ def _counted_bytes(spec: ModelSpec, num_weights: int, stored: Stored) -> int:
     """Count all weights but the embedding as matrices. A head that is tied to the embedding is packed beside it."""
     table = spec.vocab_size * spec.hidden_size
     rest = num_weights - table * (1 if spec.tied else 2)
+    if spec.encodes:
+        return int(rest * stored.matrix + table * stored.other)
     return int(rest * stored.matrix + table * (stored.other + stored.matrix))
 
 
@@ -126,7 +128,7 @@ def _step_bytes(
     residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
-    if share.layers[1] == spec.num_layers:
+    if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
         # Logits, scaled and shaped ones, probabilities and their running sums.
         halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + 2 * _DOUBLE))

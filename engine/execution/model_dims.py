@@ -61,6 +61,8 @@ def mesh_of(parallel: ParallelConfig) -> Mesh:
 
 def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, ...]:
     """Return what each rank of a mesh keeps of the KV."""
+    if spec.encodes:
+        return (KVShard.whole(layout),)
     parts = [part_of(dims_of(spec), mesh, rank) for rank in range(mesh.size)]
     return tuple(KVShard(layout, part.layers, part.kv_heads) for part in parts)
 

@@ -9,11 +9,12 @@ import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
-from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
+from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv_room
 from engine.execution.devices import choose_device, host_cores, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
+from engine.planning.whole_prompts import encoder_config
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.registry import check_load_format, choose_dtype, choose_weights
@@ -53,11 +54,13 @@ class PoolSize:
     """What each rank needs beside its pool."""
     num_threads: int
     """Compute threads of each rank."""
+    encodes: bool = False
+    """The model is an encoder, whose blocks take no memory."""
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the instance's own memory."""
-        return memory_bytes(self.pools)
+        """Bytes of the instance's own memory: a page at the least, since nobody can map less."""
+        return max(PAGE_BYTES, memory_bytes(self.pools))
 
     def summary(self) -> str:
         """Return a sentence for people: how much KV there is, and what the fullest rank has."""
@@ -88,6 +91,9 @@ def size_pool(
     do not fit."""
     spec = read_spec(folder, model.implementation)
     check_load_format(spec, model.load_format)
+    max_context_tokens = model.max_context_tokens or spec.max_context_tokens
+    if spec.encodes:
+        engine = encoder_config(engine, max_context_tokens)
     device = device or choose_device(engine.device)
     dtype = choose_dtype(spec, model.dtype, device)
     weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
@@ -95,7 +101,6 @@ def size_pool(
     layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, dtype))
     shards = shards_of(spec, mesh, layout)
     groups = [mesh.place(rank).dp for rank in range(mesh.size)]
-    max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     stored = stored_as(spec, dtype, weights, device, engine.deterministic)
     needs = needs_of(
         spec,
@@ -128,6 +133,7 @@ def size_pool(
         pools=pools,
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),
+        encodes=spec.encodes,
     )
     _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())
     return size
@@ -165,6 +171,8 @@ def _blocks_with_room(
     the rest."""
     most = engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size)
     for shard, need, memory, shared in zip(shards, needs, found.devices, sharing, strict=True):
+        if not shard.num_layers:
+            break  # an encoder's blocks take no memory
         room = kv_room(memory, need, engine.memory_utilization, shared)
         if found.most_pool_bytes is not None:
             room = min(room, found.most_pool_bytes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -9,6 +10,8 @@ from core.plan import Sampled, SeqWork
 from core.types import PromptScore
 from engine.execution.batch import RankSeq
 from models.causal_model import CausalModel
+from models.pooling import PoolingKind
+from models.readout import Readout
 
 _ROWS = 128
 """The number of rows of logits held at once. For a vocabulary of 150,000 they are 77 MB."""
@@ -28,7 +31,7 @@ def read_prompts(
         at += item.count
 
 
-def with_prompt(drawn: Sampled, seq: RankSeq) -> Sampled:
+def with_prompt(drawn: Sampled, seq: RankSeq, readout: Readout) -> Sampled:
     """Return the first token of `seq` with what was kept of its prompt, which is given up."""
     scores, pooled = seq.scores, seq.pooled
     if scores is None and pooled is None:
@@ -36,8 +39,24 @@ def with_prompt(drawn: Sampled, seq: RankSeq) -> Sampled:
     seq.scores = seq.pooled = None
     if pooled is not None and seq.sampling.pooling == "mean":
         pooled = pooled / seq.num_prompt
-    embedding = b"" if pooled is None else pooled.cpu().numpy().astype("<f4").tobytes()
+    embedding = b"" if pooled is None else vector_bytes(readout(pooled[None])[0].cpu())
     return replace(drawn, prompt_scores=tuple(scores or ()), embedding=embedding)
+
+
+def pool(hidden: torch.Tensor, kind: PoolingKind | Literal[""]) -> torch.Tensor:
+    """All of a text's hidden states (T, hidden_size) -> (hidden_size,) float32."""
+    match kind:
+        case "mean":
+            return hidden.float().mean(0)
+        case "cls":
+            return hidden[0].float()
+        case _:
+            return hidden[-1].float()
+
+
+def vector_bytes(vector: torch.Tensor) -> bytes:
+    """As `TokenOut.embedding` has it."""
+    return vector.numpy().astype("<f4").tobytes()
 
 
 def _pool(hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
@@ -46,6 +65,9 @@ def _pool(hidden: torch.Tensor, seq: RankSeq, start: int) -> None:
         return
     if seq.sampling.pooling == "last":
         seq.pooled = hidden[count - 1].to(torch.float32, copy=True)
+        return
+    if seq.sampling.pooling == "cls":
+        seq.pooled = hidden[0].to(torch.float32, copy=True) if start == 0 else seq.pooled
         return
     total = hidden[:count].float().sum(0)
     seq.pooled = total if seq.pooled is None else seq.pooled + total

@@ -237,7 +237,9 @@ def make_planner(
     max_context_tokens: int,
     policy: SchedulerPolicy[Sequence],
     num_groups: int,
+    *,
+    whole_prompts: bool = False,
 ) -> Planner:
     if num_groups == 1:
-        return StepScheduler(config, num_blocks, max_context_tokens, policy)
+        return StepScheduler(config, num_blocks, max_context_tokens, policy, whole_prompts=whole_prompts)
     return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups)

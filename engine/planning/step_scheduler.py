@@ -34,8 +34,11 @@ class StepScheduler:
         max_context_tokens: int,
         policy: SchedulerPolicy[Sequence],
         first_block: int = 0,
+        *,
+        whole_prompts: bool = False,
     ) -> None:
-        self._config, self._policy = config, policy
+        """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes."""
+        self._config, self._policy, self._whole_prompts = config, policy, whole_prompts
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
         self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
@@ -124,7 +127,9 @@ class StepScheduler:
     def check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served here."""
         size = len(request.prompt) + request.sampling.max_tokens
-        if len(request.tokens) >= self._max_context_tokens:
+        # What is drawn after a text to embed has no place: it means nothing.
+        most_known = self._max_context_tokens - (not request.sampling.pooling)
+        if len(request.tokens) > most_known:
             raise RequestError(
                 f"{len(request.tokens)} tokens do not fit a context of {self._max_context_tokens}"
             )
@@ -361,14 +366,17 @@ class StepScheduler:
         if not prompts and not self._waiting:
             return
         context = sum(len(seq.tokens) for seq in decoding)
-        builder.budget = self._policy.prompt_tokens(
-            decoding, context, prompts, steps, builder.budget, starts_s
-        )
+        if not self._whole_prompts:
+            builder.budget = self._policy.prompt_tokens(
+                decoding, context, prompts, steps, builder.budget, starts_s
+            )
         waiting = self._policy.order(self._waiting, now) if builder.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):
             if builder.budget <= 0 or len(builder.work) >= self._config.max_num_seqs:
                 return
+            if self._whole_prompts and len(seq.tokens) > builder.budget:
+                continue  # those after it may fit; in the next step it comes before them
             if seq.state is State.RUNNING:
                 self._plan_one(seq, builder)
             elif may_admit and seq.state is State.WAITING:

@@ -182,14 +182,13 @@ class Answering:
         if settings.pooling is None:
             raise RequestError(
                 f"the model {settings.model_name!r} does not embed texts: its folder has no modules.json; started with "
-                "model.pooling=last (or mean) it would",
+                "model.pooling=last (or mean, or cls) it would",
                 field="model",
             )
         if len(prompts) > MAX_TEXTS:
             raise RequestError(f"{field}: {len(prompts)} texts exceed the limit of {MAX_TEXTS}", field=field)
-        limit = min(
-            settings.pooling.max_tokens or settings.max_context_tokens, settings.max_context_tokens - 1
-        )
+        context = settings.max_context_tokens
+        limit = min(settings.pooling.max_tokens or context, context)
         longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
         if len(prompts[longest]) > limit:
             raise RequestError(

@@ -35,7 +35,7 @@ def build_app(
         tokenizer_folder=Path(card.folder),
         pooling=card.pooling,
         generates=card.generates,
-        embedding_size=card.hidden_size,
+        embedding_size=card.embedding_size,
     )
     tokenizer = load_tokenizer(card.folder)
     serve = config.serve

@@ -2,7 +2,7 @@
 
 import random
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def agree(scores: tuple[PromptScore, ...], want: torch.Tensor, prompt: tuple[int
 def test_they_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     rng = random.Random(family)
     reference = make(tmp_path, FAMILIES[family](rng, 0), seed=1)
-    model = load_model(tmp_path, "float32", CPU)
+    model: Any = load_model(tmp_path, "float32", CPU)
     sampling = SamplingParams(temperature=0.0, max_tokens=3, num_prompt_logprobs=NUM_TOP)
     requests = [
         Request(id=str(i), prompt=text, sampling=sampling, reply_to="f")
@@ -71,7 +71,7 @@ def test_they_are_those_of_transformers(family: str, tmp_path: Path) -> None:
 
 def test_other_requests_are_left_alone(tmp_path: Path) -> None:
     make(tmp_path, FAMILIES["llama"](random.Random(3), 0), seed=1)
-    model = load_model(tmp_path, "float32", CPU)
+    model: Any = load_model(tmp_path, "float32", CPU)
     plain = SamplingParams(temperature=0.0, max_tokens=3)
     scored = SamplingParams(temperature=0.0, max_tokens=3, num_prompt_logprobs=0)
     text = (5, 9, 7, 8, 3, 2, 4, 4)
@@ -88,11 +88,13 @@ def test_other_requests_are_left_alone(tmp_path: Path) -> None:
     assert instance.scheduler.prefix_tokens[1] > hits
 
 
-@pytest.mark.parametrize("kind", ["last", "mean"])
-def test_pooled_states_are_those_of_transformers(kind: Literal["last", "mean"], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["last", "mean", "cls"])
+def test_pooled_states_are_those_of_transformers(
+    kind: Literal["last", "mean", "cls"], tmp_path: Path
+) -> None:
     rng = random.Random(kind)
     reference = make(tmp_path, FAMILIES["llama"](rng, 0), seed=1)
-    model = load_model(tmp_path, "float32", CPU)
+    model: Any = load_model(tmp_path, "float32", CPU)
     sampling = SamplingParams(temperature=0.0, max_tokens=1, pooling=kind)
     requests = [
         Request(id=str(i), prompt=text, sampling=sampling, reply_to="f")
@@ -105,7 +107,7 @@ def test_pooled_states_are_those_of_transformers(kind: Literal["last", "mean"], 
                 for token in answers(instance, requests):
                     with torch.inference_mode():
                         states = reference.model(torch.tensor([requests[int(token.request_id)].prompt]))[0][0]
-                    want = states[-1] if kind == "last" else states.mean(0)
+                    want = {"last": states[-1], "mean": states.mean(0), "cls": states[0]}[kind]
                     got = torch.frombuffer(bytearray(token.embedding), dtype=torch.float32)
                     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
             _, hits = instance.scheduler.prefix_tokens

@@ -11,7 +11,9 @@ import numpy as np
 import openai
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from torch.nn import Identity
 from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
 
 from cluster.ingress.api.access import Rules, TenantRules
@@ -40,7 +42,7 @@ TEXTS = [
 SIZE = 24
 
 
-def checkpoint(folder: Path, mode: str, *, normalise: bool) -> SentenceTransformer:
+def checkpoint(folder: Path, mode: Any, *behind: Any, normalise: bool) -> SentenceTransformer:
     """A tiny Qwen3-Embedding, saved as sentence-transformers saves it: without a head, and without the prefix of its names."""
     tokenizer = AutoTokenizer.from_pretrained(resolve("embedded"))
     config = Qwen3Config(
@@ -59,7 +61,7 @@ def checkpoint(folder: Path, mode: str, *, normalise: bool) -> SentenceTransform
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     tokenizer.chat_template = None  # sentence-transformers would make a message of each text
     tokenizer.save_pretrained(plain)
-    modules: list[Any] = [Transformer(str(plain)), Pooling(SIZE, pooling_mode=mode)]
+    modules: list[Any] = [Transformer(str(plain)), Pooling(SIZE, pooling_mode=mode), *behind]
     model = SentenceTransformer(modules=[*modules, Normalize()] if normalise else modules, device="cpu")
     model.save(str(folder / "model"))
     return model
@@ -76,16 +78,25 @@ def settings(folder: Path, **keys: Any) -> ClusterConfig:
     return load(None, {}, values | keys)
 
 
-@pytest.mark.parametrize(("mode", "normalise"), [("lasttoken", True), ("mean", True), ("mean", False)])
-async def test_vectors_are_those_of_sentence_transformers(mode: str, normalise: bool, tmp_path: Path) -> None:
-    reference = checkpoint(tmp_path, mode, normalise=normalise)
+@pytest.mark.parametrize(
+    ("mode", "normalise", "behind"),
+    [
+        ("lasttoken", True, []),
+        ("mean", True, []),
+        ("mean", False, [Dense(SIZE, 40), Dense(40, 12, bias=False, activation_function=Identity())]),
+    ],
+)
+async def test_vectors_are_those_of_sentence_transformers(
+    mode: str, normalise: bool, behind: list[Any], tmp_path: Path
+) -> None:
+    reference = checkpoint(tmp_path, mode, *behind, normalise=normalise)
     want = reference.encode(TEXTS, batch_size=1)
     config = settings(tmp_path / "model")
     async with LocalCluster.running(config) as cluster:
         app = build_app(
             cluster.frontend, config, read_model_card(config), LiveRules(config).access, make_observers(NAME)
         )
-        http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
+        http: Any = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
         client = openai.AsyncOpenAI(base_url="http://api/v1", api_key="k", http_client=http, max_retries=0)
         for _ in ("nothing cached", "all of it"):
             got = await client.embeddings.create(model=NAME, input=TEXTS)
@@ -126,7 +137,7 @@ def test_a_model_that_pools_otherwise_is_refused_before_it_is_loaded(tmp_path: P
     entries = json.loads(modules.read_text())
     pooling = tmp_path / "model" / entries[1]["path"] / "config.json"
     for content in (
-        {"pooling_mode": "cls"},
+        {"pooling_mode": "weightedmean"},
         {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
         {},
     ):
@@ -135,11 +146,23 @@ def test_a_model_that_pools_otherwise_is_refused_before_it_is_loaded(tmp_path: P
             read_model_card(config)
     pooling.write_text(json.dumps({"pooling_mode_lasttoken": True, "pooling_mode_cls_token": False}))
     assert read_model_card(config).pooling == card.pooling
-    modules.write_text(
-        json.dumps([*entries, {"path": "3_Dense", "type": "sentence_transformers.models.Dense"}])
-    )
-    with pytest.raises(UnsupportedModel, match="has the module 'Dense'"):
-        read_model_card(config)
+    for kind in ("Dense", "LSTM"):  # a dense layer behind Normalize would have to be normalised again
+        modules.write_text(
+            json.dumps([*entries, {"path": "3", "type": f"sentence_transformers.models.{kind}"}])
+        )
+        with pytest.raises(UnsupportedModel, match=f"has the module '{kind}'"):
+            read_model_card(config)
+    dense = tmp_path / "model" / "2_Dense"
+    dense.mkdir()
+    for fields, why in (
+        ({"activation_function": "torch.nn.modules.activation.Hardswish"}, "the activation 'Hardswish'"),
+        ({"module_input_name": "token_embeddings"}, "module_input_name 'token_embeddings'"),
+        ({"out_features": None}, "out_features None"),
+    ):
+        (dense / "config.json").write_text(json.dumps({"in_features": SIZE, "out_features": 8, **fields}))
+        modules.write_text(json.dumps([*entries[:2], {"path": "2_Dense", "type": "models.Dense"}]))
+        with pytest.raises(UnsupportedModel, match=why):
+            read_model_card(config)
 
 
 class VectorGenerator(FakeGenerator):
