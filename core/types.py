@@ -87,6 +87,8 @@ class SamplingParams:
     pooling: Literal["", "last", "mean", "cls"] = ""
     """Whether one vector of the prompt is wanted, from the hidden states that its last, all or its first token end with. The
     drawn token is not."""
+    second_text_at: int = 0
+    """Where in a prompt that is a pair of texts the second begins, for models that tell them apart. 0 means nowhere."""
     thinking: ThinkingBudget | None = None
     grammar: Grammar | None = None
     """Goes with at least one id in `stop_token_ids`, by which a complete output ends."""

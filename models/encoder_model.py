@@ -7,6 +7,7 @@ texts one after the other."""
 import contextvars
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,7 @@ class EncoderModel:
         self.spec = spec
         self._base, self._packs = _load(folder, spec, dtype, device)
         self._first = first_position(self._base.config)
+        self._tells_pairs = "token_type_ids" in signature(self._base.forward).parameters
         texts = [_random_text(length, spec, self._base.config, device) for length in _CHECKED]
         try:
             with _own_attention(self._base, self._packs):
@@ -60,22 +62,27 @@ class EncoderModel:
                 spec, f"transformers' code for it does not run over packed texts: {error}"
             ) from error
 
-    def encode(self, texts: Sequence[Tensor]) -> list[Tensor]:
-        """Token ids (T,) of each text -> its hidden states (T, hidden_size)."""
+    def encode(self, texts: Sequence[Tensor], seconds: Sequence[int] = ()) -> list[Tensor]:
+        """Token ids (T,) of each text -> its hidden states (T, hidden_size). `seconds`: where a second text begins in each; 0 or
+        none: nowhere."""
+        kinds = _kinds(texts, seconds) if self._tells_pairs and any(seconds) else None
         if not self._packs:
-            return [self._alone(text) for text in texts]
+            told = [None] * len(texts) if kinds is None else kinds
+            return [self._alone(*text) for text in zip(texts, told, strict=True)]
         lengths = [len(text) for text in texts]
         places = torch.cat([torch.arange(self._first, self._first + length) for length in lengths])
         token = _STARTS.set(_starts(lengths))
         try:
             packed = torch.cat([*texts])
-            out = self._base(input_ids=packed[None], position_ids=places[None].to(packed.device))
+            told = {} if kinds is None else {"token_type_ids": torch.cat(kinds)[None]}
+            out = self._base(input_ids=packed[None], position_ids=places[None].to(packed.device), **told)
         finally:
             _STARTS.reset(token)
         return list(out.last_hidden_state[0].split(lengths))
 
-    def _alone(self, text: Tensor) -> Tensor:
-        return self._base(input_ids=text[None]).last_hidden_state[0]
+    def _alone(self, text: Tensor, kinds: Tensor | None = None) -> Tensor:
+        told = {} if kinds is None else {"token_type_ids": kinds[None]}
+        return self._base(input_ids=text[None], **told).last_hidden_state[0]
 
     def _compare(self, texts: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: float) -> None:
         for ours, theirs in zip(self.encode(texts), wanted, strict=True):
@@ -131,6 +138,14 @@ def _random_text(length: int, spec: ModelSpec, config: Any, device: torch.device
     text = torch.randint(spec.vocab_size, (length,), generator=rng)
     text[text == config.pad_token_id] = (config.pad_token_id + 1) % spec.vocab_size
     return text.to(device)
+
+
+def _kinds(texts: Sequence[Tensor], seconds: Sequence[int]) -> list[Tensor]:
+    """(T,) int64 of each text: 1 from where its second begins."""
+    return [
+        (torch.arange(len(text), device=text.device) >= (at or len(text))).long()
+        for text, at in zip(texts, seconds, strict=True)
+    ]
 
 
 def _starts(lengths: Sequence[int]) -> tuple[int, ...]:

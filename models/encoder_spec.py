@@ -8,6 +8,7 @@ from typing import Any
 
 from core.errors import UnsupportedModel
 from models.config_fields import stored_dtype
+from models.scoring import ENCODER_HEADS, SCORER, is_scorer
 from models.spec import ModelSpec, RopeSpec
 from models.transformers_spec import number
 
@@ -16,7 +17,7 @@ _COUNTS_FROM_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"
 _ENCODERS = _COUNTS_FROM_PADDING | {
     "albert", "bert", "deberta-v2", "distilbert", "electra", "eurobert", "modernbert"
 }  # fmt: skip
-_SAVED_AS = ("Model", "ForMaskedLM", "ForPreTraining")
+_SAVED_AS = ("Model", "ForMaskedLM", "ForPreTraining", SCORER)
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
@@ -28,6 +29,8 @@ def encoder_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> 
     """Raises UnsupportedModel by name."""
     if not architecture.endswith(_SAVED_AS):
         raise _refused(architecture, f"encoders are served that were saved as {', '.join(_SAVED_AS)}")
+    if is_scorer(config) and config["model_type"] not in ENCODER_HEADS:
+        raise _refused(architecture, f"encoders that score are {', '.join(ENCODER_HEADS)}")
     if config.get("quantization_config"):
         raise _refused(
             architecture, "its weights are quantised, which Baton reads of its own architectures alone"

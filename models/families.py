@@ -12,6 +12,7 @@ from models.config_fields import Config
 from models.encoder_spec import encoder_spec, is_encoder
 from models.pooling import is_embedder
 from models.quantisation import read_quantisation
+from models.scoring import SCORER, is_scorer
 from models.spec import Implementation, ModelSpec, MoeSpec, read_json
 from models.transformers_spec import transformers_spec
 
@@ -40,9 +41,10 @@ def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpe
     if is_encoder(config):
         return encoder_spec(folder, config, names[0])
     embeds = is_embedder(folder)
-    if embeds and names[0].endswith("Model"):
+    ending = SCORER if is_scorer(config) else "Model" if embeds else ""
+    if ending and names[0].endswith(ending):
         # A decoder that was saved without its head.
-        names = [names[0].removesuffix("Model") + "ForCausalLM"]
+        embeds, names = True, [names[0].removesuffix(ending) + "ForCausalLM"]
         config = {**config, "architectures": names}
     if config.get("is_causal") is False:
         raise UnsupportedModel(

@@ -78,7 +78,8 @@ class Model:
                 matrix = self._embedding if is_here else checkpoint.take(head, shape)
                 assert matrix is not None
                 self._head = self.ops.pack(matrix, checkpoint.dtype)
-        checkpoint.ignore(*names, "model.norm.weight")
+        # A scorer's head is models/readout.py's.
+        checkpoint.ignore(*names, "model.norm.weight", "score.weight")
 
     def forward(
         self,

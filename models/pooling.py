@@ -26,6 +26,10 @@ class Pooling:
     normalise: bool = True
     max_tokens: int = 0
     """The longest text that it takes; 0 means what the model was made for."""
+    scores: bool = False
+    """Texts are pairs, and what is made of one is a number: how well the two go together."""
+    sigmoid: bool = False
+    """The number is brought between 0 and 1."""
 
 
 def is_embedder(folder: Path) -> bool:

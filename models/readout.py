@@ -1,4 +1,4 @@
-"""What follows a text's pooled hidden state: dense layers in float32, as sentence-transformers' files say."""
+"""What follows a text's pooled hidden state, in float32: dense layers as sentence-transformers' files say, or a scorer's head."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,16 +6,18 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from core.errors import ConfigError, UnsupportedModel
+from core.errors import UnsupportedModel
 from models.pooling import modules_of
+from models.readout_layers import LayerSpec, TokenLogits
+from models.scoring import score_layers
 from models.spec import read_json
+from models.weights import read_tensors
 
-_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+Layer = Callable[[Tensor], Tensor]
+_ACTIVATIONS: Final[dict[str, Layer]] = {
     "Tanh": torch.tanh,
     "Identity": nn.Identity(),
     "ReLU": F.relu,
@@ -37,14 +39,14 @@ class _Dense:
     weight: Tensor
     """(M, N)"""
     bias: Tensor | None
-    activation: Callable[[Tensor], Tensor]
+    activation: Layer
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.activation(F.linear(x, self.weight, self.bias))
 
 
 class Readout:
-    def __init__(self, layers: Sequence[Callable[[Tensor], Tensor]] = ()) -> None:
+    def __init__(self, layers: Sequence[Layer] = ()) -> None:
         self._layers = layers
 
     def __call__(self, pooled: Tensor) -> Tensor:
@@ -62,9 +64,33 @@ def dense_layers(folder: Path) -> list[DenseSpec]:
     return [_dense_spec(folder / path) for path, kind in modules_of(folder) if kind == "Dense"]
 
 
+def vector_size(folder: Path, hidden_size: int) -> int:
+    """Numbers of what is made of a text. Raises ConfigError and UnsupportedModel."""
+    if score_layers(folder):
+        return 1
+    dense = dense_layers(folder)
+    return dense[-1].num_out if dense else hidden_size
+
+
 def load_readout(folder: Path, device: torch.device) -> Readout:
     """Raises ConfigError and UnsupportedModel."""
-    return Readout([_load(spec, device) for spec in dense_layers(folder)])
+    if layers := score_layers(folder):
+        return Readout([_score_layer(folder, layer, device) for layer in layers])
+    return Readout(
+        [_load(spec.folder, LayerSpec("linear", spec.activation), device) for spec in dense_layers(folder)]
+    )
+
+
+def _score_layer(folder: Path, layer: LayerSpec | TokenLogits, device: torch.device) -> Layer:
+    if isinstance(layer, LayerSpec):
+        return _load(folder, layer, device)
+    heads = "lm_head.weight", "model.embed_tokens.weight"
+    tensors = read_tensors(folder, heads)
+    head = next((tensors[name] for name in heads if name in tensors), None)
+    if head is None:
+        raise UnsupportedModel(f"the checkpoint in {folder} lacks the tensor {heads[0]!r}")
+    row = head[layer.yes].float() - (0.0 if layer.no is None else head[layer.no].float())
+    return _Dense(row[None].to(device), None, nn.Identity())
 
 
 def _dense_spec(folder: Path) -> DenseSpec:
@@ -87,15 +113,15 @@ def _dense_spec(folder: Path) -> DenseSpec:
     return DenseSpec(folder, num_out, activation)
 
 
-def _load(spec: DenseSpec, device: torch.device) -> _Dense:
-    path = spec.folder / "model.safetensors"
-    try:
-        tensors = load_file(path)
-        weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
-    except (SafetensorError, OSError, KeyError) as error:
-        raise ConfigError(f"cannot read {path}: {error} (dense layers are read from safetensors)") from None
-    return _Dense(
-        weight.float().to(device),
-        None if bias is None else bias.float().to(device),
-        _ACTIVATIONS[spec.activation],
+def _load(folder: Path, layer: LayerSpec, device: torch.device) -> Layer:
+    names = [f"{name}.{part}" for name in (layer.name, layer.norm) if name for part in ("weight", "bias")]
+    tensors = {name: tensor.float().to(device) for name, tensor in read_tensors(folder, names).items()}
+    if f"{layer.name}.weight" not in tensors:
+        raise UnsupportedModel(f"the checkpoint in {folder} lacks the tensor '{layer.name}.weight'")
+    dense = _Dense(
+        tensors[f"{layer.name}.weight"], tensors.get(f"{layer.name}.bias"), _ACTIVATIONS[layer.activation]
     )
+    if not layer.norm:
+        return dense
+    weight, bias = tensors[f"{layer.norm}.weight"], tensors.get(f"{layer.norm}.bias")
+    return lambda x: F.layer_norm(dense(x), weight.shape, weight, bias)

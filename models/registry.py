@@ -20,7 +20,7 @@ from models.readout import Readout, load_readout
 from models.spec import DTYPES, Implementation, LoadFormat, ModelSpec
 from models.weights import Checkpoint, Shard, whole
 
-Encode = Callable[[Sequence[Tensor]], list[Tensor]]
+Encode = Callable[[Sequence[Tensor], Sequence[int]], list[Tensor]]
 """`models.encoder_model.EncoderModel.encode`."""
 
 

@@ -33,6 +33,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._inner.encode(text, add_special_tokens=add_special_tokens)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return two texts as a cross-encoder reads them, and where the second begins for models that tell them apart, else 0."""
+        encoding = self._inner(first, second)
+        kinds = encoding.get("token_type_ids") or []
+        return list(encoding["input_ids"]), kinds.index(1) if 1 in kinds else 0
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._inner.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False

@@ -236,6 +236,14 @@ def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, len(chosen))
 
 
+def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Whole tensors by name, those that the folder's safetensors files have. Raises ConfigError."""
+    found: dict[str, Tensor] = {}
+    for file in map(_open, _files(folder)):
+        found |= {name: file.get_tensor(name) for name in set(names).intersection(file.keys())}
+    return found
+
+
 def count_weights(folder: Path) -> int:
     """Count the numbers in a checkpoint's files, by their headers. Raises ConfigError."""
     files = map(_open, _files(folder))

@@ -11,8 +11,9 @@ from engine.planning.whole_prompts import encoder_config
 from models.families import read_spec
 from models.hub import resolve
 from models.pooling import Pooling, read_pooling
-from models.readout import dense_layers
-from models.spec import ModelSpec
+from models.readout import vector_size
+from models.scoring import is_scorer, read_scoring
+from models.spec import ModelSpec, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         check_mesh(spec, mesh_of(pool.parallel), pool.name, pool.parallel.ep_redundant_experts)
     if spec.encodes:
         encoder_config(config.engine, limit or spec.max_context_tokens)
-    pooling, dense = _pooling(config, folder, spec), dense_layers(folder)
+    pooling, size = _pooling(config, folder, spec), vector_size(folder, spec.hidden_size)
     return ModelCard(
         name=config.model.name or _default_name(path),
         folder=str(folder),
@@ -57,20 +58,27 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         default_sampling=dict(spec.default_sampling),
         pooling=pooling,
         generates=not spec.encodes and (pooling is None or config.model.pooling != "auto"),
-        embedding_size=dense[-1].num_out if dense else spec.hidden_size,
+        embedding_size=size,
     )
 
 
 def _pooling(config: ClusterConfig, folder: Path, spec: ModelSpec) -> Pooling | None:
+    scoring = read_scoring(folder)
+    if scoring is not None and config.model.pooling != "none":
+        if config.model.pooling != "auto":
+            raise ConfigError(
+                f"model.pooling is {config.model.pooling}, but this model scores pairs of texts: leave it at auto"
+            )
+        return scoring
     match config.model.pooling:
         case "auto":
             # Without files sentence-transformers takes an encoder's mean, too.
             plain = Pooling(kind="mean", normalise=False) if spec.encodes else None
             return read_pooling(folder) or plain
         case "none":
-            if spec.encodes:
+            if spec.encodes or is_scorer(read_json(folder / "config.json")):
                 raise ConfigError(
-                    f"model.pooling is none, but {spec.architecture} is an encoder, which only embeds: leave it at auto"
+                    f"model.pooling is none, but {spec.architecture} does not generate: leave it at auto"
                 )
             return None
         case kind:

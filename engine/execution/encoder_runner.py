@@ -25,9 +25,8 @@ class EncoderRunner:
 
     def _vectors(self, seqs: Sequence[NewSeq]) -> tuple[Sampled, ...]:
         texts = [torch.tensor(seq.tokens, dtype=torch.int64, device=self._device) for seq in seqs]
-        pooled = [
-            pool(hidden, seq.sampling.pooling) for hidden, seq in zip(self._encode(texts), seqs, strict=True)
-        ]
+        hiddens = self._encode(texts, [seq.sampling.second_text_at for seq in seqs])
+        pooled = [pool(hidden, seq.sampling.pooling) for hidden, seq in zip(hiddens, seqs, strict=True)]
         vectors = self._readout(torch.stack(pooled)).cpu()
         return tuple(
             Sampled(seq.key, 0, embedding=vector_bytes(vector))

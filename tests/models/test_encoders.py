@@ -33,7 +33,7 @@ def test_texts_in_one_row_are_computed_as_if_alone(kind: str, tmp_path: Path) ->
     encode, _ = load_encoder(tmp_path, "float32", CPU)
     longest = read_spec(tmp_path).max_context_tokens
     texts = [torch.randint(4, 99, (length,)) for length in (7, 1, 30, longest, 12)]
-    for got, text in zip(encode(texts), texts, strict=True):
+    for got, text in zip(encode(texts, []), texts, strict=True):
         torch.testing.assert_close(
             got, reference(input_ids=text[None]).last_hidden_state[0], atol=1e-5, rtol=0
         )

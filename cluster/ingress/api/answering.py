@@ -128,9 +128,11 @@ class Answering:
         """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
         name. Raises RequestError."""
         if not self.settings.generates:
+            scores = self.settings.pooling is not None and self.settings.pooling.scores
+            does = "scores pairs of texts (/v1/score)" if scores else "embeds texts (/v1/embeddings)"
             raise RequestError(
-                f"the model {self.settings.model_name!r} embeds texts (/v1/embeddings) and does not generate; started with "
-                "model.pooling=none or last it would",
+                f"the model {self.settings.model_name!r} {does} and does not generate; a decoder model would, started with "
+                "model.pooling=none or last",
                 field="model",
             )
         tenant: Tenant = http.state.tenant
@@ -174,10 +176,16 @@ class Answering:
         return choices
 
     async def vectors(
-        self, http: HttpRequest, body: EmbeddingFields, prompts: Sequence[tuple[int, ...]], field: str
+        self,
+        http: HttpRequest,
+        body: EmbeddingFields,
+        prompts: Sequence[tuple[int, ...]],
+        field: str,
+        seconds: Sequence[int] = (),
     ) -> list[np.ndarray]:
-        """Return what the model ends each prompt with: (hidden_size,) float32, not normalised. `field` is the field of the body
-        where the prompts stand. Raises RequestError, and ClientGone when nobody waits for them any more."""
+        """Return what the model makes of each prompt: (embedding_size,) float32, not normalised. `field` is the field of the body
+        where the prompts stand. `seconds` says where in each the second text of a pair begins. Raises RequestError, and
+        ClientGone when nobody waits for them any more."""
         settings, tenant = self.settings, http.state.tenant
         if settings.pooling is None:
             raise RequestError(
@@ -201,11 +209,13 @@ class Answering:
         choices = [
             ChoiceStream(
                 index,
-                self._request(http, body, slo, prompt, sampling, retain=False),
+                self._request(
+                    http, body, slo, prompt, replace(sampling, second_text_at=second), retain=False
+                ),
                 TextStream(self.tokenizer, ()),
                 prompt_only=True,
             )
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, second) in enumerate(zip(prompts, seconds or [0] * len(prompts), strict=True))
         ]
         return await unless_gone(http, self._vectors(choices, tenant))
 

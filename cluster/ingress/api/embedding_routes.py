@@ -21,8 +21,10 @@ from cluster.ingress.api.openai_requests import (
     validate,
 )
 from core.errors import RequestError
+from models.pooling import Pooling
 
 B = TypeVar("B", bound=EmbeddingFields)
+T = TypeVar("T")
 Ids = list[tuple[int, ...]]
 
 
@@ -42,6 +44,11 @@ class EmbeddingRoutes:
 
     async def embeddings(self, http: HttpRequest) -> Response:
         body = await self._read(http, EmbeddingRequest)
+        if self._scorer is not None:
+            raise RequestError(
+                f"the model {body.model!r} scores pairs of texts (/v1/score, /v1/rerank) and embeds none",
+                field="model",
+            )
         size = self._answering.settings.embedding_size
         if body.dimensions is not None and body.dimensions > size:
             raise RequestError(f"dimensions: this model's vectors have {size}", field="dimensions")
@@ -62,13 +69,8 @@ class EmbeddingRoutes:
                 f"text_1 has {len(first)} texts and text_2 {len(second)}: give one, or as many",
                 field="text_1",
             )
-        prompts = await self._prompts(http, [*first, *second], "text_2")
-        vectors = await self._answering.vectors(http, body, prompts, "text_2")
-        one, other = vectors[: len(first)], vectors[len(first) :]
-        pairs = zip(one if len(one) == len(other) else one * len(other), other, strict=True)
-        data = [
-            {"object": "score", "index": index, "score": _cosine(*pair)} for index, pair in enumerate(pairs)
-        ]
+        scores, prompts = await self._scores(http, body, first, second, "text_2")
+        data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
         head = {"id": f"score-{uuid.uuid4().hex}", "object": "list", "created": int(time.time())}
         return JSONResponse({**head, "model": body.model, "data": data, "usage": _usage(prompts)})
 
@@ -76,9 +78,7 @@ class EmbeddingRoutes:
         """Rank `documents` by the cosine of each with `query`, nearest first."""
         body = await self._read(http, RerankRequest)
         texts = [document if isinstance(document, str) else document.text for document in body.documents]
-        prompts = await self._prompts(http, [body.query, *texts], "documents")
-        query, *vectors = await self._answering.vectors(http, body, prompts, "documents")
-        scores = [_cosine(query, vector) for vector in vectors]
+        scores, prompts = await self._scores(http, body, [body.query], texts, "documents")
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
         results: list[dict[str, Any]] = [
             {"index": index, "relevance_score": scores[index]}
@@ -89,6 +89,29 @@ class EmbeddingRoutes:
         return JSONResponse(
             {"id": answer_id, "model": body.model, "usage": _usage(prompts), "results": results}
         )
+
+    @property
+    def _scorer(self) -> Pooling | None:
+        """How a model that scores pairs does; None: it embeds."""
+        pooling = self._answering.settings.pooling
+        return pooling if pooling is not None and pooling.scores else None
+
+    async def _scores(
+        self, http: HttpRequest, body: EmbeddingFields, first: list[str], second: list[str], field: str
+    ) -> tuple[list[float], Ids]:
+        """Return how well each of `second` goes with the one, or its own, of `first`, and the prompts that were computed for it.
+
+        A scorer says how well; else it is the cosine of the two vectors."""
+        if (scorer := self._scorer) is None:
+            prompts = await self._prompts(http, [*first, *second], field)
+            vectors = await self._answering.vectors(http, body, prompts, field)
+            pairs = zip(_repeated(vectors[: len(first)], len(second)), vectors[len(first) :], strict=True)
+            return [_cosine(*pair) for pair in pairs], prompts
+        encode, texts = self._answering.tokenizer.encode_pair, _repeated(first, len(second))
+        encoded = await aside(http, lambda: [encode(*pair) for pair in zip(texts, second, strict=True)])
+        prompts = [tuple(ids) for ids, _ in encoded]
+        vectors = await self._answering.vectors(http, body, prompts, field, [at for _, at in encoded])
+        return [_sigmoid(float(one[0])) if scorer.sigmoid else float(one[0]) for one in vectors], prompts
 
     async def _read(self, http: HttpRequest, kind: type[B]) -> B:
         body = validate(kind, await self._answering.body(http))
@@ -118,6 +141,10 @@ def _usage(prompts: Ids) -> dict[str, int]:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
+def _repeated(one_or_all: list[T], count: int) -> list[T]:
+    return one_or_all if len(one_or_all) == count else one_or_all * count
+
+
 def _as_list(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
@@ -128,6 +155,10 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
     return float(_unit(one) @ _unit(other))
+
+
+def _sigmoid(number: float) -> float:
+    return float(1.0 / (1.0 + np.exp(-number)))
 
 
 def _encoded(vector: np.ndarray, encoding: str) -> list[float] | str:

@@ -31,6 +31,10 @@ class ChatTokenizer(TokenCodec, Protocol):
     special_tokens: Mapping[str, int]
     """The tokens that `skip_special_tokens` leaves out of the text, by their text."""
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return two texts in one prompt, and where the second begins for models that tell them apart, else 0."""
+        ...
+
     def chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],

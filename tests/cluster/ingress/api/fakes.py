@@ -32,6 +32,10 @@ class ByteTokenizer:
         self.encoded_on.append(threading.current_thread())
         return list(text.encode())
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        ids = self.encode(first)
+        return [*ids, *self.encode(second)], len(ids)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or END not in ids else text + "<end>"
@@ -53,6 +57,10 @@ class FastTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        ids = self.encode(first)
+        return [*ids, *self.encode(second)], len(ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._inner.decode(list(ids), skip_special_tokens=skip_special_tokens)
