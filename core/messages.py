@@ -36,7 +36,7 @@ class Place:
     source: str = ""
     """An instance that has the KV of these tokens and should send it, in place of a prefill instance."""
     prefer: str = ""
-    """The decode instance to take if it has room."""
+    """The decode instance to take if it has room. The `source` itself: nothing needs to be sent there."""
     tenant: str = ""
     weight: float = 1.0
     """The tenant's share of the service, beside others'."""

@@ -126,6 +126,8 @@ class Request:
     """Its tenant's share of the service while other tenants wait as well, relative to theirs."""
     retain: bool = True
     """Whether its KV may be wanted again. False: its blocks are the first that the prefix cache gives up."""
+    sibling: str = ""
+    """The key of a request with the same beginning, which had its KV where this one goes; empty: there is none."""
 
     @property
     def key(self) -> str:
@@ -145,7 +147,7 @@ class Request:
 
     def retry(self, emitted: tuple[TokenId, ...]) -> "Request":
         """Return the next attempt, which continues after `emitted` (all output tokens delivered so far)."""
-        return replace(self, attempt=self.attempt + 1, emitted=emitted)
+        return replace(self, attempt=self.attempt + 1, emitted=emitted, sibling="")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,17 @@ dies.
 Invariant: a client sees output token i exactly once, after token i-1, whatever was lost, doubled or reordered on the way."""
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from zlib import crc32
 
-from cluster.ingress.timeline import Attempt, Observe, Timeline, nobody
+from cluster.ingress.flight import Flight, Lost, Moved
+from cluster.ingress.shared_prompt import SharedPrompt
+from cluster.ingress.timeline import Observe, Timeline, nobody
 from core.config import ScheduleConfig
 from core.errors import BatonError, Overloaded, ReplicaLost, RequestError
 from core.kv import block_hashes
@@ -43,61 +45,6 @@ _GRACE_S = 5.0
 """How much longer than the scheduler's own limit the frontend waits for its answer."""
 
 
-class _Lost(Exception):
-    """This attempt is over, the request is not. Carries the instance to avoid."""
-
-
-class _Moved(_Lost):
-    """This attempt has stopped between two tokens; its KV is elsewhere already. Carries the instance that was left."""
-
-
-class _Flight:
-    """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
-
-    def __init__(self, request: Request, clock: Clock) -> None:
-        self.request, self._clock = request, clock
-        self.wanted: Place | None = None
-        """What a scheduler is asked for."""
-        self.scheduler = ""
-        """The scheduler that was asked last."""
-        self.route: Route | None = None
-        self.story = Attempt(number=request.attempt, started_s=clock.now())
-        self.known = list(request.emitted)
-        """All output tokens, from every attempt."""
-        self.ready: deque[TokenOut] = deque()
-        self.early: dict[int, TokenOut] = {}
-        self.failure: Exception | None = None
-        self.changed = asyncio.Event()
-        self.moved_to = ""
-        """The instance that has a copy of its KV."""
-
-    def receive(self, token: TokenOut) -> None:
-        """Take a token. Token 0 comes from prefill and the others from decode: on different connections, so in any order."""
-        if token.index < len(self.known):
-            return
-        self.early[token.index] = token
-        while (following := self.early.pop(len(self.known), None)) is not None:
-            self.ready.append(following)
-            self.known.append(following.token)
-        if self.ready:
-            if self.story.first_token_s is None:
-                self.story.first_token_s = self._clock.now()
-            self.changed.set()
-
-    def fail(self, failure: Exception) -> None:
-        self.failure = self.failure or failure
-        self.changed.set()
-
-    def place(self, route: Route) -> None:
-        self.route = self.story.route = route
-        self.story.placed_s = self._clock.now()
-        self.changed.set()
-
-    async def wait(self) -> None:
-        await self.changed.wait()
-        self.changed.clear()
-
-
 class Frontend:
     """Generates for the API; one per ingress process. `run` must be running; `close` ends it."""
 
@@ -118,7 +65,7 @@ class Frontend:
         self._observe = observe
         self._timeout_s = request_timeout_s
         self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, lambda _: self._ask_all())
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, Flight] = {}
         self._asked: dict[int, asyncio.Future[Status]] = {}
         self._nonces = itertools.count()
         self._retiring = False
@@ -177,13 +124,16 @@ class Frontend:
             return False, str(error)
         return not status.why_not, status.why_not
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
-        """Yield the request's tokens, in order, each once. Closing the iterator cancels the request everywhere.
+    async def generate(
+        self, request: Request, shared: SharedPrompt | None = None
+    ) -> AsyncGenerator[TokenOut, None]:
+        """Yield the request's tokens, in order, each once. Closing the iterator cancels the request everywhere. `shared`: one for
+        all requests of a prompt, which is computed and handed over once.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
         timeline = Timeline(request=request, started_s=self._clock.now())
         try:
-            async for token in self._generate(request, timeline):
+            async for token in self._generate(request, timeline, shared):
                 timeline.num_output += 1
                 yield token
         except BatonError as error:
@@ -193,29 +143,39 @@ class Frontend:
             timeline.ended_s = self._clock.now()
             self._observe(timeline)
 
-    async def _generate(self, request: Request, timeline: Timeline) -> AsyncGenerator[TokenOut, None]:
+    async def _generate(
+        self, request: Request, timeline: Timeline, shared: SharedPrompt | None
+    ) -> AsyncGenerator[TokenOut, None]:
         deadline = timeline.started_s + self._timeout_s
         fruitless, exclude, moved = 0, (), ("", "")
+        brings = shared if shared is not None and await shared.must_bring() else None
+        if shared is not None and brings is None:
+            request, moved = replace(request, sibling=shared.sibling), (shared.home, shared.home)
         while True:
             num_before = len(request.emitted)
             flight = self._begin(request)
+            flight.brings, brings = brings, None
             timeline.attempts.append(flight.story)
             emitted = list(request.emitted)
             finished = False
             try:
                 place = self._place(request, exclude, source=moved[0], prefer=moved[1])
+                if flight.brings is not None and place.ends_with_prompt:
+                    place = replace(place, max_new_tokens=2)  # the others want its KV at a decode instance
                 async for token in self._attempt(flight, place, deadline):
                     emitted.append(token.token)
                     finished = token.finish is not None
                     yield token
                 if finished:
                     return
-            except _Moved as left:
+            except Moved as left:
                 flight.story.lost = str(left)
                 exclude, moved = (*exclude, str(left))[-4:], (str(left), flight.moved_to)
-            except _Lost as lost:
+            except Lost as lost:
                 flight.story.lost = str(lost)
                 exclude, moved = (*exclude, str(lost))[-4:], ("", "")
+                if shared is not None:
+                    shared.lost(str(lost))
                 log.warning(
                     "request %s attempt %d: lost %s; it goes on elsewhere", request.id, request.attempt, lost
                 )
@@ -228,9 +188,7 @@ class Frontend:
                 )
             request = request.retry(tuple(emitted))
 
-    async def _attempt(
-        self, flight: _Flight, place: Place, deadline: float
-    ) -> AsyncGenerator[TokenOut, None]:
+    async def _attempt(self, flight: Flight, place: Place, deadline: float) -> AsyncGenerator[TokenOut, None]:
         request, flight.wanted = flight.request, place
         self._ask(flight)
         try:
@@ -245,6 +203,8 @@ class Frontend:
         while True:
             while flight.ready:
                 token = flight.ready.popleft()
+                if token.finish is not None:
+                    await self._see_it_arrive(flight, deadline)
                 yield token
                 if token.finish is not None:
                     return
@@ -256,14 +216,23 @@ class Frontend:
             except TimeoutError:
                 raise ReplicaLost(f"the request took longer than {self._timeout_s:g} s") from None
 
-    def _begin(self, request: Request) -> _Flight:
-        flight = self._flights[request.key] = _Flight(request, self._clock)
+    async def _see_it_arrive(self, flight: Flight, deadline: float) -> None:
+        """The prefill instance may have drawn every token: those that share the prompt follow once its KV is at decode."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
+                while flight.brings is not None and flight.failure is None:
+                    await flight.wait()
+
+    def _begin(self, request: Request) -> Flight:
+        flight = self._flights[request.key] = Flight(request, self._clock)
         return flight
 
-    def _end(self, flight: _Flight, finished: bool) -> None:
+    def _end(self, flight: Flight, finished: bool) -> None:
         request = flight.request
         flight.story.ended_s = self._clock.now()
         del self._flights[request.key]
+        if flight.brings is not None:
+            flight.brings.give_up()
         if flight.route is not None and not finished:
             self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
         if flight.scheduler in self._schedulers.living:
@@ -278,7 +247,7 @@ class Frontend:
                 self._moves.add(move)
                 move.add_done_callback(self._moves.discard)
 
-    async def _move(self, flight: _Flight, leaving: str) -> None:
+    async def _move(self, flight: Flight, leaving: str) -> None:
         """Migrate live: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
 
         The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends. What
@@ -293,13 +262,13 @@ class Frontend:
         try:
             async for token in self._attempt(copying, place, self._clock.now() + self._timeout_s):
                 finished = token.finish is not None
-        except (_Lost, BatonError) as error:
+        except (Lost, BatonError) as error:
             log.info("request %s stays on %s, which ends: %s", request.id, leaving, error)
         finally:
             self._end(copying, finished)
         if finished and copying.route is not None:
             flight.moved_to = copying.route.decode
-            flight.fail(_Moved(leaving))
+            flight.fail(Moved(leaving))
 
     def _place(
         self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
@@ -326,6 +295,7 @@ class Frontend:
                 for token in tokens:
                     if (flight := self._flights.get(token.key)) is not None:
                         flight.receive(token)
+                        flight.hear_from(sender)
             case Placed(request_id, attempt, route):
                 self._on_placed(sender, request_id, attempt, route)
             case Rejected(request_id, attempt, reason, retry_after_s):
@@ -334,7 +304,7 @@ class Frontend:
                     request_id, attempt, RequestError(reason) if never else Overloaded(reason, retry_after_s)
                 )
             case Failed(request_id, attempt, reason, retryable):
-                self._fail(request_id, attempt, _Lost(sender) if retryable else RequestError(reason))
+                self._fail(request_id, attempt, Lost(sender) if retryable else RequestError(reason))
             case HandedOver(request_id, attempt):
                 if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
                     flight.story.handed_over = message
@@ -346,7 +316,7 @@ class Frontend:
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
 
-    def _ask(self, flight: _Flight) -> None:
+    def _ask(self, flight: Flight) -> None:
         """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known."""
         living = self._schedulers.living
         if flight.wanted is not None and living:
@@ -376,4 +346,4 @@ class Frontend:
             self._ask_all()
         for flight in self._flights.values():
             if flight.route is not None and flight.route.decode == peer:
-                flight.fail(_Lost(peer))
+                flight.fail(Lost(peer))

@@ -45,7 +45,7 @@ class RadixCache:
         enabled: bool = True,
         hashes_of: HashesOf = hash_chain,
     ) -> None:
-        self._pool, self._block_size, self._enabled = pool, block_size, enabled
+        self._pool, self._block_size, self.enabled = pool, block_size, enabled
         self._hashes_of = hashes_of
         self.on_kept: Kept | None = None
         self._roots: dict[str, Run] = {}
@@ -117,7 +117,7 @@ class RadixCache:
 
         Where another block with the same prefix is kept already, the sequence's own stays private. Such twins are returned. The
         sequence must refer to them too, so that no cached block is in use while its prefix could be evicted."""
-        if not self._enabled:
+        if not self.enabled:
             return []
         size, index = self._block_size, num_known
         run, at = self._last_known(blocks, num_known, twins) if num_known else (self._root(salt), 0)

@@ -12,6 +12,7 @@ from core.kv import num_blocks_for
 from core.plan import BlockCopy
 from core.types import Request
 from engine.cache.block_pool import BlockPool
+from engine.cache.prefix_run import num_equal
 from engine.cache.radix_cache import PrefixMatch, RadixCache
 from engine.planning.sequence import Sequence
 
@@ -85,6 +86,23 @@ class BlockLedger:
             match = self._cache.match(tokens, request.salt, partial=partial)
             found = self._found[partial] = _Found(request, tokens, len(tokens), match)
         return found.match
+
+    def find_at(self, sibling: Sequence, num_computed: int, seq: Sequence, match: PrefixMatch) -> PrefixMatch:
+        """`match`, or what `sibling`, with the KV of its first `num_computed` tokens, has more of `seq`'s beginning: a block that
+        is not full is not in the prefix cache."""
+        if not seq.request.reuses_prefix or sibling.request.salt != seq.request.salt:
+            return match
+        size, blocks = self._block_size, match.blocks
+        end = min(len(seq.tokens) - 1, num_computed, len(sibling.tokens))
+        alike = num_equal(sibling.tokens[:end], [*seq.tokens[:end]])
+        if not self._cache.enabled:
+            blocks = tuple(sibling.block_ids[: alike // size])
+        num_partial = min(alike - len(blocks) * size, size)
+        if num_partial <= match.partial_tokens:
+            return PrefixMatch(blocks=blocks) if len(blocks) > len(match.blocks) else match
+        return PrefixMatch(
+            blocks=blocks, partial_block=sibling.block_ids[len(blocks)], partial_tokens=num_partial
+        )
 
     def admit(self, seq: Sequence, match: PrefixMatch, num_tokens: int, headroom: int) -> bool:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""

@@ -18,6 +18,10 @@ class StepBuilder:
         self.work.append(work)
         self.budget -= work.count
 
+    def num_computed_before(self, key: str, planned: int) -> int:
+        """How many of the `planned` tokens of a sequence the steps before this one compute."""
+        return next((work.start for work in self.work if work.key == key), planned)
+
     def plan(self, drop: tuple[str, ...]) -> StepPlan:
         return StepPlan(
             step=self.step, new=tuple(self.new), copies=tuple(self.copies), work=tuple(self.work), drop=drop

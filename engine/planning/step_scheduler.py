@@ -436,7 +436,7 @@ class StepScheduler:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
         if len(self._running) >= self._config.max_num_seqs:
             return False
-        match = self._ledger.find(seq.request, seq.tokens, partial=True)
+        match = self._find(seq, builder)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
             made_room = self.make_room(seq.request)
             # The source of a shared part is one block more; alone, a request may need them all.
@@ -451,6 +451,15 @@ class StepScheduler:
         self._run(seq)
         self._plan_one(seq, builder)
         return True
+
+    def _find(self, seq: Sequence, builder: StepBuilder) -> PrefixMatch:
+        """What is here of its KV: in the prefix cache, and in the blocks of its sibling."""
+        match = self._ledger.find(seq.request, seq.tokens, partial=True)
+        sibling = self._seqs.get(seq.request.sibling)
+        if sibling is None or sibling.state is not State.RUNNING:
+            return match
+        num_computed = builder.num_computed_before(sibling.key, sibling.num_computed)
+        return self._ledger.find_at(sibling, num_computed, seq, match)
 
     def _new(self, request: Request, push: Grant | None) -> Sequence:
         seq = Sequence(

@@ -200,6 +200,11 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
         prompt = (prefixes[rng.randrange(3)] + [rng.randrange(4) for _ in range(rng.randint(1, 6))])[
             : capacity // 2
         ]
+        salt, sibling = rng.choice(("", "t")), ""
+        if requests and rng.random() < 0.5:
+            other = rng.choice(requests)
+            prompt = [*other.prompt, *(rng.randrange(4) for _ in range(rng.randrange(2)))][: capacity // 2]
+            salt, sibling = other.salt, other.key
         sampling = SamplingParams(
             max_tokens=rng.randint(1, max(1, capacity - len(prompt) - 1)),
             min_tokens=rng.choice((0, 3)),
@@ -211,11 +216,12 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
             prompt=tuple(prompt),
             sampling=sampling,
             reply_to="f",
-            salt=rng.choice(("", "t")),
+            salt=salt,
             emitted=emitted,
+            sibling=sibling,
         )
         requests.append(request)
-    todo = list(requests)
+    todo = requests[::-1]
     for _ in range(4000):
         if todo and rng.random() < 0.5:
             request = todo.pop()

@@ -27,6 +27,7 @@ from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.structured import GrammarChecker
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
+from cluster.ingress.shared_prompt import SharedPrompt
 from core.errors import RequestError
 from core.types import Grammar, Request, SamplingParams, Slo
 
@@ -144,6 +145,7 @@ class Answering:
             sampling = replace(sampling, grammar=grammar, stop_token_ids=sampling.stop_token_ids + ends)
             if chat is not None:
                 sampling = replace(sampling, thinking=chat.thinking)
+            shared = SharedPrompt() if n > 1 else None
             for choice in range(n):
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
@@ -169,7 +171,13 @@ class Answering:
                 reasons = chat is not None and chat.formats.reasoning != "none"
                 choices.append(
                     ChoiceStream(
-                        len(choices), request, text, parser, reasons, prompt_only=body.max_tokens == 0
+                        len(choices),
+                        request,
+                        text,
+                        parser,
+                        reasons,
+                        prompt_only=body.max_tokens == 0,
+                        shared=shared,
                     )
                 )
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])

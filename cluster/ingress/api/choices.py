@@ -11,6 +11,7 @@ from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser
+from cluster.ingress.shared_prompt import SharedPrompt
 from core.clock import now_s
 from core.errors import Overloaded
 from core.types import FinishReason, Request, TokenOut
@@ -28,6 +29,8 @@ class ChoiceStream:
     """Whether the model's format knows reasoning, so that its tokens are counted."""
     prompt_only: bool = False
     """Whether only the prompt is of interest, and not the token that is drawn."""
+    shared: SharedPrompt | None = None
+    """With the other choices of its prompt; None: it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +116,18 @@ class ChoiceRunner:
         except Exception as error:
             queue.put_nowait(error)
 
+    def _tokens(self, choice: ChoiceStream) -> AsyncGenerator[TokenOut, None]:
+        if choice.shared is None:
+            return self._generator.generate(choice.request)
+        return self._generator.generate(choice.request, choice.shared)
+
     async def _one(self, choice: ChoiceStream) -> AsyncGenerator[TextPiece, None]:
         metrics, text = self._metrics, choice.text
         last: float | None = None
         finished = False
         metrics.running.inc()
         try:
-            async with aclosing(self._generator.generate(choice.request)) as tokens:
+            async with aclosing(self._tokens(choice)) as tokens:
                 async for token in tokens:
                     now = now_s()
                     if last is None:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from cluster.ingress.shared_prompt import SharedPrompt
 from core.ports import TokenCodec
 from core.reports import Status
 from core.types import Request, TokenOut
@@ -12,9 +13,11 @@ class Generator(Protocol):
     @property
     def address(self) -> str: ...
     def new_request_id(self) -> str: ...
-    def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
-        """Generate tokens in order, each once. Closing the iterator cancels the request. Raises Overloaded, RequestError,
-        ReplicaLost."""
+    def generate(
+        self, request: Request, shared: SharedPrompt | None = None
+    ) -> AsyncGenerator[TokenOut, None]:
+        """Generate tokens in order, each once. Closing the iterator cancels the request. `shared`: one for all of a prompt's
+        sequences. Raises Overloaded, RequestError, ReplicaLost."""
         ...
 
     async def ready(self) -> tuple[bool, str]: ...

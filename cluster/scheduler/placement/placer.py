@@ -93,7 +93,8 @@ class Placer:
         roster = self._roster
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
         growth_tokens = self._growth(place)
-        ask = self._ask(place, candidates.match, growth_tokens, waiter.due_at)
+        cached = _cached(place, candidates)
+        ask = self._ask(place, cached, growth_tokens, waiter.due_at)
         decodes = self._with_headroom(waiter, ask, usable, wanted)
         found = self._choose(waiter, ask, decodes, candidates, now)
         level = place.slo.priority
@@ -145,8 +146,9 @@ class Placer:
         if choice is None:
             return None
         source = self._roster.get(place.source) if place.source else None
-        if source is not None and source.address != choice.decode.address:
-            return PlacementChoice(choice.decode, source, choice.cost_s, choice.late)
+        if source is not None:
+            is_there = source.address == choice.decode.address
+            return PlacementChoice(choice.decode, None if is_there else source, choice.cost_s, choice.late)
         if not self._has_prompt_room(place, ask, choice):
             waiter.waits_for = choice.computes, choice.computes.version
             return None
@@ -367,3 +369,10 @@ class Placer:
         """Return the output tokens that room is kept for."""
         usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
         return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)
+
+
+def _cached(place: Place, candidates: Candidates) -> CachedBlocks:
+    """Who has its KV. What has just come to the instance that it wants to join is in no report yet."""
+    if place.source and place.source == place.prefer:
+        return {place.source: len(place.block_hashes)}
+    return candidates.match

@@ -127,7 +127,7 @@ class FakeGenerator:
     async def status(self) -> Status:
         return Status(nonce=0, why_not="", num_queued=0, instances=())
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, shared: object = None):
         self.requests.append(request)
         ids = [*self.text.encode(), END]
         done = False

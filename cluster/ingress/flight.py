@@ -1,0 +1,74 @@
+"""One attempt of one request, from placing to its last token, as the frontend sees it."""
+
+import asyncio
+from collections import deque
+
+from cluster.ingress.shared_prompt import SharedPrompt
+from cluster.ingress.timeline import Attempt
+from core.messages import Place
+from core.ports import Clock
+from core.types import Request, Route, TokenOut
+
+
+class Lost(Exception):
+    """This attempt is over, the request is not. Carries the instance to avoid."""
+
+
+class Moved(Lost):
+    """This attempt has stopped between two tokens; its KV is elsewhere already. Carries the instance that was left."""
+
+
+class Flight:
+    """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
+
+    def __init__(self, request: Request, clock: Clock) -> None:
+        self.request, self._clock = request, clock
+        self.wanted: Place | None = None
+        """What a scheduler is asked for."""
+        self.scheduler = ""
+        """The scheduler that was asked last."""
+        self.route: Route | None = None
+        self.story = Attempt(number=request.attempt, started_s=clock.now())
+        self.known = list(request.emitted)
+        """All output tokens, from every attempt."""
+        self.ready: deque[TokenOut] = deque()
+        self.early: dict[int, TokenOut] = {}
+        self.failure: Exception | None = None
+        self.changed = asyncio.Event()
+        self.moved_to = ""
+        """The instance that has a copy of its KV."""
+        self.brings: SharedPrompt | None = None
+        """Where the others wait until this attempt has brought the KV of their prompt to its decode instance."""
+
+    def receive(self, token: TokenOut) -> None:
+        """Take a token. Token 0 comes from prefill and the others from decode: on different connections, so in any order."""
+        if token.index < len(self.known):
+            return
+        self.early[token.index] = token
+        while (following := self.early.pop(len(self.known), None)) is not None:
+            self.ready.append(following)
+            self.known.append(following.token)
+        if self.ready:
+            if self.story.first_token_s is None:
+                self.story.first_token_s = self._clock.now()
+            self.changed.set()
+
+    def hear_from(self, sender: str) -> None:
+        """A token has come from there: if that is the decode instance, the prompt's KV is there as well."""
+        if self.brings is not None and self.route is not None and sender == self.route.decode:
+            self.brings.arrived(sender, self.request.key)
+            self.brings = None
+            self.changed.set()
+
+    def fail(self, failure: Exception) -> None:
+        self.failure = self.failure or failure
+        self.changed.set()
+
+    def place(self, route: Route) -> None:
+        self.route = self.story.route = route
+        self.story.placed_s = self._clock.now()
+        self.changed.set()
+
+    async def wait(self) -> None:
+        await self.changed.wait()
+        self.changed.clear()
