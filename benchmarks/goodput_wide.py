@@ -136,7 +136,7 @@ def run_cell(cell: Cell, target: float, max_steps: int) -> tuple[str, dict[str, 
 
 
 _SLOW = {"conversation": 6.0, "synthetic": 6.0}
-"""So many times as slow as the others are they served, about: where searches begin."""
+"""About how many times as slowly as the others these are served, which says where searches begin."""
 
 
 def ratios(cells: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ NO_READOUT: Final = Readout()
 
 
 def dense_layers(folder: Path) -> list[DenseSpec]:
-    """Those of the checkpoint, without touching a weight. Raises ConfigError and UnsupportedModel."""
+    """Return the dense layers of the checkpoint, without touching a weight. Raises ConfigError and UnsupportedModel."""
     return [_dense_spec(folder / path) for path, kind in modules_of(folder) if kind == "Dense"]
 
 

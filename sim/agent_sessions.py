@@ -21,7 +21,7 @@ BLOCK_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class SessionTurn:
     at_s: float
     """Since its session began."""
     input_tokens: int
@@ -30,15 +30,15 @@ class Turn:
     """Equal leading ids mean equal leading text; the last block may be partial."""
 
 
-Session = tuple[Turn, ...]
+Session = tuple[SessionTurn, ...]
 
 
 def read_sessions(path: Path) -> list[Session]:
     """Return the sessions of a trace, in the order in which it has them."""
-    found: dict[str, list[Turn]] = {}
+    found: dict[str, list[SessionTurn]] = {}
     for line in gzip.decompress(path.read_bytes()).decode().splitlines():
         item = json.loads(line)
-        turn = Turn(
+        turn = SessionTurn(
             at_s=item["t_ms"] / 1000,
             input_tokens=item["input_length"],
             output_tokens=item["output_length"],
@@ -92,7 +92,13 @@ class SessionLoad:
 
 
 def _job(
-    turn: Turn, name: str, copy: str, numbers: dict[tuple[str, int], int], *, arrival_s: float, slo: Slo
+    turn: SessionTurn,
+    name: str,
+    copy: str,
+    numbers: dict[tuple[str, int], int],
+    *,
+    arrival_s: float,
+    slo: Slo,
 ) -> SimulatedRequest:
     """`numbers` has one for each block of text: those of one copy are shared, the rest of a prompt is its own."""
     num_prompt = max(1, turn.input_tokens)
