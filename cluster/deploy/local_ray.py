@@ -12,6 +12,7 @@ from ray._private import node
 
 from cluster.deploy.ray_loopback import keep_ray_to_loopback
 from cluster.deploy.session_folder import claim, remove, remove_abandoned
+from core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -43,14 +44,20 @@ class _OneHostNode(node.Node):
 
 def _patiently(start: Callable[[], Any]) -> Any:
     """Start Ray, and again where it fails. Ray gives its agent 15 s to come up and has no key for that, so a start may fail on a
-    busy machine."""
+    busy machine. Raises ConfigError when the last try fails, too."""
     for _ in range(_STARTS - 1):
         try:
             return start()
         except Exception as error:
             log.warning("Ray did not start, and is started again: %s", error)
             ray.shutdown()
-    return start()
+    try:
+        return start()
+    except Exception as error:
+        raise ConfigError(
+            f"Ray did not start in {_STARTS} tries: {error} A machine this busy can serve without Ray: `make local`, or "
+            "`baton serve --local`"
+        ) from error
 
 
 class LocalRay:

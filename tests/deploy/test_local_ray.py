@@ -28,6 +28,21 @@ local.stop()
 print("started")
 """
 
+NEVER = """
+import ray
+from cluster.deploy.local_ray import LocalRay
+from core.errors import ConfigError
+
+def init(**options):
+    raise Exception("it timed out.")
+
+ray.init = init
+try:
+    LocalRay(1, 0, "test", {})
+except ConfigError as error:
+    print(error)
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
@@ -37,3 +52,12 @@ def test_it_is_started_again() -> None:
     )
     assert done.stdout.splitlines()[-1:] == ["started"], done.stderr[-3000:]
     assert "Ray did not start, and is started again" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_machine_on_which_it_never_starts_is_told_plainly() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEVER], capture_output=True, text=True, timeout=140, check=False
+    )
+    assert done.stdout.startswith("Ray did not start in 3 tries: it timed out. "), done.stderr[-3000:]
+    assert "baton serve --local" in done.stdout
