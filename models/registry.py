@@ -95,6 +95,10 @@ def load_model(
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder, implementation)
     check_load_format(spec, load_format)
+    if spec.encodes:
+        raise UnsupportedModel(
+            f"architecture {spec.architecture!r} is an encoder: it embeds texts and does not generate"
+        )
     chosen = choose_dtype(spec, dtype, device)
     torch_dtype = getattr(torch, chosen)
     if spec.implementation == "transformers":

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel
 from core.errors import UnsupportedModel
 from models import encoder_model
 from models.families import read_spec
-from models.registry import load_encoder
+from models.registry import load_encoder, load_model
 from tests.models.encoder_checkpoints import FIELDS
 
 CPU = torch.device("cpu")
@@ -46,3 +46,9 @@ def test_an_encoder_whose_layers_differ_from_what_they_ask_for_is_refused(
     monkeypatch.setattr(encoder_model, "first_position", lambda _: 0)
     with pytest.raises(UnsupportedModel, match="'RobertaModel'.* off what transformers computes"):
         load_encoder(tmp_path, "float32", CPU)
+
+
+def test_an_encoder_is_not_taken_for_a_model_that_generates(tmp_path: Path) -> None:
+    saved(tmp_path, "bert")
+    with pytest.raises(UnsupportedModel, match="'BertModel' is an encoder"):
+        load_model(tmp_path, "float32", CPU)
