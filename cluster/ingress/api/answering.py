@@ -21,7 +21,7 @@ from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
 from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
-from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, EmbeddingFields
+from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.structured import GrammarChecker
@@ -186,7 +186,7 @@ class Answering:
     async def vectors(
         self,
         http: HttpRequest,
-        body: EmbeddingFields,
+        body: ModelRequest,
         prompts: Sequence[tuple[int, ...]],
         field: str,
         seconds: Sequence[int] = (),
@@ -230,7 +230,7 @@ class Answering:
     def _request(
         self,
         http: HttpRequest,
-        body: Common | EmbeddingFields,
+        body: ModelRequest,
         slo: Slo,
         prompt: tuple[int, ...],
         sampling: SamplingParams,

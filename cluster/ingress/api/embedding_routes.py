@@ -13,8 +13,8 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.api import request_params
 from cluster.ingress.api.answering import Answering, HttpRoute, aside
 from cluster.ingress.api.openai_requests import (
-    EmbeddingFields,
     EmbeddingRequest,
+    ModelRequest,
     Prompts,
     RerankRequest,
     ScoreRequest,
@@ -23,7 +23,7 @@ from cluster.ingress.api.openai_requests import (
 from core.errors import RequestError
 from models.pooling import Pooling
 
-B = TypeVar("B", bound=EmbeddingFields)
+B = TypeVar("B", bound=ModelRequest)
 T = TypeVar("T")
 Ids = list[tuple[int, ...]]
 
@@ -97,7 +97,7 @@ class EmbeddingRoutes:
         return pooling if pooling is not None and pooling.scores else None
 
     async def _scores(
-        self, http: HttpRequest, body: EmbeddingFields, first: list[str], second: list[str], field: str
+        self, http: HttpRequest, body: ModelRequest, first: list[str], second: list[str], field: str
     ) -> tuple[list[float], Ids]:
         """Return how well each of `second` goes with the one, or its own, of `first`, and the prompts that were computed for it.
 

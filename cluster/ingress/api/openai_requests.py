@@ -42,10 +42,21 @@ class StreamOptions(Strict):
     """vLLM's field: each chunk says what has been used up to it."""
 
 
-class Common(Strict):
-    """What both generation routes take. None means the model's default."""
+class ModelRequest(Strict):
+    """The fields of every route that asks the model for something: who answers, when, and with whom prefixes are shared."""
 
     model: str
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    """The service class, where the header x-slo-class names none. `auto` and `default` mean the tenant's own."""
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    """A smaller number goes first, within what the tenant's classes allow."""
+    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    """Prefixes are shared only among requests of one tenant with equal salts."""
+
+
+class Common(ModelRequest):
+    """What both generation routes take. None means the model's default."""
+
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
@@ -71,14 +82,8 @@ class Common(Strict):
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """vLLM's field: how likely each token of the prompt was, and so many of the likeliest."""
     return_token_ids: bool | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """A smaller number goes first, within what the tenant's classes allow."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    service_tier: Annotated[str, Field(max_length=64)] | None = None
-    """The service class, where the header x-slo-class names none. `auto` and `default` mean the tenant's own."""
-    cache_salt: Annotated[str, Field(max_length=256)] = ""
-    """Prefixes are shared only among requests of one tenant with equal salts."""
     prompt_cache_retention: Literal["in_memory", "none"] | None = None
     """`none`, which OpenAI does not have, says that no request will continue from here. The cache gives these blocks up first."""
     response_format: ResponseFormat | None = None
@@ -184,30 +189,21 @@ class CompletionRequest(Common):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-class EmbeddingFields(Strict):
-    """The fields of every route that makes vectors of texts."""
-
-    model: str
-    service_tier: Annotated[str, Field(max_length=64)] | None = None
-    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    cache_salt: Annotated[str, Field(max_length=256)] = ""
-
-
-class EmbeddingRequest(EmbeddingFields):
+class EmbeddingRequest(ModelRequest):
     input: Prompts
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     add_special_tokens: bool = True
 
 
-class RerankRequest(EmbeddingFields):
+class RerankRequest(ModelRequest):
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_TEXTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = True
 
 
-class ScoreRequest(EmbeddingFields):
+class ScoreRequest(ModelRequest):
     text_1: str | Annotated[list[str], Field(min_length=1)]
     text_2: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
 
