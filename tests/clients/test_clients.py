@@ -1,12 +1,9 @@
 """Frameworks that people build with, each in its own folder: an answer, a stream and a tool's round trip; a script plays the model."""
 
-import asyncio
 import json
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import pytest
 from cluster.ingress.api.http_server import HttpServer
 from core.types import Request
 from models.hub import resolve
+from tests.clients.run_client import install, said
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.test_tools import HERMES, TemplateTokenizer, TokenGenerator
 
@@ -71,30 +69,6 @@ async def url() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server._listener.getsockname()[1]}/v1"
     finally:
         await server.stop()
-
-
-async def said(command: Sequence[str], folder: Path, **environment: str) -> list[str]:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=os.environ | environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        out, errors = await asyncio.wait_for(process.communicate(), 120)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode == 0, errors.decode()[-3000:]
-    return out.decode().splitlines()
-
-
-def install(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot be installed here: {done.stderr[-300:]}")
 
 
 @pytest.mark.parametrize("script", PACKAGES)

@@ -1,11 +1,7 @@
 """Claude Code, from npm, runs one of its tools through /v1/messages; the model's part is played by a script."""
 
-import asyncio
 import json
-import os
 import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +10,7 @@ import pytest
 
 from cluster.ingress.api.http_server import HttpServer
 from core.types import Request
+from tests.clients.run_client import install, said
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.test_tools import HERMES, TemplateTokenizer, TokenGenerator, last_rendered
@@ -30,10 +27,7 @@ SECRET = "the word is heliotrope"
 @pytest.fixture(scope="module")
 def claude(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("npm")
-    install = ["npm", "install", "--no-audit", "--no-fund", f"@anthropic-ai/claude-code@{VERSION}"]
-    done = subprocess.run(install, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    if done.returncode:
-        pytest.skip(f"npm cannot install it here: {done.stderr[-300:]}")
+    install(["npm", "install", "--no-audit", "--no-fund", f"@anthropic-ai/claude-code@{VERSION}"], folder)
     return folder / "node_modules" / ".bin" / "claude"
 
 
@@ -58,29 +52,6 @@ class Scripted(TokenGenerator):
             await stream.aclose()
 
 
-async def run(command: Sequence[str], folder: Path, url: str) -> str:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("ANTHROPIC", "CLAUDE"))
-    }
-    environment |= {
-        "HOME": str(folder),
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "k",
-        "ANTHROPIC_MODEL": NAME,
-        "ANTHROPIC_SMALL_FAST_MODEL": NAME,
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    }
-    process = await asyncio.create_subprocess_exec(
-        *command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )  # fmt: skip
-    try:
-        said, _ = await asyncio.wait_for(process.communicate(), 100)
-    finally:
-        if process.returncode is None:
-            process.kill()
-    return said.decode()
-
-
 async def test_a_tool_round_trip(claude: Path, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text(SECRET)
     tokenizer = TemplateTokenizer(HERMES)
@@ -90,9 +61,19 @@ async def test_a_tool_round_trip(claude: Path, tmp_path: Path) -> None:
     server.start()
     port = server._listener.getsockname()[1]
     try:
-        said = await run([str(claude), "-p", "What is the word?"], tmp_path, f"http://127.0.0.1:{port}")
+        lines = await said(
+            [str(claude), "-p", "What is the word?"],
+            tmp_path,
+            without=("ANTHROPIC", "CLAUDE"),
+            HOME=str(tmp_path),
+            ANTHROPIC_BASE_URL=f"http://127.0.0.1:{port}",
+            ANTHROPIC_AUTH_TOKEN="k",
+            ANTHROPIC_MODEL=NAME,
+            ANTHROPIC_SMALL_FAST_MODEL=NAME,
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+        )
     finally:
         await server.stop()
-    assert "heliotrope it is" in said, said
+    assert "heliotrope it is" in "\n".join(lines), lines
     rendered: Any = last_rendered(api)
     assert "Read" in {tool["function"]["name"] for tool in rendered["tools"]}

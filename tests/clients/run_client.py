@@ -1,0 +1,38 @@
+"""Other people's programs, installed for a test and run beside it."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+
+def install(command: Sequence[str], folder: Path) -> None:
+    """Skips the test where the packages cannot be had."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    if done.returncode:
+        pytest.skip(f"cannot be installed here: {done.stderr[-300:]}")
+
+
+async def said(
+    command: Sequence[str], folder: Path, *, without: Collection[str] = (), **environment: str
+) -> list[str]:
+    """The lines that the program prints in `folder`. It inherits variables but for those that begin as `without` says."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(tuple(without))}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env=inherited | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        out, errors = await asyncio.wait_for(process.communicate(), 120)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0, (out + errors).decode()[-3000:]
+    return out.decode().splitlines()
