@@ -10,10 +10,11 @@ from typing import Any
 from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import ChatRequest, Message
-from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall
+from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall, ToolChoice
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar, markup_of
+from cluster.ingress.parsers.harmony_grammar import harmony_grammar
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
 from core.errors import RequestError
@@ -119,14 +120,14 @@ class ChatFormat:
         """Return the grammar that `response_format`, `structured_outputs`, a forced call or a strict tool ask for. The reasoning
         before it is free. None means that the whole answer is."""
         must_call = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+        if self.formats.is_harmony:
+            return self._channels_grammar(body, tools, must_call)
         if tools and (must_call or any(tool.function.strict for tool in tools) or body.is_structured):
             text = self._call_grammar(body, tools, must_call)
         else:
             text = grammar_of(body.response_format, body.structured_outputs)
         if not text:
             return None
-        if self.formats.is_harmony:
-            raise _unguaranteed("gpt-oss's channels", "tool_choice" if must_call else "response_format")
         begin, end = (self._ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", "")))
         if opened:
             if len(end) != 1:
@@ -140,11 +141,28 @@ class ChatFormat:
             return Grammar(text=text, think_begin=begin[0], think_end=end[0])
         return Grammar(text=text)
 
+    def _channels_grammar(self, body: ChatRequest, tools: Sequence[Tool], must_call: bool) -> Grammar | None:
+        """The same over gpt-oss's channels, of the whole turn: what is said on `analysis` is free within it."""
+        if tools and body.structured_outputs is not None:
+            raise _exclusive()
+        answer = grammar_of(body.response_format, body.structured_outputs)
+        if not answer and not must_call and not any(tool.function.strict for tool in tools):
+            return None
+        special, callables = self._tokenizer.special_tokens, _callables(tools, body.tool_choice)
+        try:
+            text = harmony_grammar(special, callables, must_call=must_call, answer=answer)
+        except ValueError as error:
+            field = "tool_choice" if must_call else "response_format"
+            raise RequestError(
+                f"gpt-oss's channels cannot be constrained with this model: {error}",
+                field=field,
+                code="unsupported_parameter",
+            ) from None
+        return Grammar(text=text)
+
     def _call_grammar(self, body: ChatRequest, tools: Sequence[Tool], must_call: bool) -> str:
-        functions, named = [tool.function for tool in tools], body.tool_choice
-        if isinstance(named, NamedTool):
-            functions = [function for function in functions if function.name == named.function.name]
-        names = [function.name for function in functions]
+        callables = _callables(tools, body.tool_choice)
+        names = [tool.name for tool in callables]
         template, special = self._tokenizer.template, self._tokenizer.special_tokens
         markup = markup_of(self.formats.tools, names, special, template)
         if markup is None:
@@ -152,13 +170,10 @@ class ChatFormat:
                 f"calls in the format {self.formats.tools}", "tool_choice" if must_call else "tools"
             )
         if body.structured_outputs is not None:
-            raise RequestError("structured_outputs and tools exclude each other", field="structured_outputs")
-        callable_tools = [
-            CallableTool(name=f.name, schema=f.parameters or {}, strict=bool(f.strict)) for f in functions
-        ]
-        one_call = body.parallel_tool_calls is False or isinstance(named, NamedTool)
+            raise _exclusive()
+        one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         answer = answer_schema(body.response_format)
-        return call_grammar(markup, callable_tools, must_call=must_call, one_call=one_call, answer=answer)
+        return call_grammar(markup, callables, must_call=must_call, one_call=one_call, answer=answer)
 
     def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
         """Return what `reasoning_effort` means to the template. `medium` is OpenAI's default and means the model's own way."""
@@ -239,6 +254,18 @@ class ChatFormat:
             return False
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         return function.name in text and "colour" in text
+
+
+def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[CallableTool]:
+    """Those that may be called: the named one, or all."""
+    functions = [tool.function for tool in tools]
+    if isinstance(choice, NamedTool):
+        functions = [function for function in functions if function.name == choice.function.name]
+    return [CallableTool(name=f.name, schema=f.parameters or {}, strict=bool(f.strict)) for f in functions]
+
+
+def _exclusive() -> RequestError:
+    return RequestError("structured_outputs and tools exclude each other", field="structured_outputs")
 
 
 def _unguaranteed(what: str, field: str) -> RequestError:

@@ -43,8 +43,8 @@ class CallMarkup:
 def markup_of(
     tools: ToolFormat, names: Sequence[str], special_tokens: Mapping[str, int], template: str
 ) -> CallMarkup | None:
-    """Return a family's markup, or None where no grammar here describes its calls: Python's syntax, XML and harmony's
-    channels."""
+    """Return a family's markup, or None where no grammar here describes its calls: Python's syntax and XML. The calls of harmony
+    are on channels, of which `harmony_grammar` makes one grammar with everything else."""
 
     def mark(text: str) -> str:
         return f"<[{special_tokens[text]}]>" if text in special_tokens else _text(text)
@@ -120,11 +120,23 @@ def call_grammar(
     return "\n".join(("%llguidance {}", f"start: {start}", *rules)) + "\n"
 
 
+def arguments_rule(tool: CallableTool) -> str:
+    """Return a tool's arguments as a part of a Lark rule."""
+    return f"%json {_json(_arguments(tool), _options(tool))}"
+
+
+def _arguments(tool: CallableTool) -> dict[str, Any]:
+    return dict(tool.schema) or {"type": "object"}
+
+
+def _options(tool: CallableTool) -> dict[str, Any]:
+    return {"whitespace_pattern": WHITESPACE, **({} if tool.strict else {"lenient": True})}
+
+
 def _call(markup: CallMarkup, tool: CallableTool) -> str:
-    options = {"whitespace_pattern": WHITESPACE, **({} if tool.strict else {"lenient": True})}
-    arguments = dict(tool.schema) or {"type": "object"}
     if tool.name in markup.heads:
-        return f"{markup.heads[tool.name]} %json {_json(arguments, options)} {markup.tail}"
+        return f"{markup.heads[tool.name]} {arguments_rule(tool)} {markup.tail}"
+    arguments = _arguments(tool)
     # What `#/$defs/...` points to is looked for at the top.
     definitions = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
     members = {"name": {"const": tool.name}, markup.arguments_key: arguments}
@@ -135,7 +147,7 @@ def _call(markup: CallMarkup, tool: CallableTool) -> str:
         "additionalProperties": False,
         **definitions,
     }
-    return f"%json {_json(whole, options)} {markup.tail}"
+    return f"%json {_json(whole, _options(tool))} {markup.tail}"
 
 
 def _text(text: str) -> str:
