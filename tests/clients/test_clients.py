@@ -66,7 +66,7 @@ async def url() -> AsyncIterator[str]:
     server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
     try:
-        yield f"http://127.0.0.1:{server._listener.getsockname()[1]}/v1"
+        yield f"http://127.0.0.1:{server.port}/v1"
     finally:
         await server.stop()
 

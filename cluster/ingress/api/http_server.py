@@ -47,6 +47,11 @@ class HttpServer:
         self._listener = _first_free(host, ports, shared)
 
     @property
+    def port(self) -> int:
+        """The port that it listens on, which the system chose where 0 was asked for."""
+        return self._listener.getsockname()[1]
+
+    @property
     def num_connections(self) -> int:
         return len(self._server.server_state.connections)
 

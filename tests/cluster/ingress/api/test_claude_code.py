@@ -59,14 +59,13 @@ async def test_a_tool_round_trip(claude: Path, tmp_path: Path) -> None:
     api = Api(Scripted(tokenizer, tmp_path / "note.txt"), settings, tokenizer=tokenizer)
     server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
-    port = server._listener.getsockname()[1]
     try:
         lines = await said(
             [str(claude), "-p", "What is the word?"],
             tmp_path,
             without=("ANTHROPIC", "CLAUDE"),
             HOME=str(tmp_path),
-            ANTHROPIC_BASE_URL=f"http://127.0.0.1:{port}",
+            ANTHROPIC_BASE_URL=f"http://127.0.0.1:{server.port}",
             ANTHROPIC_AUTH_TOKEN="k",
             ANTHROPIC_MODEL=NAME,
             ANTHROPIC_SMALL_FAST_MODEL=NAME,
