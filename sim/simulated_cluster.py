@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.ingress.batches.batch_job import MAX_WAIT_S
 from cluster.ingress.frontend import Frontend
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
@@ -64,6 +65,16 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLoad:
+    """Requests that an ingress' batch runner sends, `at_once` at a time, beside the arrivals."""
+
+    lines: Sequence[Arrival]
+    """When they would come by themselves is ignored."""
+    at_once: int
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What happened. `tokens[i]` and `first_token_s[i]` belong to the i-th arrival; times count from it.
 
@@ -75,6 +86,8 @@ class Outcome:
     decisions: tuple[str, ...]
     token_times_s: tuple[tuple[float, ...], ...]
     """The time of every token; where a request was not finished, of those that came."""
+    batch_s: tuple[float, ...] = ()
+    """When each line of the batch was answered, from the first arrival on."""
 
 
 async def simulate(
@@ -82,8 +95,10 @@ async def simulate(
     arrivals: Sequence[Arrival],
     kill: tuple[Role, float] | None = None,
     finished: Callable[[], None] = lambda: None,
+    batch: BatchLoad | None = None,
 ) -> Outcome:
-    """Serve the arrivals; `kill` = (role, seconds after the start) takes the first instance of a role away.
+    """Serve the arrivals, and `batch` beside them; `kill` = (role, seconds after the start) takes the first instance of a role
+    away.
     `finished` is called at each request's end.
 
     Raises Bug when an instance's accounting is off at the end."""
@@ -93,9 +108,11 @@ async def simulate(
         start_s = cluster.clock.now()
         if kill is not None:
             stack.push_async_callback(_cancel, asyncio.create_task(cluster.kill_later(*kill)))
+        answering = None if batch is None else asyncio.create_task(cluster.serve_batch(batch, start_s))
         results = await asyncio.gather(
             *(cluster.serve(i, arrival, start_s) for i, arrival in enumerate(arrivals))
         )
+        batch_s = () if answering is None else await answering
         for instance in cluster.instances:
             instance.check_integrity()
         tokens, first, last, times = zip(*results, strict=True)
@@ -105,6 +122,7 @@ async def simulate(
             last_token_s=last,
             decisions=tuple(cluster.decisions),
             token_times_s=times,
+            batch_s=batch_s,
         )
 
 
@@ -159,15 +177,7 @@ class _Cluster:
     ) -> tuple[tuple[int, ...], float, float, tuple[float, ...]]:
         """Serve a request. Returns its tokens, when the first and the last came, and when each did."""
         await self.clock.sleep(start_s + arrival.at_s - self.clock.now())
-        sampling = SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens)
-        request = Request(
-            id=f"r{number}",
-            prompt=arrival.prompt,
-            sampling=sampling,
-            reply_to=self._frontend.address,
-            slo=self._config.slo,
-            arrival_s=self.clock.now(),
-        )
+        request = self._request(f"r{number}", arrival, self._config.slo)
         tokens: list[int] = []
         times: list[float] = []
         try:
@@ -179,6 +189,40 @@ class _Cluster:
         finally:
             self._finished()
         return tuple(tokens), times[0], times[-1], tuple(times)
+
+    async def serve_batch(self, batch: BatchLoad, start_s: float) -> tuple[float, ...]:
+        """Return when each line is answered. As in `cluster/ingress/batches/batch_job.py`, a refused one asks again."""
+        answered_s: list[float] = []
+        left = iter(enumerate(batch.lines))
+
+        async def work() -> None:
+            for number, line in left:
+                tries = 0
+                while not await self._is_answered(self._request(f"b{number}.{tries}", line, batch.slo)):
+                    tries += 1
+                answered_s.append(self.clock.now() - start_s)
+
+        await asyncio.gather(*(work() for _ in range(batch.at_once)))
+        return tuple(answered_s)
+
+    async def _is_answered(self, request: Request) -> bool:
+        try:
+            async for _ in self._frontend.generate(request):
+                pass
+        except Overloaded as refusal:
+            await self.clock.sleep(min(refusal.retry_after_s, MAX_WAIT_S))
+            return False
+        return True
+
+    def _request(self, id: str, arrival: Arrival, slo: Slo) -> Request:
+        return Request(
+            id=id,
+            prompt=arrival.prompt,
+            sampling=SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens),
+            reply_to=self._frontend.address,
+            slo=slo,
+            arrival_s=self.clock.now(),
+        )
 
     async def kill_later(self, role: Role, delay_s: float) -> None:
         await self.clock.sleep(delay_s)

@@ -88,6 +88,7 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "serving_overhead.json": [_added],
     "structured.json": [_structured],
+    "batches.json": [lambda d, _: [row["falls_by_points"] for row in d["rows"]]],
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],
     "prefix_cache.json": [_closed_gap],
     "prefix_tree.json": [lambda d, _: [d["ms"]["find"]]],

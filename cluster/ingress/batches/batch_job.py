@@ -19,7 +19,8 @@ Call = Callable[[Json], Awaitable[tuple[int, Mapping[str, str], Any]]]
 """A request's body -> (status, headers in lower case, the answer's JSON)."""
 _LOOK_S = 1.0
 """The time between two checks whether to go on. Progress is written as often."""
-_MAX_WAIT_S = 30.0
+MAX_WAIT_S = 30.0
+"""How long a refused request waits at most before it is sent again."""
 
 
 class BatchJob:
@@ -121,7 +122,7 @@ class BatchJob:
             status, headers, answer = await self._call(body)
             if "retry-after" not in headers:
                 return status, headers, answer
-            await asyncio.sleep(min(float(headers["retry-after"]), _MAX_WAIT_S))
+            await asyncio.sleep(min(float(headers["retry-after"]), MAX_WAIT_S))
 
     def _save(self) -> None:
         counts = self._record["request_counts"]
