@@ -39,6 +39,24 @@ class SeqWork:
     samples: bool
     """Draw the next token from the logits of the last position."""
     push: KVPush | None = None
+    drafts: tuple[TokenId, ...] = ()
+    """Guesses of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind each
+    of them that was right."""
+
+    @property
+    def known_end(self) -> int:
+        """The number of the sequence's tokens up to the first guess: the place of the token that it draws."""
+        return self.start + self.count - len(self.drafts)
+
+    @property
+    def num_draws(self) -> int:
+        """The number of rows that a token is drawn from, if it samples."""
+        return 1 + len(self.drafts)
+
+    @property
+    def is_prompt_piece(self) -> bool:
+        """Whether it computes several known tokens. Guesses do not count."""
+        return self.count - len(self.drafts) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +83,13 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    token: TokenId
+    logprob: float | None = None
+    top: tuple[tuple[TokenId, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
     key: str
     token: TokenId
@@ -72,6 +97,12 @@ class Sampled:
     top: tuple[tuple[TokenId, float], ...] = ()
     prompt_scores: tuple[PromptScore, ...] = ()
     embedding: bytes = b""
+    more: tuple[Drawn, ...] = ()
+    """The tokens behind it: one for each of the work's first drafts that were right."""
+
+    @property
+    def drawn(self) -> tuple[Drawn, ...]:
+        return Drawn(self.token, self.logprob, self.top), *self.more
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,9 @@ class WorkCounts:
     """Writers that had to be shut out."""
     replayed_steps: int = 0
     """Steps that were replayed from CUDA graphs."""
+    draft_tokens: int = 0
+    """Guesses that steps have computed; `accepted_tokens` of them were right."""
+    accepted_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

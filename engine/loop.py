@@ -177,6 +177,7 @@ class Engine:
     def work_counts(self) -> WorkCounts:
         queried, hit = self._scheduler.prefix_tokens
         preempted = self._scheduler.num_preempted
+        guessed, right = self._scheduler.draft_tokens
         return WorkCounts(
             steps=self._num_steps,
             computed_tokens=self._num_computed,
@@ -184,6 +185,8 @@ class Engine:
             prefix_hit_tokens=hit,
             preempted=preempted,
             replayed_steps=self._num_replayed,
+            draft_tokens=guessed,
+            accepted_tokens=right,
         )
 
     def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
@@ -268,7 +271,7 @@ class Engine:
             return
         self._fits.observe(plan, result.duration_s)
         self._step_s = _smooth(self._step_s, result.duration_s)
-        prompt_tokens = sum(work.count for work in plan.work if work.count > 1)
+        prompt_tokens = sum(work.count for work in plan.work if work.is_prompt_piece)
         if prompt_tokens >= 8:
             self._pace.note(self._clock.now(), prompt_tokens / result.duration_s)
 

@@ -134,7 +134,7 @@ class _Cluster:
         self.clock = LoopClock()
         self.decisions: list[str] = []
         self.instances: list[Instance] = []
-        self._settings: ClusterConfig = load(None, {}, config.overrides)
+        self._settings: ClusterConfig = load(None, {}, {**config.overrides, "engine.speculate": "none"})
         self._network = LoopbackNetwork(config.message_latency_s)
         self._fabric = LoopbackFabric()
         layout = KVLayout(

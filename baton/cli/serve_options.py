@@ -40,6 +40,7 @@ KEYS: Final[Mapping[str, str]] = {
     "transport": "transfer.transport",
     "kv_replicas": "transfer.kv_replicas",
     "deterministic": "engine.deterministic",
+    "speculate": "engine.speculate",
     "log_level": "serve.log_level",
 }
 """By option (with dashes on the command line), the key."""

@@ -307,6 +307,10 @@ _FACTS = {
     "replayed_steps": _Fact(
         "Of these, decode steps replayed from CUDA graphs", lambda i: i.work.replayed_steps, grows=True
     ),
+    "draft_tokens": _Fact(
+        "Guessed tokens that steps have computed", lambda i: i.work.draft_tokens, grows=True
+    ),
+    "accepted_tokens": _Fact("Of these, what was drawn then", lambda i: i.work.accepted_tokens, grows=True),
     "computed_tokens": _Fact(
         "Tokens computed, prompts and outputs", lambda i: i.work.computed_tokens, grows=True
     ),

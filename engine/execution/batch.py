@@ -4,6 +4,7 @@ The rank appends its own samples, so a plan needs no tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,6 +12,22 @@ import torch
 from core.plan import NewSeq, SeqWork
 from core.types import PromptScore, SamplingParams
 from kernels.ops import AttentionMeta
+
+
+class History(Protocol):
+    """What the draw of a token depends on, beside its logits: the tokens before it."""
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """int64; the first `num_tokens` count."""
+        ...
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def sampling(self) -> SamplingParams: ...
 
 
 class RankSeq:
@@ -38,6 +55,11 @@ class RankSeq:
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    def guess(self, work: SeqWork) -> None:
+        """Put the drafts of `work` where the tokens that they guess will be."""
+        end = work.start + work.count
+        self.tokens[end - len(work.drafts) : end] = work.drafts
 
     def block_table(self, block_ids: tuple[int, ...]) -> np.ndarray:
         """`block_ids` as an array; converted again only when the planner has added blocks."""
@@ -82,7 +104,7 @@ def build_batch(
             slots[at : at + count] = table[span // block_size] * block_size + span % block_size
         at += count
         if item.samples:
-            rows.append(at - 1)
+            rows += range(at - 1 - len(item.drafts), at)
     meta = AttentionMeta.build(
         tuple(item.count for item in work),
         tuple(item.start + item.count for item in work),

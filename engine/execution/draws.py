@@ -3,16 +3,18 @@
 A sequence whose mask is late draws nothing. The planner gives it its last token to compute again when the mask is made. What a
 step planned meanwhile computes for it stands on a token that does not exist yet, so nothing is drawn from that either."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, islice
 
 import torch
 
-from core.plan import Sampled, SeqWork, StepPlan
+from core.plan import Drawn, Sampled, SeqWork, StepPlan
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.prompt_outputs import with_prompt
 from engine.execution.sampler import sample
+from engine.execution.verifying import histories, verified
 from models.causal_model import CausalModel
 
 NOTHING = -1
@@ -49,7 +51,8 @@ class Draws:
     ) -> tuple[Sampled, ...]:
         """Draw the next tokens of `work`, but for sequences whose masks are late, and append them to `seqs`.
 
-        `hidden` (N, hidden_size) are the states of the last tokens of the N sequences that draw, in their order."""
+        `hidden` (N, hidden_size) are the states of the last known token, and of the drafts behind it, of the sequences that draw,
+        in their order."""
         drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
         if not drawing:
             return ()
@@ -60,47 +63,67 @@ class Draws:
             drawn = self._sampled(logits, drawing, self._ready(drawing))
             self._peers.total(tokens_of(work, drawn).to(logits.device))
         else:
-            nothing = torch.zeros(len(drawing), dtype=torch.int64, device=logits.device)
+            nothing = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
             drawn = _heard(drawing, self._peers.total(nothing))
         seq_of = {item.key: seq for item, seq in drawing}
         return tuple(self._appended(one, seq_of[one.key]) for one in drawn)
 
     def _ready(self, drawing: Sequence[_Drawing]) -> list[int]:
-        """Return the rows that can be drawn."""
+        """Return the places in `drawing` of what can be drawn."""
         late = self._grammars.late(item.key for item, _ in drawing) if self._grammars is not None else ()
         return [
-            row
-            for row, (item, seq) in enumerate(drawing)
-            if item.start + item.count == seq.num_tokens and item.key not in late
+            place
+            for place, (item, seq) in enumerate(drawing)
+            if item.known_end == seq.num_tokens and item.key not in late
         ]
 
     def _sampled(
-        self, logits: torch.Tensor, drawing: Sequence[_Drawing], rows: Sequence[int]
+        self, logits: torch.Tensor, drawing: Sequence[_Drawing], places: Sequence[int]
     ) -> list[Sampled]:
-        if not rows:
+        if not places:
             return []
-        keys, seqs = [drawing[row][0].key for row in rows], [drawing[row][1] for row in rows]
+        work = [drawing[place][0] for place in places]
+        keys = [item.key for item in work for _ in range(item.num_draws)]
+        seqs = list(chain(*(histories(*drawing[place]) for place in places)))
         masks = self._grammars.masks(keys) if self._grammars is not None else None
-        part = logits if len(rows) == len(drawing) else logits[list(rows)]
-        return sample(part, keys, seqs, self._model.ops, masks)
+        part = logits if len(places) == len(drawing) else logits[_rows(drawing, places)]
+        return verified(work, sample(part, keys, seqs, self._model.ops, masks))
 
     def _appended(self, drawn: Sampled, seq: RankSeq) -> Sampled:
         drawn = with_prompt(drawn, seq, self._model.readout)
-        seq.append(drawn.token)
-        if self._grammars is not None:
-            self._grammars.drawn(drawn.key, drawn.token)
+        for one in drawn.drawn:
+            seq.append(one.token)
+            if self._grammars is not None:
+                self._grammars.drawn(drawn.key, one.token)
         return drawn
 
 
 def tokens_of(work: Sequence[SeqWork], drawn: Sequence[Sampled]) -> torch.Tensor:
-    """Return (N,) int64: the token of each work that draws, or NOTHING."""
-    token_of = {one.key: one.token for one in drawn}
-    return torch.tensor([token_of.get(item.key, NOTHING) for item in work if item.samples])
+    """Return (N,) int64: for each work that draws a token for each row, or NOTHING. `by_work` reads them."""
+    tokens_by_key = {one.key: [each.token for each in one.drawn] for one in drawn}
+    out: list[int] = []
+    for item in work:
+        if item.samples:
+            tokens = tokens_by_key.get(item.key, [])
+            out += tokens + [NOTHING] * (item.num_draws - len(tokens))
+    return torch.tensor(out, dtype=torch.int64)
+
+
+def by_work(work: Iterable[SeqWork], tokens: torch.Tensor) -> list[list[int]]:
+    """Return what each of `work`, all of which draw, has drawn, from what `tokens_of` gave."""
+    rest = iter(tokens.tolist())
+    return [[token for token in islice(rest, item.num_draws) if token != NOTHING] for item in work]
 
 
 def _heard(drawing: Sequence[_Drawing], tokens: torch.Tensor) -> list[Sampled]:
+    work = [item for item, _ in drawing]
     return [
-        Sampled(item.key, token)
-        for (item, _), token in zip(drawing, tokens.tolist(), strict=True)
-        if token != NOTHING
+        Sampled(item.key, drawn[0], more=tuple(Drawn(token) for token in drawn[1:]))
+        for item, drawn in zip(work, by_work(work, tokens), strict=True)
+        if drawn
     ]
+
+
+def _rows(drawing: Sequence[_Drawing], places: Sequence[int]) -> list[int]:
+    starts = [0, *accumulate(item.num_draws for item, _ in drawing)]
+    return [row for place in places for row in range(starts[place], starts[place + 1])]

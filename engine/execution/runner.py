@@ -58,7 +58,7 @@ class Runner:
         )
 
     def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
-        """Return (N, hidden_size): the rows whose next token is drawn."""
+        """Return (N, hidden_size): the rows behind which a token is drawn."""
         batch = build_batch(plan.work, seqs, self._block_size, self._device)
         on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
@@ -75,6 +75,9 @@ def begin_step(
         seqs.pop(key, None)
     for new in plan.new:
         seqs[new.key] = RankSeq(new)
+    for item in plan.work:
+        if item.drafts:
+            seqs[item.key].guess(item)
     layer_done = sink.step_started(plan) if sink is not None else None
     pool.copy_blocks(plan.copies)
     _take_in(pool, plan, block_size)

@@ -14,7 +14,7 @@ import torch
 
 from core.plan import Sampled
 from core.types import SamplingParams, ThinkingBudget, TokenId
-from engine.execution.batch import RankSeq
+from engine.execution.batch import History
 from engine.execution.grammar_masks import RowMasks
 from engine.execution.thinking_budget import forced_token
 from kernels.ops import Ops
@@ -34,7 +34,7 @@ def uniform(seed: int, position: int) -> float:
 def sample(
     logits: torch.Tensor,
     keys: Sequence[str],
-    seqs: Sequence[RankSeq],
+    seqs: Sequence[History],
     ops: Ops,
     masks: RowMasks | None = None,
 ) -> list[Sampled]:
@@ -67,7 +67,7 @@ def sample(
     return [Sampled(key, token, *more) for key, token, more in zip(keys, ids, found, strict=True)]
 
 
-def _draw_of(seq: RankSeq) -> Draw:
+def _draw_of(seq: History) -> Draw:
     return Draw(seq.sampling, uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt))
 
 
@@ -86,7 +86,7 @@ def _is_shaped(sampling: SamplingParams) -> bool:
     )
 
 
-def _shape(row: torch.Tensor, seq: RankSeq, may_end: bool) -> None:
+def _shape(row: torch.Tensor, seq: History, may_end: bool) -> None:
     """Apply bias, allowed and banned tokens and the minimum length, in place. An output that its grammar has completed `may_end`
     before its minimum."""
     sampling = seq.sampling
@@ -104,7 +104,7 @@ def _shape(row: torch.Tensor, seq: RankSeq, may_end: bool) -> None:
         row[list(sampling.masked_until_min)] = -torch.inf
 
 
-def _banned(words: Sequence[tuple[TokenId, ...]], seq: RankSeq) -> list[TokenId]:
+def _banned(words: Sequence[tuple[TokenId, ...]], seq: History) -> list[TokenId]:
     """Return the tokens that would complete one of `words`."""
     known = seq.tokens[: seq.num_tokens]
     return [
@@ -115,7 +115,7 @@ def _banned(words: Sequence[tuple[TokenId, ...]], seq: RankSeq) -> list[TokenId]
     ]
 
 
-def _end_reasoning(row: torch.Tensor, seq: RankSeq, budget: ThinkingBudget) -> None:
+def _end_reasoning(row: torch.Tensor, seq: History, budget: ThinkingBudget) -> None:
     """Force the end of reasoning where its budget is spent, in place."""
     forced = forced_token(budget, seq.tokens[seq.num_prompt : seq.num_tokens])
     if forced is not None:
@@ -123,7 +123,7 @@ def _end_reasoning(row: torch.Tensor, seq: RankSeq, budget: ThinkingBudget) -> N
         row[forced] = 0.0
 
 
-def _penalties(seqs: Sequence[RankSeq]) -> Penalties | None:
+def _penalties(seqs: Sequence[History]) -> Penalties | None:
     """Return the penalties, or None where no row is penalised."""
     entries: list[np.ndarray] = []
     for row, seq in enumerate(seqs):

@@ -136,6 +136,15 @@ class BlockLedger:
         """Give the sequence more blocks. The caller has checked `num_available`."""
         seq.grow(self._take(count))
 
+    def room(self, seq: Sequence, count: int, headroom: int) -> int:
+        """Return how many of `count` tokens behind the known ones find room in the sequence's blocks. It gets more for them
+        where `headroom` are left for those that run."""
+        known = seq.num_planned_tokens
+        needed = num_blocks_for(known + count, self._block_size) - len(seq.block_ids)
+        if 0 < needed <= self.num_available - headroom:
+            self.grow(seq, needed)
+        return min(count, len(seq.block_ids) * self._block_size - known)
+
     def offer(self, seq: Sequence, num_tokens: int) -> None:
         """Offer the cache the full blocks of the sequence's first `num_tokens` tokens, whose KV is complete."""
         num_full = min(num_tokens, len(seq.tokens)) // self._block_size

@@ -18,6 +18,7 @@ from engine.cache.radix_cache import Kept
 from engine.planning.block_ledger import Reservation, Restore
 from engine.planning.planner_protocol import Planner
 from engine.planning.sequence import Sequence
+from engine.planning.speculation.speculator import make_speculator
 from engine.planning.step_scheduler import StepScheduler
 
 _READ_COST = 1 / 16
@@ -38,7 +39,14 @@ class DpScheduler:
         each = num_blocks // num_groups
         self._block_size = config.block_size
         self._groups = [
-            StepScheduler(config, each, max_context_tokens, policy, group * each)
+            StepScheduler(
+                config,
+                each,
+                max_context_tokens,
+                policy,
+                group * each,
+                speculator=make_speculator(config, max_context_tokens),
+            )
             for group in range(num_groups)
         ]
         self.num_blocks, self._blocks_each = each * num_groups, each
@@ -56,6 +64,11 @@ class DpScheduler:
     def prefix_tokens(self) -> tuple[int, int]:
         both = [group.prefix_tokens for group in self._groups]
         return sum(queried for queried, _ in both), sum(hit for _, hit in both)
+
+    @property
+    def draft_tokens(self) -> tuple[int, int]:
+        each = [group.draft_tokens for group in self._groups]
+        return sum(guessed for guessed, _ in each), sum(right for _, right in each)
 
     @property
     def num_available_blocks(self) -> int:
@@ -182,6 +195,8 @@ class DpScheduler:
         self._groups[restore.blocks[0] // self._blocks_each].end_restore(restore)
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
+        if any(group.awaits_tokens for group in self._groups):
+            return None
         parts = [group.plan(now, steps) for group in self._groups]
         found = [part for part in parts if part is not None]
         if not found:
@@ -241,5 +256,12 @@ def make_planner(
     whole_prompts: bool = False,
 ) -> Planner:
     if num_groups == 1:
-        return StepScheduler(config, num_blocks, max_context_tokens, policy, whole_prompts=whole_prompts)
+        return StepScheduler(
+            config,
+            num_blocks,
+            max_context_tokens,
+            policy,
+            whole_prompts=whole_prompts,
+            speculator=make_speculator(config, max_context_tokens),
+        )
     return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups)

@@ -4,7 +4,7 @@
 tokens whose KV exists once every planned step has run."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from math import inf
 
@@ -122,20 +122,29 @@ class Sequence:
             return FinishReason.LENGTH
         return None
 
-    def last_token(self, drawn: Sampled, finish: FinishReason | None) -> TokenOut:
-        """Return the last known token in the form that the client's side gets."""
-        request, index = self.request, self.num_output - 1
-        return TokenOut(
-            request_id=request.id,
-            attempt=request.attempt,
-            index=index,
-            token=drawn.token,
-            logprob=drawn.logprob,
-            top=drawn.top,
-            finish=finish,
-            prompt_scores=drawn.prompt_scores,
-            embedding=drawn.embedding,
-        )
+    def learn(self, sampled: Sampled, now: float, max_context_tokens: int) -> list[TokenOut]:
+        """Append what a step has drawn, up to the token that ends the output. Returns it in the form that the client's side
+        gets. The KV of all known tokens but the last exists then, since drafts that were right have been computed."""
+        request = self.request
+        out: list[TokenOut] = []
+        for drawn in sampled.drawn:
+            self.know((drawn.token,), now)
+            token = TokenOut(
+                request_id=request.id,
+                attempt=request.attempt,
+                index=self.num_output - 1,
+                token=drawn.token,
+                logprob=drawn.logprob,
+                top=drawn.top,
+                finish=self.finish_reason(max_context_tokens),
+            )
+            out.append(token)
+            if token.finish is not None:
+                break
+        self.num_computed += len(out) - 1
+        if sampled.prompt_scores or sampled.embedding:
+            out[0] = replace(out[0], prompt_scores=sampled.prompt_scores, embedding=sampled.embedding)
+        return out
 
     def grow(self, blocks: list[int]) -> None:
         if blocks:

@@ -6,7 +6,7 @@ only learns what was drawn, so the next step can be planned while one runs. Step
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
 import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
@@ -22,6 +22,8 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.planning.block_ledger import BlockLedger, Reservation, Restore
 from engine.planning.sequence import Sequence, State
+from engine.planning.sequence_table import SequenceTable
+from engine.planning.speculation.speculator import Drafts, Speculator
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_time_fit import expected_s
 
@@ -36,23 +38,21 @@ class StepScheduler:
         first_block: int = 0,
         *,
         whole_prompts: bool = False,
+        speculator: Speculator | None = None,
     ) -> None:
-        """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes."""
+        """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes. `speculator`: who
+        guesses what sequences draw next, if anybody."""
         self._config, self._policy, self._whole_prompts = config, policy, whole_prompts
+        self._speculator = speculator
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
         self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
-        self._seqs: dict[str, Sequence] = {}
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
+        self._table = SequenceTable()
         self.num_preempted = 0
         self._drop: list[str] = []
         self._steps = itertools.count()
         self._in_flight: deque[StepPlan] = deque()
-        self._priorities: Counter[int] = Counter()
-        """The number of sequences here of each priority."""
-        self._arrivals = itertools.count()
 
     @property
     def num_blocks(self) -> int:
@@ -73,47 +73,50 @@ class StepScheduler:
         return self._ledger.num_available
 
     @property
+    def draft_tokens(self) -> tuple[int, int]:
+        """The number of guesses that steps have computed, and of those that were right."""
+        return self._speculator.counts if self._speculator is not None else (0, 0)
+
+    @property
+    def awaits_tokens(self) -> bool:
+        """Whether the next step is to be planned when those in flight are committed, since guesses follow what they draw."""
+        return self._speculator is not None and self._speculator.awaits(self._in_flight, self._table)
+
+    @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._table.running)
 
     @property
     def num_decoding(self) -> int:
         """The number of running sequences whose prompt is computed."""
-        return sum(seq.num_missing <= 1 for seq in self._running)
+        return len(self._table.decoding)
 
     @property
     def num_context_tokens(self) -> int:
-        return sum(len(seq.tokens) for seq in self._running)
+        return sum(len(seq.tokens) for seq in self._table.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._table.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
-        missing = sum(seq.num_missing for seq in self._running if seq.num_missing > 1)
-        return missing + sum(len(seq.tokens) for seq in self._waiting)
+        return self._table.num_waiting_tokens
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         """(priority, tokens of `num_waiting_tokens`) of each class that is here, the lowest first."""
-        tokens = dict.fromkeys(sorted(self._priorities), 0)
-        for seq in self._running:
-            if seq.num_missing > 1:
-                tokens[seq.request.slo.priority] += seq.num_missing
-        for seq in self._waiting:
-            tokens[seq.request.slo.priority] += len(seq.tokens)
-        return tuple(tokens.items())
+        return self._table.waiting_by_priority
 
     @property
     def stuck_pushes(self) -> list[str]:
         """Return the keys of pushed sequences that cannot be admitted because every block is reserved for remote writes. The
         instances that write may wait for this one in turn. Ask when `plan` has nothing and nothing is in flight."""
         idle = {State.WAITING, State.RESERVED}
-        if self._ledger.num_restores or any(seq.state not in idle for seq in self._seqs.values()):
+        if self._ledger.num_restores or any(seq.state not in idle for seq in self._table.all.values()):
             return []
-        return [seq.key for seq in self._waiting if seq.push is not None]
+        return [seq.key for seq in self._table.waiting if seq.push is not None]
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._cache.drain_events()
@@ -122,7 +125,7 @@ class StepScheduler:
         self._cache.replay_events()
 
     def knows(self, key: str) -> bool:
-        return key in self._seqs
+        return key in self._table.all
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served here."""
@@ -138,27 +141,27 @@ class StepScheduler:
             raise RequestError(
                 f"prompt and output of {size} tokens exceed this instance's KV cache of {capacity}"
             )
-        if request.key in self._seqs:
+        if request.key in self._table.all:
             raise RequestError(f"request {request.key} is already here")
 
     def add(self, request: Request, push: Grant | None = None) -> None:
         """Compute `request` here. With `push` it draws token by token until `hold`, and its KV is sent on. Raises
         RequestError."""
         self.check_fits(request)
-        seq = self._new(request, push)
-        self._waiting.append(seq)
+        seq = self._table.new(request, push)
+        self._table.waiting.append(seq)
 
     def abort(self, key: str) -> None:
         """Compute no more of it. Blocks that a pusher or a writer uses stay until `release`. Idempotent."""
-        seq = self._seqs.get(key)
+        seq = self._table.all.get(key)
         if seq is None or seq.aborted or seq.state in (State.RESERVED, State.HELD):
             return
         seq.aborted = True
         if seq.state is State.WAITING:
-            self._waiting.remove(seq)
+            self._table.waiting.remove(seq)
             self._forget(seq)
         elif seq.state is State.RUNNING:
-            self._running.remove(seq)
+            self._table.running.remove(seq)
             self._leave(seq)
         elif seq.state is State.PREEMPTED:
             self._leave(seq)
@@ -167,15 +170,15 @@ class StepScheduler:
         """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
         self.check_fits(request)
         match = self._ledger.find(request, request.tokens, partial=False)
-        seq = self._new(request, None)
+        seq = self._table.new(request, None)
         # One block more: whoever writes the others may go on generating meanwhile.
         wanted = min(
             len(seq.tokens) + 1 + self._config.block_size, seq.num_prompt + request.sampling.max_tokens
         )
         num_tokens = max(wanted, len(seq.tokens) + 1)
         if not (
-            self._ledger.admit(seq, match, num_tokens, len(self._running))
-            or self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._running))
+            self._ledger.admit(seq, match, num_tokens, len(self._table.running))
+            or self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._table.running))
         ):
             self._disown(seq)
             return None
@@ -187,10 +190,10 @@ class StepScheduler:
         does not suffice.
 
         Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken."""
-        victims = self._below(request.slo.priority)
-        if not victims or any(seq.state is State.PREEMPTED for seq in self._seqs.values()):
+        victims = self._table.below(request.slo.priority)
+        if not victims or any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
             return False
-        wanted = num_blocks_for(len(request.tokens) + 1, self._config.block_size) + len(self._running)
+        wanted = num_blocks_for(len(request.tokens) + 1, self._config.block_size) + len(self._table.running)
         coming = self.num_available_blocks
         if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
             return False
@@ -204,13 +207,13 @@ class StepScheduler:
     def has_room(self, key: str) -> bool:
         """Return whether a pushed sequence can draw one more token without another block. It must not wait for one, since it
         gives none back itself."""
-        seq = self._seqs[key]
+        seq = self._table.all[key]
         return seq.state is State.RUNNING and len(seq.block_ids) * self._config.block_size >= len(seq.tokens)
 
     def hold(self, key: str) -> None:
         """Compute no more of a pushed sequence, which has drawn enough, and keep its blocks until `release`. Idempotent."""
-        if self._seqs[key].state is State.RUNNING:
-            self._finish(self._seqs[key])
+        if self._table.all[key].state is State.RUNNING:
+            self._finish(self._table.all[key])
 
     def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
         """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all of `drawn` but the last."""
@@ -229,13 +232,13 @@ class StepScheduler:
 
     def release(self, key: str) -> None:
         """Give back a reservation, or a sequence whose blocks the pusher has read. Its users are gone."""
-        seq = self._seqs.get(key)
+        seq = self._table.all.get(key)
         if seq is None:
             return
         if seq.state is State.RUNNING:
             raise Bug(f"{key} is released while it runs")
         if seq.state is State.WAITING:
-            self._waiting.remove(seq)
+            self._table.waiting.remove(seq)
         seq.push = None
         if seq.num_in_flight == 0:
             self._forget(seq)
@@ -253,7 +256,7 @@ class StepScheduler:
     def begin_restore(self, request: Request, count: int) -> Restore | None:
         """Reserve blocks for the `count` full blocks after the cached prefix. Returns None while there are not enough to
         spare."""
-        return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._running))
+        return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._table.running))
 
     def publish_restore(self, restore: Restore, count: int) -> None:
         """Put the first `count` blocks of a restore into the cache. They hold their KV, or will before a step reads it."""
@@ -265,14 +268,19 @@ class StepScheduler:
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         """Plan the next step. Returns None when nothing can be computed now. `steps` says how long this instance's steps take."""
+        if self.awaits_tokens:
+            return None
         builder = StepBuilder(step=next(self._steps), budget=self._config.max_batch_tokens)
         # Steps are planned as one ends or none is there, so those in flight are still to be run.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         self._free_slots(now)
-        decoding = [seq for seq in self._running if seq.num_missing <= 1 and not seq.lacks_mask]
+        decoding = [seq for seq in self._table.decoding if not seq.lacks_mask]
         taking = self._taking_part(decoding, steps, starts_s)
-        for seq in taking[: self._config.max_num_seqs]:
-            self._plan_one(seq, builder)
+        computed, drafts = taking[: self._config.max_num_seqs], Drafts()
+        if self._speculator is not None:
+            drafts = self._speculator.draft(computed, self._table, steps)
+        for seq in computed:
+            self._plan_one(seq, builder, drafts.get(seq.key, ()))
         self._plan_prompts(taking, builder, now, steps, starts_s)
         if not builder.work and len(taking) < len(decoding):
             # Nobody of a higher class can go on, so nothing is gained by waiting for it.
@@ -292,66 +300,56 @@ class StepScheduler:
         sampled = {drawn.key: drawn for drawn in result.sampled}
         self._ledger.committed(plan.step)
         for item in plan.work:
-            seq = self._seqs.get(item.key)
+            seq = self._table.all.get(item.key)
             if seq is None:
                 raise Bug(f"{item.key} was forgotten while a step computed it")
             seq.num_in_flight -= 1
             drawn = sampled.get(item.key) if item.samples else None
             if drawn is not None:
                 seq.num_pending -= 1
-            elif item.samples and item.start + item.count == len(seq.tokens):
+                if item.drafts and self._speculator is not None:
+                    self._speculator.verified(seq, len(item.drafts), len(drawn.more))
+            elif item.samples and item.known_end == len(seq.tokens):
                 seq.put_off()
             if seq.aborted or seq.state in (State.HELD, State.DONE):
                 self._settle(seq)
                 continue
-            if drawn is not None or not item.samples:
-                self._ledger.offer(seq, item.start + item.count)
             if drawn is not None:
-                seq.know((drawn.token,), now)
-                finish = seq.finish_reason(self._max_context_tokens)
-                out.append(seq.last_token(drawn, finish))
-                if finish is not None:
+                out += seq.learn(drawn, now, self._max_context_tokens)
+                self._ledger.offer(seq, len(seq.tokens) - 1)
+                if out[-1].finish is not None:
                     self._finish(seq)
+            elif not item.samples:
+                self._ledger.offer(seq, item.start + item.count)
             self._settle(seq)
         return out
 
     def mask_ready(self, key: str, num_tokens: int) -> None:
         """The draw behind this many tokens of a sequence, which a result lacks or will lack, can be made."""
-        if (seq := self._seqs.get(key)) is not None:
+        if (seq := self._table.all.get(key)) is not None:
             seq.num_masked = max(seq.num_masked, num_tokens)
 
     def check_integrity(self) -> None:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
-        self._ledger.check_integrity(self._seqs.values())
-        listed = {id(seq) for seq in self._running} | {id(seq) for seq in self._waiting}
-        for seq in self._seqs.values():
-            if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
-                raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
+        self._ledger.check_integrity(self._table.all.values())
+        self._table.check_integrity()
 
     def _free_slots(self, now: float) -> None:
         """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
-        num_free = self._config.max_num_seqs - len(self._running)
-        if len(self._priorities) <= 1 or num_free >= len(self._waiting):
+        num_free = self._config.max_num_seqs - len(self._table.running)
+        if self._table.num_priorities <= 1 or num_free >= len(self._table.waiting):
             return
-        for seq in [*self._policy.order(self._waiting, now)][max(0, num_free) :]:
-            victims = self._below(seq.request.slo.priority)
+        for seq in [*self._policy.order(self._table.waiting, now)][max(0, num_free) :]:
+            victims = self._table.below(seq.request.slo.priority)
             if not victims:
                 return
             self._preempt(self._policy.victim(victims))
 
-    def _below(self, priority: int) -> list[Sequence]:
-        """Return the running sequences of lower classes that can be preempted."""
-        return [
-            seq
-            for seq in self._running
-            if seq.request.slo.priority < priority and seq.push is None and seq.state is State.RUNNING
-        ]
-
     def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
         """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
-        if len(self._priorities) <= 1:
+        if self._table.num_priorities <= 1:
             return decoding
-        prompts = [seq for seq in (*self._running, *self._waiting) if seq.num_missing > 1]
+        prompts = [seq for seq in (*self._table.running, *self._table.waiting) if seq.num_missing > 1]
         return taking_part(decoding, prompts, steps, starts_s)
 
     def _plan_prompts(
@@ -362,15 +360,15 @@ class StepScheduler:
         def turn(seq: Sequence) -> tuple[int, bool]:
             return self._policy.turn(seq, now, steps)
 
-        prompts = sorted((seq for seq in self._running if seq.num_missing > 1), key=turn)
-        if not prompts and not self._waiting:
+        prompts = sorted((seq for seq in self._table.running if seq.num_missing > 1), key=turn)
+        if not prompts and not self._table.waiting:
             return
         context = sum(len(seq.tokens) for seq in decoding)
         if not self._whole_prompts:
             builder.budget = self._policy.prompt_tokens(
                 decoding, context, prompts, steps, builder.budget, starts_s
             )
-        waiting = self._policy.order(self._waiting, now) if builder.budget > 0 else ()
+        waiting = self._policy.order(self._table.waiting, now) if builder.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):
             if builder.budget <= 0 or len(builder.work) >= self._config.max_num_seqs:
@@ -382,8 +380,8 @@ class StepScheduler:
             elif may_admit and seq.state is State.WAITING:
                 may_admit = self._admit(seq, builder)
 
-    def _plan_one(self, seq: Sequence, builder: StepBuilder) -> None:
-        """Add the sequence's next work if there is any."""
+    def _plan_one(self, seq: Sequence, builder: StepBuilder, drafts: tuple[int, ...] = ()) -> None:
+        """Add the sequence's next work if there is any, with as many of its `drafts` as find room."""
         if (
             seq.state is not State.RUNNING
             or seq.num_missing <= 0
@@ -396,6 +394,8 @@ class StepScheduler:
             return
         start = seq.num_computed
         samples = start + count == seq.num_planned_tokens
+        if drafts:
+            drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
         if not seq.announced:
             builder.new.append(seq.as_new())
             seq.announced = True
@@ -403,10 +403,11 @@ class StepScheduler:
             SeqWork(
                 key=seq.key,
                 start=start,
-                count=count,
+                count=count + len(drafts),
                 block_ids=seq.table,
                 samples=samples,
                 push=seq.next_push(start + count),
+                drafts=drafts,
             )
         )
         seq.num_computed += count
@@ -416,7 +417,7 @@ class StepScheduler:
     def _grow(self, seq: Sequence, count: int) -> bool:
         """Give a running sequence more blocks, taken from a victim when none are left."""
         while self.num_available_blocks < count:
-            victims = [s for s in self._running if s.push is None and s.state is State.RUNNING]
+            victims = [s for s in self._table.running if s.push is None and s.state is State.RUNNING]
             victim = self._policy.victim(victims) if victims else None
             if victim is None:
                 return False
@@ -427,27 +428,27 @@ class StepScheduler:
         return True
 
     def _preempt(self, seq: Sequence) -> None:
-        self._running.remove(seq)
+        self._table.running.remove(seq)
         self.num_preempted += 1
         seq.state = State.PREEMPTED
         self._settle(seq)
 
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
-        if len(self._running) >= self._config.max_num_seqs:
+        if len(self._table.running) >= self._config.max_num_seqs:
             return False
         match = self._find(seq, builder)
-        if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
+        if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
             made_room = self.make_room(seq.request)
             # The source of a shared part is one block more; alone, a request may need them all.
             match = PrefixMatch(blocks=match.blocks)
-            if self._running and not made_room:
+            if self._table.running and not made_room:
                 return False
-            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._running)):
+            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
                 return False
         if match.partial_tokens:
             builder.copies.append(self._ledger.copy_partial(seq, match, builder.step))
-        self._waiting.remove(seq)
+        self._table.waiting.remove(seq)
         self._run(seq)
         self._plan_one(seq, builder)
         return True
@@ -455,44 +456,30 @@ class StepScheduler:
     def _find(self, seq: Sequence, builder: StepBuilder) -> PrefixMatch:
         """What is here of its KV: in the prefix cache, and in the blocks of its sibling."""
         match = self._ledger.find(seq.request, seq.tokens, partial=True)
-        sibling = self._seqs.get(seq.request.sibling)
+        sibling = self._table.all.get(seq.request.sibling)
         if sibling is None or sibling.state is not State.RUNNING:
             return match
         num_computed = builder.num_computed_before(sibling.key, sibling.num_computed)
         return self._ledger.find_at(sibling, num_computed, seq, match)
 
-    def _new(self, request: Request, push: Grant | None) -> Sequence:
-        seq = Sequence(
-            request=request,
-            tokens=list(request.tokens),
-            num_prompt=len(request.prompt),
-            arrival=next(self._arrivals),
-            push=push,
-        )
-        self._seqs[seq.key] = seq
-        self._priorities[request.slo.priority] += 1
-        return seq
-
     def _disown(self, seq: Sequence) -> None:
         """Forget a sequence that is not here any more."""
-        del self._seqs[seq.key]
-        priority = seq.request.slo.priority
-        self._priorities[priority] -= 1
-        if not self._priorities[priority]:
-            del self._priorities[priority]
+        self._table.remove(seq)
+        if self._speculator is not None:
+            self._speculator.left(seq)
 
     def _reserved(self, key: str) -> Sequence:
-        seq = self._seqs[key]
+        seq = self._table.all[key]
         if seq.state is not State.RESERVED:
             raise Bug(f"{key} holds no reservation (it is {seq.state.name})")
         return seq
 
     def _run(self, seq: Sequence) -> None:
         seq.state = State.RUNNING
-        self._running.append(seq)
+        self._table.running.append(seq)
 
     def _finish(self, seq: Sequence) -> None:
-        self._running = [s for s in self._running if s is not seq]
+        self._table.running = [s for s in self._table.running if s is not seq]
         self._leave(seq)
 
     def _leave(self, seq: Sequence) -> None:
@@ -505,12 +492,12 @@ class StepScheduler:
         if seq.num_in_flight:
             return
         if seq.state is State.DONE:
-            if seq.key in self._seqs:
+            if seq.key in self._table.all:
                 self._forget(seq)
         elif seq.state is State.PREEMPTED:
             self._give_up_blocks(seq)
             seq.state = State.WAITING
-            self._waiting.append(seq)
+            self._table.waiting.append(seq)
 
     def _forget(self, seq: Sequence) -> None:
         self._give_up_blocks(seq)

@@ -11,8 +11,9 @@ from core.plan import SeqWork
 def micro_batches(work: Sequence[SeqWork], num_parts: int) -> list[tuple[SeqWork, ...]]:
     """Cut the work into at most `num_parts` parts of about equal tokens, in order; none is empty.
 
-    A prompt's chunk may be cut: its later tokens find the KV of the earlier ones, which have passed every stage before them. Only
-    its last piece draws a token, and only that piece has the chunk's push."""
+    A prompt's chunk may be cut: its later tokens find the KV of the earlier ones, which have passed every stage before them.
+    Only its last piece draws a token, and only that piece has the chunk's push. Drafts stay with the token that they follow,
+    since all are verified together."""
     total = sum(item.count for item in work)
     num_parts = min(num_parts, total)
     parts: list[list[SeqWork]] = [[] for _ in range(num_parts)]
@@ -22,10 +23,10 @@ def micro_batches(work: Sequence[SeqWork], num_parts: int) -> list[tuple[SeqWork
         while done < item.count:
             index = (at * num_parts) // total
             end = -(-(index + 1) * total // num_parts)
-            count = min(item.count - done, end - at)
+            count = item.count if item.drafts else min(item.count - done, end - at)
             parts[index].append(_piece(item, done, count))
             done, at = done + count, at + count
-    return [tuple(part) for part in parts]
+    return [tuple(part) for part in parts if part]
 
 
 def _piece(item: SeqWork, done: int, count: int) -> SeqWork:

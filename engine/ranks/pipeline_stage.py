@@ -11,7 +11,7 @@ import torch
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
-from engine.execution.draws import NOTHING, Draws, tokens_of
+from engine.execution.draws import Draws, by_work, tokens_of
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, layer_hook
@@ -19,6 +19,7 @@ from engine.ranks.microbatches import micro_batches
 from models.causal_model import CausalModel
 from parallel.comm import Comm
 
+_Drawing = tuple[SeqWork, RankSeq]
 _STEPS_AHEAD = 2
 """The tokens of a step so many steps back are certainly on their way, since the engine plans one step ahead."""
 
@@ -41,8 +42,8 @@ class StageRunner:
         self._comm, self._num_micro_batches = comm, num_micro_batches
         self._device, self._dtype = pool.device, model.dtype
         self._seqs: dict[str, RankSeq] = {}
-        self._owed: deque[tuple[int, list[RankSeq]]] = deque()
-        """On the first stage, the (step, sequences) whose tokens the last stage will send, in this order."""
+        self._owed: deque[tuple[int, list[_Drawing]]] = deque()
+        """On the first stage, the (step, work and sequences that draw) whose tokens the last stage will send, in this order."""
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
@@ -68,10 +69,10 @@ class StageRunner:
     def _run(self, step: int, work: tuple[SeqWork, ...], layer_done: LayerDone | None) -> list[Sampled]:
         comm, model = self._comm, self._model
         seqs = [self._seqs[item.key] for item in work]
-        drawing = [seq for item, seq in zip(work, seqs, strict=True) if item.samples]
+        drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
         if model.is_first:
             for item, seq in zip(work, seqs, strict=True):
-                while seq.num_tokens < item.start + item.count and self._is_owed(seq):
+                while seq.num_tokens < item.known_end and self._is_owed(seq):
                     self._learn()
         batch = build_batch(work, seqs, self._block_size, self._device)
         x = batch.tokens
@@ -93,13 +94,15 @@ class StageRunner:
         return list(out)
 
     def _is_owed(self, seq: RankSeq) -> bool:
-        return any(seq is owed for _, seqs in self._owed for owed in seqs)
+        return any(seq is owed for _, drawing in self._owed for _, owed in drawing)
 
     def _learn(self) -> None:
-        _, seqs = self._owed.popleft()
-        tokens = self._receive((len(seqs),), torch.int64, self._comm.size - 1)
-        for seq, token in zip(seqs, tokens.tolist(), strict=True):
-            if token != NOTHING:
+        _, drawing = self._owed.popleft()
+        work = [item for item, _ in drawing]
+        num_tokens = sum(item.num_draws for item in work)
+        tokens = by_work(work, self._receive((num_tokens,), torch.int64, self._comm.size - 1))
+        for (_, seq), drawn in zip(drawing, tokens, strict=True):
+            for token in drawn:
                 seq.append(token)
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:

@@ -216,3 +216,25 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
                 want = state[-1] if kind == "last" else state.mean(0)
                 got = torch.frombuffer(bytearray(token.embedding), dtype=torch.float32)
                 torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        pytest.param("llama", {"decode.tp": 2, "decode.pp": 2}, id="tp2 x pp2"),
+        pytest.param("deepseek_v3", {"decode.dp": 2, "decode.pp": 2}, id="dp2 x pp2"),
+    ],
+)
+async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, int], tmp_path: Path) -> None:
+    prompts, want = checkpoint(tmp_path, family)
+    guessing: dict[str, Any] = {**keys, "prefill_instances": 0, "engine.speculate": "suffix"}
+    async with LocalCluster.running(settings(tmp_path, **guessing)) as cluster:
+        for _ in ("nothing is known of outputs", "all of them are"):
+            assert [await answer(cluster, prompt) for prompt in prompts] == want
+        assert await answers(cluster, prompts) == want
+        (instance,) = cluster.instances
+        instance.check_integrity()
+        async with asyncio.timeout(10):
+            while not (status := await cluster.frontend.status()).instances[0].work.accepted_tokens:
+                await asyncio.sleep(0.05)
+        assert status.instances[0].work.draft_tokens > 0

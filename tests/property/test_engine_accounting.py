@@ -1,6 +1,8 @@
 """The engine's accounting against a rank that knows which token every KV slot holds."""
 
 import random
+from collections.abc import Sequence as SeqOf
+from typing import Literal
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -8,9 +10,13 @@ from hypothesis import strategies as st
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
-from core.plan import Sampled, SeqWork, StepPlan, StepResult
+from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
 from engine.planning.dp_scheduler import make_planner
+from engine.planning.sequence import Sequence
+from engine.planning.speculation.drafter import Draft
+from engine.planning.speculation.speculator import Speculator
+from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.rank_share import share_of
 from tests.engine.fifo_policy import FifoPolicy
 
@@ -18,6 +24,27 @@ from tests.engine.fifo_policy import FifoPolicy
 def next_token(tokens: list[int]) -> int:
     """What the fake model says after `tokens`: depends on all of them."""
     return hash(tuple(tokens)) % 50
+
+
+class HalfRight:
+    """A drafter that knows what will be drawn, and says something else now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
+        return [
+            Draft(self.guess(list(seq.tokens), most), "", 1) if self.rng.random() < 0.8 else None
+            for seq in seqs
+        ]
+
+    def guess(self, tokens: list[int], most: int) -> tuple[int, ...]:
+        known = len(tokens)
+        for _ in range(most):
+            tokens.append(next_token(tokens) if self.rng.random() < 0.7 else self.rng.randrange(50))
+        return tuple(tokens[known:])
+
+    def left(self, seq: Sequence) -> None: ...
 
 
 class FakeRank:
@@ -47,14 +74,15 @@ class FakeRank:
         for copy in plan.copies:
             self.slots[copy.dst][: copy.num_tokens] = self.slots[copy.src][: copy.num_tokens]
         for work in plan.work:
-            tokens = self.seqs[work.key]
+            tokens = [*self.seqs[work.key], *work.drafts]
+            assert not work.drafts or work.start + work.count == len(tokens)
             assert work.start + work.count <= len(tokens) or self.is_beyond(work)
             for i in range(work.start, work.start + work.count):
                 token = tokens[i] if i < len(tokens) else None
                 self.slots[work.block_ids[i // self.size]][i % self.size] = token
         sampled = []
         for work in plan.work:
-            tokens = self.seqs[work.key]
+            tokens = [*self.seqs[work.key], *work.drafts]
             if self.is_beyond(work):
                 continue
             read = [
@@ -67,11 +95,16 @@ class FakeRank:
                     range(work.push.start, work.push.start + work.push.count)
                 )
             if work.samples and self.rng.random() < self.put_off:
-                self.late[work.key] = self.off[work.key] = len(tokens)
+                self.late[work.key] = self.off[work.key] = work.known_end
             elif work.samples:
-                token = next_token(tokens[: work.start + work.count])
-                tokens.append(token)
-                sampled.append(Sampled(work.key, token))
+                drawn = [next_token(tokens[: work.known_end])]
+                for draft in work.drafts:
+                    if draft != drawn[-1]:
+                        break
+                    drawn.append(next_token(tokens[: work.known_end + len(drawn)]))
+                self.seqs[work.key] += drawn
+                more = tuple(Drawn(token) for token in drawn[1:])
+                sampled.append(Sampled(work.key, drawn[0], more=more))
         return StepResult(step=plan.step, sampled=tuple(sampled))
 
     def is_beyond(self, work: SeqWork) -> bool:
@@ -105,7 +138,13 @@ class Drive:
     ) -> None:
         """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the draws."""
         total = num_blocks * num_groups
-        self.scheduler = make_planner(config, total, 10_000, FifoPolicy(), num_groups)
+        self.scheduler = (
+            StepScheduler(
+                config, total, 10_000, FifoPolicy(), speculator=Speculator(HalfRight(rng), config, 10_000)
+            )
+            if config.speculate != "none" and num_groups == 1
+            else make_planner(config, total, 10_000, FifoPolicy(), num_groups)
+        )
         self.rank = FakeRank(total, config.block_size, rng, put_off)
         shard = KVShard.whole(
             KVLayout(num_layers=1, num_kv_heads=1, head_dim=1, block_size=config.block_size, dtype="float32")
@@ -172,6 +211,7 @@ class Drive:
     cache=st.booleans(),
     num_groups=st.sampled_from([1, 1, 2, 3]),
     put_off=st.sampled_from([0.0, 0.0, 0.2, 0.7]),
+    speculate=st.sampled_from(["none", "suffix"]),
 )
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     seed: int,
@@ -183,10 +223,16 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     cache: bool,
     num_groups: int,
     put_off: float,
+    speculate: Literal["none", "suffix"],
 ) -> None:
     rng = random.Random(seed)
     config = EngineConfig(
-        block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8), prefix_cache=cache
+        block_size=block_size,
+        max_batch_tokens=budget,
+        max_num_seqs=rng.randint(1, 8),
+        prefix_cache=cache,
+        speculate=speculate,
+        speculate_tokens=rng.randint(1, 6),
     )
     drive = Drive(config, num_blocks, depth, rng, num_groups, put_off)
     scheduler = drive.scheduler

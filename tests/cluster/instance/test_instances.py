@@ -84,6 +84,7 @@ class World:
         )
         self.running = asyncio.create_task(self.frontend.run())
         self.count = 0
+        self.num_tokens = 0
 
     async def _resolve(self) -> list[str]:
         return [self.scheduler.address]
@@ -124,8 +125,9 @@ class World:
                 pass
 
     def request(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> Request:
+        drawn: dict[str, Any] = {"temperature": 0.0, **sampling}
         params = SamplingParams(
-            **({"temperature": 0.0} | sampling),
+            **drawn,
             max_tokens=max_tokens,
             stop_token_ids=(1,),
             masked_until_min=(1,),
@@ -135,7 +137,11 @@ class World:
         )
 
     async def run(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
-        return [t.token async for t in self.frontend.generate(self.request(prompt, max_tokens, **sampling))]
+        tokens: list[int] = []
+        async for token in self.frontend.generate(self.request(prompt, max_tokens, **sampling)):
+            tokens.append(token.token)
+            self.num_tokens += 1
+        return tokens
 
     async def kill(self, instance: Instance) -> None:
         pool = self.prefills if instance in self.prefills else self.decodes
@@ -313,3 +319,40 @@ async def test_instances_of_both_roles_do_not_wait_for_each_others_blocks(
         outs = await asyncio.gather(*(it.run(prompt, 6) for prompt in prompts))
         await it.idle()
     assert outs == [greedy(model, prompt, 6) for prompt in prompts]
+
+
+def repeating(count: int) -> list[tuple[int, ...]]:
+    """Prompts after which a small model soon repeats itself."""
+    rng = random.Random(8)
+    return [tuple(rng.randrange(2, VOCAB) for _ in range(5)) * 3 for _ in range(count)]
+
+
+@pytest.mark.parametrize("source", ["ngram", "suffix"])
+async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
+    reference: tuple[Path, Any], source: str
+) -> None:
+    """One is killed in the middle of it, and then one of those that are left lets its sequences move."""
+    folder, _ = reference
+    sampling = {"temperature": 0.3, "seed": 4, "num_logprobs": 0}
+    batch = repeating(6)
+    async with world(folder, 0, 1) as w:
+        want = [await w.run(prompt, 80, **sampling) for prompt in batch]
+    keys = {"engine.speculate": source, "engine.host_cache_bytes": 1 << 20}
+    async with world(folder, 1, 3, **keys) as w:
+        for victim in ("killed", "drained"):
+            before = w.num_tokens
+            running = [asyncio.create_task(w.run(prompt, 80, **sampling)) for prompt in batch]
+            async with asyncio.timeout(20):
+                while w.num_tokens < before + 60:
+                    await asyncio.sleep(0)
+            if victim == "killed":
+                await w.kill(w.decodes[0])
+            else:
+                leaving = w.decodes.pop(0)
+                await leaving.drain(20)
+                assert any(isinstance(m, Place) and m.source == leaving.address for m in w.messages)
+                await leaving.close()
+            assert await asyncio.gather(*running) == want
+        await w.idle()
+        reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
+        assert max(work.accepted_tokens for work in reports) > 0

@@ -12,14 +12,16 @@ from core.kv import KVShard
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
-from core.types import Request, SamplingParams
+from core.types import Request, SamplingParams, TokenOut
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import again
 from engine.execution.kv_pool import KVPool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.runner import Runner
+from engine.planning.speculation.drafter import Drafter
+from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
-from models.model import Model
+from models.causal_model import CausalModel
 from models.registry import load_model
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, DENSE, FAMILIES, VOCAB, make
@@ -38,10 +40,10 @@ class Sink:
 
 class Instance:
     def __init__(
-        self, model: Model, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
-        kv_dtype: str = "", sizes: tuple[int, ...] = (), **config: object,
+        self, model: CausalModel, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
+        kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None, **config: object,
     ) -> None:  # fmt: skip
-        """`sizes`: of decode steps that are captured, in a `mirrored` pool."""
+        """`sizes`: of decode steps that are captured, in a `mirrored` pool. `drafter`: in place of the configuration's."""
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
         layout = model.spec.kv_layout(settings.block_size, "float32")
         shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
@@ -55,8 +57,10 @@ class Instance:
             graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
         self.num_replayed = 0
         self.run_step = Runner(model, pool, settings.block_size, sink, graphs).step
-        self.scheduler = StepScheduler(settings, num_blocks, 128, FifoPolicy())
+        speculator = Speculator(drafter, settings, 128) if drafter else make_speculator(settings, 128)
+        self.scheduler = StepScheduler(settings, num_blocks, 128, FifoPolicy(), speculator=speculator)
         self.depth = depth
+        self.said: dict[str, list[TokenOut]] = {}
         self.num_announced = self.num_copies = 0
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -78,6 +82,7 @@ class Instance:
                 break
             for token in self.scheduler.commit(flight[0], self.step(flight.pop(0)), 0.0):
                 out[token.request_id].append(token.token)
+                self.said.setdefault(token.request_id, []).append(token)
             self.scheduler.check_integrity()
         assert self.scheduler.num_used_blocks == 0
         return out

@@ -1,0 +1,46 @@
+"""Says which of a step's guesses were right.
+
+The rows behind a sequence's guesses are drawn as though all guesses were right, each with its own position's number and history.
+Invariant: what a row draws counts only where all guesses before it equal what was drawn, so the tokens are those of one at a
+time."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+
+from core.plan import Drawn, Sampled, SeqWork
+from core.types import SamplingParams
+from engine.execution.batch import History, RankSeq
+
+
+class _Guessed:
+    """A sequence as it is if its first `num_drafts` guesses are right. It holds until the sequence learns more."""
+
+    __slots__ = ("num_prompt", "num_tokens", "sampling", "tokens")
+
+    def __init__(self, seq: RankSeq, num_drafts: int) -> None:
+        self.tokens: np.ndarray = seq.tokens
+        self.num_tokens = seq.num_tokens + num_drafts
+        self.num_prompt: int = seq.num_prompt
+        self.sampling: SamplingParams = seq.sampling
+
+
+def histories(work: SeqWork, seq: RankSeq) -> list[History]:
+    """Return what each row of `work` is drawn behind."""
+    return [seq, *(_Guessed(seq, number + 1) for number in range(len(work.drafts)))]
+
+
+def verified(work: Sequence[SeqWork], rows: Iterable[Sampled]) -> list[Sampled]:
+    """Return for each of `work` what its rows have drawn up to the first wrong guess."""
+    rest = iter(rows)
+    return [_verified(item, list(islice(rest, item.num_draws))) for item in work]
+
+
+def _verified(work: SeqWork, rows: Sequence[Sampled]) -> Sampled:
+    right = 0
+    while right < len(work.drafts) and rows[right].token == work.drafts[right]:
+        right += 1
+    more = tuple(Drawn(row.token, row.logprob, row.top) for row in rows[1 : right + 1])
+    return replace(rows[0], more=more) if more else rows[0]

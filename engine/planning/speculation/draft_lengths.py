@@ -1,0 +1,31 @@
+"""How many guesses of each sequence a step computes: as many as make it draw more tokens a second.
+
+A step without guesses draws one token for each sequence. A guess adds the chance that it is right, and costs what the law of
+steps says of one more token. So the best ones are added as long as each adds more than its time would have drawn otherwise: where
+a device is busy with its sequences' own tokens nothing is added (Liu et al., "TurboSpec", 2024)."""
+
+from collections.abc import Sequence as SeqOf
+
+WORTH = 1.05
+"""Guesses must draw so many times the tokens a second: such steps are not planned ahead, and the law is not exact."""
+
+
+def draft_lengths(
+    chances: SeqOf[SeqOf[float]], num_seqs: int, step_s: float, token_s: float, limit: int
+) -> list[int]:
+    """Return for each draft how many of its tokens to compute, at most `limit` in all. `chances[i]` are those of its tokens, in
+    falling order. `step_s` says how long the step of `num_seqs` sequences takes without guesses. Where that is 0 it is not known,
+    and guesses are taken to cost nothing."""
+    ranked = sorted(
+        (-chance, at, which) for which, each in enumerate(chances) for at, chance in enumerate(each)
+    )
+    lengths = [0] * len(chances)
+    tokens, took_s = float(num_seqs), step_s
+    for falling, _, which in ranked[: max(0, limit)]:
+        if -falling * took_s <= tokens * token_s and step_s:
+            break
+        tokens -= falling
+        took_s += token_s
+        lengths[which] += 1
+    is_worth = tokens * step_s >= WORTH * num_seqs * took_s
+    return lengths if is_worth else [0] * len(chances)

@@ -1,0 +1,179 @@
+"""Steps that verify guesses: whatever is guessed, tokens, log-probabilities and ends are those of one token at a time, bit for bit."""
+
+import random
+from collections.abc import Sequence as SeqOf
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from core.types import Request, SamplingParams, ThinkingBudget, TokenOut
+from engine.planning.sequence import Sequence
+from engine.planning.speculation.drafter import Draft
+from models.causal_model import CausalModel
+from models.registry import load_model
+from tests.engine.execution.test_runner import Instance
+from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
+
+Said = dict[str, list[TokenOut]]
+
+
+class Adversary:
+    """Guesses what will be drawn, spoiled at a place of its choice, or anything at all."""
+
+    def __init__(self, truth: dict[str, list[int]], rng: random.Random) -> None:
+        self.truth, self.rng = truth, rng
+
+    def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
+        return [Draft(self.guess(seq, most), "", 1) for seq in seqs]
+
+    def guess(self, seq: Sequence, most: int) -> tuple[int, ...]:
+        output = self.truth.get(seq.request.id, [])
+        right = output[seq.num_output : seq.num_output + self.rng.randint(0, most)]
+        return (*right, *(self.rng.randrange(VOCAB) for _ in range(most - len(right))))
+
+    def left(self, seq: Sequence) -> None: ...
+
+
+def requests(rng: random.Random, count: int) -> list[Request]:
+    """Prompts that repeat themselves, with all that a draw may depend on."""
+    made: list[Request] = []
+    for i in range(count):
+        part = [rng.randrange(2, VOCAB) for _ in range(rng.randint(2, 6))]
+        prompt = (part * 4)[: rng.randint(6, 20)]
+        sampling = SamplingParams(
+            temperature=rng.choice((0.0, 0.0, 0.4, 0.8, 1.2)),
+            top_p=rng.choice((1.0, 0.7)),
+            top_k=rng.choice((0, 5)),
+            min_p=rng.choice((0.0, 0.1)),
+            repetition_penalty=rng.choice((1.0, 1.0, 1.1)),
+            presence_penalty=rng.choice((0.0, 0.0, 0.5)),
+            frequency_penalty=rng.choice((0.0, 0.0, -0.4)),
+            seed=rng.randrange(64),
+            logit_bias=rng.choice(((), ((rng.randrange(VOCAB), 4.0),))),
+            allowed_token_ids=rng.choice(((), (), tuple(range(3, 12)))),
+            bad_words=rng.choice(((), ((rng.randrange(VOCAB),), (4, 5)))),
+            num_logprobs=rng.choice((-1, 0, 3)),
+            num_prompt_logprobs=rng.choice((-1, -1, 1)),
+            max_tokens=rng.randint(1, 30),
+            min_tokens=rng.choice((0, 8)),
+            stop_token_ids=tuple(rng.sample(range(VOCAB), 2)),
+            masked_until_min=(1,),
+            thinking=rng.choice(
+                (None, None, ThinkingBudget(max_tokens=5, begin=(), end=(VOCAB - 1,), forced=(VOCAB - 1, 7)))
+            ),
+        )
+        made.append(Request(id=f"r{i}", prompt=tuple(prompt), sampling=sampling, reply_to="f"))
+    return made
+
+
+def said(instance: Instance, asked: list[Request]) -> Said:
+    instance.said.clear()
+    instance.run(asked)
+    return dict(instance.said)
+
+
+def one_at_a_time(model: CausalModel, asked: list[Request]) -> Said:
+    return {
+        id: tokens for request in asked for id, tokens in said(Instance(model, depth=1), [request]).items()
+    }
+
+
+def loaded(folder: Path, family: str, seed: int) -> CausalModel:
+    rng = random.Random(family)
+    make(folder, FAMILIES[family](rng, 0), seed=seed)
+    return load_model(folder, "float32", CPU, deterministic=True)
+
+
+FEW = [
+    family if family in ("llama", "gemma2") else pytest.param(family, marks=pytest.mark.slow)
+    for family in sorted(FAMILIES)
+]
+
+
+@pytest.mark.parametrize("family", FEW)
+def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
+    """In chunks, with preemptions, with lookahead and without, with the prefix cache and without."""
+    model = loaded(tmp_path, family, seed=1)
+    rng = random.Random(family)
+    asked = requests(rng, 5)
+    want = one_at_a_time(model, asked)
+    accepted = 0
+    for source in ("ngram", "suffix", "adversary"):
+        truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
+        instance = Instance(
+            model,
+            num_blocks=rng.choice((200, 16)),
+            depth=rng.choice((1, 2)),
+            max_batch_tokens=rng.choice((7, 64)),
+            prefix_cache=rng.random() < 0.7,
+            speculate=source if source != "adversary" else "none",
+            speculate_tokens=rng.choice((1, 3, 8)),
+            drafter=Adversary(truth, rng) if source == "adversary" else None,
+        )
+        for _ in ("nothing is known of outputs", "all of them are"):
+            assert said(instance, asked) == want, source
+        accepted += instance.scheduler.draft_tokens[1]
+    assert accepted > 0
+
+
+@pytest.mark.slow
+def test_sixty_four_seeds_at_any_temperature(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "llama", seed=2)
+    rng = random.Random(3)
+    asked = [
+        replace(request, sampling=replace(request.sampling, seed=seed, temperature=(0.0, 0.3, 0.7, 1.0)[seed % 4]))
+        for seed, request in enumerate(requests(rng, 64))
+    ]  # fmt: skip
+    want = one_at_a_time(model, asked)
+    truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
+    for keys in ({"speculate": "ngram"}, {"speculate": "suffix"}, {"drafter": Adversary(truth, rng)}):
+        instance = Instance(model, num_blocks=40, **keys)  # type: ignore[arg-type]
+        assert said(instance, asked) == want
+        guessed, right = instance.scheduler.draft_tokens
+        assert guessed > right > 0
+        assert instance.scheduler.num_preempted > 0
+
+
+def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    model = loaded(tmp_path, "qwen3", seed=3)
+    asked = requests(random.Random(9), 8)
+    want = one_at_a_time(model, asked)
+    emitted = {request.id: tuple(token.token for token in want[request.id][:-1][:5]) for request in asked}
+    again = said(
+        Instance(model, speculate="suffix"), [request.retry(emitted[request.id]) for request in asked]
+    )
+    for request in asked:
+        rest = [token.token for token in want[request.id][len(emitted[request.id]) :]]
+        assert [token.token for token in again[request.id]] == rest
+
+
+def test_rejected_guesses_leave_nothing_in_the_prefix_cache(tmp_path: Path) -> None:
+    """A later prompt that is the wrong guess itself must not find its KV there."""
+    make(tmp_path, FAMILIES["llama"](random.Random(4), 0), seed=4)
+    model = load_model(tmp_path, "float32", CPU)
+    sampling = SamplingParams(temperature=0.0, max_tokens=20)
+    first = Request(id="first", prompt=(5, 6, 7), sampling=sampling, reply_to="f")
+    stop = one_at_a_time(model, [first])["first"][17].token
+    first = replace(first, sampling=replace(sampling, stop_token_ids=(stop,)))
+    want = one_at_a_time(model, [first])
+    instance = Instance(model, drafter=Adversary({}, random.Random(1)), block_size=1)
+    assert said(instance, [first]) == want
+    output = [token.token for token in want["first"]]
+    queried, hit = instance.scheduler.prefix_tokens
+    others = [
+        Request(
+            id=f"{at}",
+            prompt=(5, 6, 7, *output[:at], (output[at] + 1) % VOCAB, 3),
+            sampling=sampling,
+            reply_to="f",
+        )
+        for at in range(0, len(output), 2)
+    ]
+    others.append(Request(id="end", prompt=(5, 6, 7, *output, 3), sampling=sampling, reply_to="f"))
+    assert len(output) > 4  # fmt: skip
+    for other in others:
+        assert said(instance, [other]) == one_at_a_time(model, [other])
+    now_queried, now_hit = instance.scheduler.prefix_tokens
+    assert now_hit > hit
+    assert now_queried > queried
