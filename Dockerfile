@@ -22,10 +22,10 @@ RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" \
 FROM ${PYTHON} AS build
 ARG TORCH=torch==2.13.0
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# A C compiler for the scheduler (docs/adr/013).
+# Compilers for the scheduler (docs/adr/013) and the native kernels (docs/adr/020).
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && apt-get install --yes --no-install-recommends g++ gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/* \
  && python -m venv /opt/baton
 ENV PATH=/opt/baton/bin:$PATH

@@ -42,6 +42,7 @@ $(READY): pyproject.toml | $(BIN)/python
 	$(call phase,torch,rm -rf $(WHEELS) && $(PIP) download --no-deps --dest $(WHEELS) "$(TORCH)")
 	$(call phase,Baton and the rest,$(call install,$(WHEELS)/torch-*.whl --editable ".[dev]"))
 	$(call phase,NIXL,$(call install,--no-deps nixl-cu12==1.5.1) || echo 'NIXL cannot be installed here: its transport and the tests of it are left out')
+	$(call phase,native kernels,$(BIN)/python -m kernels.cpu.build)
 	@rm -rf $(WHEELS)
 	@touch $(READY)
 

@@ -57,7 +57,7 @@ def select_ops(
             raise ConfigError(
                 f"engine.kernels is {wanted}, whose kernels run on GPUs only; on a CPU use torch or auto"
             )
-        return invariant_ops() if deterministic else prepacked_ops(weights)
+        return invariant_ops(weights) if deterministic else prepacked_ops(weights)
     _check_triton(wanted, deterministic)
     if kv_dtype in EIGHT_BITS:
         _check_eight_bits(device, wanted, kv_dtype)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from core.errors import UnsupportedModel
 from kernels.collectives import ONE_RANK, Collectives
+from kernels.cpu.library import native
 from kernels.ops import Ops
 from kernels.select import Kernels, select_ops
 from kernels.torch.prepacked import WeightFormat
@@ -44,15 +45,19 @@ def choose_weights(
         raise UnsupportedModel(
             f"transformers computes {spec.architecture}: engine.deterministic is for Baton's own architectures"
         )
-    if quantization == "int8":
-        if device.type != "cpu" or deterministic or spec.quantisation is not None:
+    if quantization in ("int8", "int4"):
+        if device.type != "cpu" or spec.quantisation is not None:
             raise UnsupportedModel(
-                "model.quantization is int8, which CPUs do to full-precision checkpoints, and not with engine.deterministic: "
-                "leave it at none here"
+                f"model.quantization is {quantization}, which CPUs do to full-precision checkpoints: leave it at none here"
             )
-        return "int8"
+        if native() is None:
+            raise UnsupportedModel(
+                f"model.quantization is {quantization}, which needs native kernels: install a wheel of baton-serve that has "
+                "them, or a C++ compiler; the log says what is missing"
+            )
+        return "int8" if quantization == "int8" else "int4"
     halves = wanted == "auto" and spec.dtype in ("bfloat16", "float16") and spec.quantisation is None
-    return "float16" if halves and device.type == "cpu" and not deterministic else "full"
+    return "half" if halves and device.type == "cpu" and native() is not None else "full"
 
 
 def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:
@@ -160,6 +165,7 @@ def load_encoder(
 def _tolerance(dtype: torch.dtype, weights: WeightFormat) -> float:
     """Return the difference of logits that rounding alone makes. What a wrong model computes is much farther from the right
     one's."""
-    if weights == "int8":
-        return 0.3
+    by_bits = {"int8": 0.3, "int4": 0.8}
+    if weights in by_bits:
+        return by_bits[weights]
     return 1e-3 if dtype == torch.float32 and weights == "full" else 0.1

@@ -1,7 +1,8 @@
 """The operations on a CPU, with the same bits for a token whatever it is batched with and however its prompt is chunked.
 
-Operations that round each element once by itself (sums of two, products, copies) are so anyway; all others go by tiles of rows:
-in float32, or tried with numbers that show every difference in how they are added up, of which bfloat16 would hide most."""
+Operations that round each element once by itself (sums of two, products, copies) are so anyway, and so are products with packed
+matrices; all others go by tiles of rows: in float32, or tried with numbers that show every difference in how they are added up,
+of which bfloat16 would hide most."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,18 +12,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.cpu.library import native
+from kernels.cpu.linear import Layout, packed
 from kernels.ops import ExpertWeights, Ops
-from kernels.packed import LinearWeight, Prepacked, as_float
+from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations
 from kernels.routing import Routing
 from kernels.torch import reference
 from kernels.torch.experts import experts, route, top_stable
 from kernels.torch.invariant_attention import InvariantAttention, InvariantLatentAttention
+from kernels.torch.prepacked import WeightFormat, pack
 from kernels.torch.row_tiles import RowTiles
 
 
-def invariant_ops() -> Ops:
-    """Return the operations for one model on one thread."""
+def invariant_ops(weights: WeightFormat = "full") -> Ops:
+    """Return the operations over matrices that are kept as `weights` says, for one model on one thread."""
     tiles = RowTiles()
     linear, rms_norm = partial(_linear, tiles), partial(_rms_norm, tiles)
     return replace(
@@ -32,6 +36,7 @@ def invariant_ops() -> Ops:
         silu_mul=partial(_by_rows, tiles, reference.silu_mul),
         gelu_tanh_mul=partial(_by_rows, tiles, reference.gelu_tanh_mul),
         clamped_swiglu=partial(_clamped_swiglu, tiles),
+        pack=reference.as_stored if native() is None else partial(_pack, weights),
         linear=linear,
         by_rows=partial(_by_rows, tiles),
         rope_write_kv=partial(reference.rope_write_kv, rms_norm),
@@ -40,6 +45,13 @@ def invariant_ops() -> Ops:
         experts=partial(_experts, linear),
         latent_attention=InvariantLatentAttention(tiles),
     )
+
+
+def _pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWeight:
+    """As native kernels multiply it, also where a library's products of bfloat16 were faster: their order is nobody's promise."""
+    if weights != "full":
+        return pack(weights, weight, dtype)
+    return packed(as_float(weight, dtype), Layout.BFLOAT16 if dtype == torch.bfloat16 else Layout.FLOAT32)
 
 
 def _by_rows(tiles: RowTiles, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -58,7 +70,8 @@ def _clamped_swiglu(tiles: RowTiles, x: Tensor, alpha: float, limit: float) -> T
 
 def _linear(tiles: RowTiles, x: Activations, stored: LinearWeight, bias: Tensor | None) -> Tensor:
     assert isinstance(x, Tensor), "nothing is rounded here"
-    assert not isinstance(stored, Prepacked), "nothing is packed here"
+    if isinstance(stored, Prepacked):
+        return stored.product(x, bias) if len(x) else x.new_empty(0, stored.shape[0])
     weight = as_float(stored, x.dtype)
     key = ("linear", weight.shape, weight.stride(), bias is None)
 

@@ -1,36 +1,28 @@
 """Products with matrices in the layouts in which a CPU multiplies them fastest; a matrix is laid out once, as a model is loaded.
 
-- float32 and bfloat16: oneDNN's blocks. A processor without products of bfloat16 gets FBGEMM's float16 instead.
-- float16: FBGEMM's panels, made float32 in registers and added up in float32. On AMD's processors that takes twice as long as a
-  product of float32 from some fifty rows on: there the matrix is kept beside its panels, and made float32 piece by piece.
-- int8: FBGEMM's panels with one scale for the matrix; inputs are rounded to 8 bits as they come.
+Native kernels have panels of their own (`kernels/cpu/linear.py`): of float32, of 16 bits and of fewer. Without them, and for
+products of bfloat16 on a processor that has such, there are oneDNN's blocks. The matrix itself is not kept."""
 
-Otherwise the matrix itself is not kept. PyTorch calls FBGEMM's functions deprecated: our own kernels are to replace them."""
-
-import warnings
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import native
+from kernels.cpu.linear import Layout, packed
 from kernels.ops import Ops
 from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations, as_floats
 from kernels.torch import reference
 
-WeightFormat = Literal["full", "float16", "int8"]
-"""`full` is what the model computes in."""
-_LARGEST_FLOAT16: Final = 65504.0
+WeightFormat = Literal["full", "half", "int8", "int4"]
+"""`full` is what the model computes in; `half` has 16 bits. All but `full` need native kernels."""
+INT4_GROUP: Final = 32
+"""Inputs that share a scale of 16 bits."""
 _LEAST_PACKED: Final = 1 << 18
-"""The numbers of a matrix from which on it is packed. Products with smaller ones take less time than a call of oneDNN's
-function."""
-_MANY_ROWS: Final = 48
-"""The rows of inputs with which, on an AMD EPYC with AVX-512, panels and pieces of float32 take equally long."""
-_PIECE: Final = 1024
-"""The rows of a matrix that are made float32 at once: a few MB, which stay in a core's cache."""
+"""The numbers of a matrix from which on it is packed. Products with smaller ones take less time than the call of a packed one."""
 
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
@@ -47,30 +39,30 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
 
 
 def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWeight:
-    """`Ops.pack`. A matrix that float16 cannot hold, or for which no layout exists, stays as wide as it is."""
+    """`Ops.pack`. A matrix that 16 bits cannot hold stays as wide as it is."""
     matrix = as_float(weight, dtype)
     match weights:
         case "int8":
-            return _int8(matrix.float())
-        case "float16" if _fits_float16(matrix):
-            return _float16(matrix.float())
-        case _ if dtype == torch.bfloat16 and not has_bfloat16() and _fits_float16(matrix):
-            return _float16(matrix.float())
-        case _:
+            return packed(matrix, Layout.INT8)
+        case "int4":
+            return packed(matrix, Layout.INT4, INT4_GROUP)
+        case "half":
+            return packed(matrix, _narrowest(matrix))
+        case "full":
             return _full(matrix)
 
 
-def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> int:
+def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
     """Return the bytes that `pack` keeps of each number of a large matrix."""
     match weights:
         case "int8":
             return 1
-        case "float16":
-            return 4 if _panels_are_slow() else 2
-        case _ if dtype == torch.bfloat16 and not has_bfloat16():
-            return 4 if _panels_are_slow() else 2
-        case _:
-            return dtype.itemsize
+        case "int4":
+            return 0.5 + 2 / INT4_GROUP
+        case "half":
+            return 2
+        case "full":
+            return dtype.itemsize if dtype != torch.bfloat16 or has_bfloat16() or native() is not None else 4
 
 
 @cache
@@ -80,73 +72,31 @@ def has_bfloat16() -> bool:
     return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
 
 
-@cache
-def _panels_are_slow() -> bool:
-    """Return whether panels are slow with many rows, beside a product of float32. The processor's maker tells it, not a timing,
-    so that equal machines give equal sums."""
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-
-
-def _fits_float16(matrix: Tensor) -> bool:
-    return bool(matrix.abs().amax() <= _LARGEST_FLOAT16)
+def _narrowest(matrix: Tensor) -> Layout:
+    """Return the layout that loses nothing: checkpoints of both kinds of 16 bits have been made float32 before."""
+    for layout, dtype in ((Layout.BFLOAT16, torch.bfloat16), (Layout.FLOAT16, torch.float16)):
+        if torch.equal(matrix.to(dtype).to(matrix.dtype), matrix):
+            return layout
+    return Layout.FLOAT32
 
 
 def _full(matrix: Tensor) -> LinearWeight:
-    if matrix.numel() < _LEAST_PACKED or not torch.backends.mkldnn.is_available():
+    if matrix.numel() < _LEAST_PACKED:
         return matrix
-    packed = torch.ops.mkldnn._reorder_linear_weight(matrix, 1)
+    is_float32 = matrix.dtype == torch.float32
+    if native() is not None and (is_float32 or not has_bfloat16()):
+        return packed(matrix, Layout.FLOAT32 if is_float32 else Layout.BFLOAT16)
+    return in_blocks(matrix if is_float32 or has_bfloat16() else matrix.float())
+
+
+def in_blocks(matrix: Tensor) -> LinearWeight:
+    """oneDNN's."""
+    if not torch.backends.mkldnn.is_available():
+        return matrix
+    blocks = torch.ops.mkldnn._reorder_linear_weight(matrix, 1)
 
     def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, bias, "none", [], "")
-
-    return Prepacked((matrix.shape[0], matrix.shape[1]), product)
-
-
-def _float16(matrix: Tensor) -> Prepacked:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        packed = torch.fbgemm_pack_gemm_matrix_fp16(matrix)
-        no_bias = torch.zeros(matrix.shape[0])
-        torch.fbgemm_linear_fp16_weight(torch.zeros(1, matrix.shape[1]), packed, no_bias)
-
-    kept = matrix.half() if _panels_are_slow() else None
-
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        own = no_bias if bias is None else bias.float()
-        rows = x.float().contiguous()
-        if kept is not None and len(rows) >= _MANY_ROWS:
-            return _in_pieces(rows, kept).add_(own).to(x.dtype)
-        return torch.fbgemm_linear_fp16_weight(rows, packed, own).to(x.dtype)
-
-    return Prepacked((matrix.shape[0], matrix.shape[1]), product)
-
-
-def _in_pieces(x: Tensor, matrix: Tensor) -> Tensor:
-    out = x.new_empty(len(x), len(matrix))
-    for at in range(0, len(matrix), _PIECE):
-        out[:, at : at + _PIECE] = x @ matrix[at : at + _PIECE].float().T
-    return out
-
-
-def _int8(matrix: Tensor) -> Prepacked:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        values, offsets, scale, zero_point = torch.fbgemm_linear_quantize_weight(matrix)
-        packed = torch.fbgemm_pack_quantized_matrix(values)
-        no_bias = torch.zeros(matrix.shape[0])
-        # The product reads the panels; of the matrix itself it asks the shape alone, which needs no memory.
-        shape = torch.empty(1, 1, dtype=values.dtype).expand(values.shape)
-        some = torch.zeros(1, matrix.shape[1])
-        torch.fbgemm_linear_int8_weight(some, shape, packed, offsets, scale, zero_point, no_bias)
-
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        own = no_bias if bias is None else bias.float()
-        rows = x.float().contiguous()
-        return torch.fbgemm_linear_int8_weight(rows, shape, packed, offsets, scale, zero_point, own).to(
-            x.dtype
-        )
+        rows, own = x.to(matrix.dtype).contiguous(), None if bias is None else bias.to(matrix.dtype)
+        return torch.ops.mkldnn._linear_pointwise(rows, blocks, own, "none", [], "").to(x.dtype)
 
     return Prepacked((matrix.shape[0], matrix.shape[1]), product)

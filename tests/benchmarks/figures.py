@@ -81,7 +81,8 @@ FIGURES: dict[str, list[Figures]] = {
     "deterministic.json": [lambda d, _: [d["results"]["float32"]["decode, 32"]["ratio"]]],
     "quantised_weights.json": [_fp8],
     "cpu_weights.json": [
-        lambda d, _: [d["speed_over_plain"]["decode 1"][way] for way in ("float16", "int8")]
+        lambda d, _: [d["products"][way]["share"] for way in ("half", "int8", "int4")],
+        lambda d, _: [d["cpu_speed_over_former"]["decode 8"][way] for way in ("full", "half", "int8")],
     ],
     "transformers_backend.json": [
         lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]

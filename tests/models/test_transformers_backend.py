@@ -145,7 +145,7 @@ async def test_tokens_are_those_of_transformers(architecture: str, tmp_path: Pat
             assert ours == theirs or tied(reference, prompt, ours, theirs)
 
 
-@pytest.mark.parametrize(("quantization", "loss"), [("none", 0.002), ("int8", 0.1)])
+@pytest.mark.parametrize(("quantization", "loss"), [("none", 0.002), ("int8", 0.1), ("int4", 0.9)])
 def test_its_products_keep_as_few_bits_as_those_of_batons_own(
     tmp_path: Path, quantization: str, loss: float
 ) -> None:
@@ -154,7 +154,7 @@ def test_its_products_keep_as_few_bits_as_those_of_batons_own(
     reference.to(torch.bfloat16).save_pretrained(tmp_path)
     spec = read_spec(tmp_path)
     weights = choose_weights(spec, "auto", quantization, False, CPU)
-    assert weights == ("int8" if quantization == "int8" else "float16")
+    assert weights == ("half" if quantization == "none" else quantization)
     model = load_model(tmp_path, "float32", CPU, weights=weights)
     paged = Paged(model, 1, random.Random(0))
     tokens = list(range(2, 40))
@@ -229,7 +229,7 @@ def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
     load_model(tmp_path, "float32", CPU)
     from models import transformers_model
 
-    attend = transformers_model._attend
+    attend = transformers_model._attend  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(
         transformers_model, "_attend", lambda *args, **kw: attend(*args, **{**kw, "sliding_window": 2})
     )

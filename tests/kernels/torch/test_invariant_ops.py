@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from kernels.cpu.library import native
 from kernels.torch.invariant_ops import invariant_ops
+from kernels.torch.prepacked import WeightFormat
 from kernels.torch.row_tiles import RowTiles, agreeing, cuts
 from tests.kernels.paged_step import expected, make_step
 from tests.kernels.torch.test_latent_attention import attention
@@ -24,6 +26,20 @@ def test_attention(window: int, soft_cap: float, with_sinks: bool) -> None:
 def test_latent_attention() -> None:
     got, want = attention(LENS, torch.float32, 3, deterministic=True)
     torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", ["full", "half", "int8", "int4"])
+@pytest.mark.skipif(native() is None, reason="there are no native kernels here")
+def test_packed_products_of_a_row_have_the_same_bits_in_every_batch(
+    dtype: torch.dtype, weights: WeightFormat
+) -> None:
+    ops = invariant_ops(weights)
+    weight, x = torch.randn(600, 512).to(dtype), torch.randn(70, 512).to(dtype)
+    packed = ops.pack(weight, dtype)
+    whole = ops.linear(x, packed, None)
+    for count in (1, 3, 16, 64):
+        assert torch.equal(torch.cat([ops.linear(part, packed, None) for part in x.split(count)]), whole)
 
 
 def test_a_place_that_changes_bits_leaves_lower_tiles() -> None:

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from kernels.cpu.library import native
 from kernels.packed import FourBit, Prepacked
 from kernels.torch import prepacked
 from kernels.torch.prepacked import WeightFormat, linear, pack
 
+pytestmark = pytest.mark.skipif(native() is None, reason="there are no native kernels here")
 SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (65, 200, 129), (1, 640, 512), (70, 511, 520)]
 """(rows, outputs, inputs)"""
 
@@ -28,55 +30,56 @@ def error(got: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("weights", "most"), [("full", 1e-6), ("float16", 1e-6), ("int8", 0.02)])
+@pytest.mark.parametrize(
+    ("weights", "most"), [("full", 1e-6), ("half", 1e-6), ("int8", 0.02), ("int4", 0.12)]
+)
 def test_a_product_is_that_of_the_matrix(
     count: int, outputs: int, inputs: int, has_bias: bool, weights: WeightFormat, most: float
 ):
-    weight, x = matrix(outputs, inputs), rows(count, inputs)
+    weight, x = matrix(outputs, inputs, torch.bfloat16).float(), rows(count, inputs)
     bias = rows(1, outputs)[0] if has_bias else None
     packed = pack(weights, weight, torch.float32)
     assert packed.shape == (outputs, inputs)
-    kept = weight.half().float() if weights == "float16" else weight
     got = linear(x, packed, bias)
     assert got.dtype == torch.float32
-    assert error(got, x, kept, bias) < most
+    assert error(got, x, weight, bias) < most
 
 
-@pytest.mark.parametrize("count", [47, 48, 200])
-@pytest.mark.parametrize("slow", [False, True])
-def test_many_rows_have_the_same_product_where_panels_are_slow(
-    monkeypatch: pytest.MonkeyPatch, count: int, slow: bool
-):
-    """2,100 outputs are two whole pieces and a part of one."""
-    monkeypatch.setattr(prepacked, "_panels_are_slow", lambda: slow)
-    weight, x, bias = matrix(2100, 64), rows(count, 64), rows(1, 2100)[0]
-    got = linear(x, pack("float16", weight, torch.float32), bias)
-    assert error(got, x, weight.half().float(), bias) < 1e-6
-
-
-def test_bfloat16_checkpoints_lose_nothing_in_float16():
-    weight, x = matrix(96, 64, torch.bfloat16), rows(5, 64)
-    assert torch.equal(weight.half().float(), weight.float())
-    assert error(linear(x, pack("float16", weight.float(), torch.float32), None), x, weight, None) < 1e-6
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_checkpoints_of_16_bits_lose_nothing(dtype: torch.dtype):
+    """Numbers of each that the other one lacks."""
+    weight, x = matrix(96, 64, dtype), rows(5, 64)
+    weight[0, 0] = 3e38 if dtype == torch.bfloat16 else 1 + 2**-10
+    assert error(linear(x, pack("half", weight.float(), torch.float32), None), x, weight, None) < 1e-6
 
 
 @pytest.mark.parametrize("has_it", [True, False])
-def test_bfloat16_products_need_no_processor_that_has_them(monkeypatch: pytest.MonkeyPatch, has_it: bool):
+@pytest.mark.parametrize("has_native", [True, False])
+def test_bfloat16_products_need_no_processor_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, has_it: bool, has_native: bool
+):
     monkeypatch.setattr(prepacked, "has_bfloat16", lambda: has_it)
+    if not has_native:
+        monkeypatch.setattr(prepacked, "native", lambda: None)
     weight, x = matrix(600, 512, torch.bfloat16), rows(9, 512, torch.bfloat16)
     got = linear(x, pack("full", weight, torch.bfloat16), None)
     assert got.dtype == torch.bfloat16
     assert error(got, x, weight, None) < 0.005
 
 
-def test_what_float16_cannot_hold_stays_wider():
+def test_without_native_kernels_float32_has_the_same_product(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prepacked, "native", lambda: None)
+    weight, x, bias = matrix(600, 512), rows(9, 512), rows(1, 600)[0]
+    assert error(linear(x, pack("full", weight, torch.float32), bias), x, weight, bias) < 1e-6
+
+
+def test_what_16_bits_cannot_hold_stays_wider():
     weight, x = matrix(16, 32), rows(2, 32)
-    weight[3, 5] = 1e5
-    got = linear(x, pack("float16", weight, torch.float32), None)
+    got = linear(x, pack("half", weight, torch.float32), None)
     assert error(got, x, weight, None) < 1e-6
 
 
-@pytest.mark.parametrize("weights", ["full", "float16", "int8"])
+@pytest.mark.parametrize("weights", ["full", "half", "int8", "int4"])
 def test_a_step_without_rows_has_a_product_without_rows(weights: WeightFormat):
     assert linear(torch.empty(0, 64), pack(weights, matrix(96, 64), torch.float32), None).shape == (0, 96)
 

@@ -1,0 +1,76 @@
+// The C ABI. Callers have checked dtypes, shapes and contiguity: pointers say nothing.
+#include <atomic>
+#include <cstdint>
+
+#include "kernels.h"
+#include "linear.h"
+#include "packing.h"
+#include "thread_pool.h"
+
+using baton::Format;
+using baton::Kernels;
+using baton::Layout;
+
+#define BATON_API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Isa { AVX2 = 0, AVX512 = 1 };
+
+const Kernels& kernels_of(int isa) { return isa == AVX512 ? baton::avx512_kernels : baton::avx2_kernels; }
+
+Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros) {
+    return {static_cast<Format>(format), outputs, inputs, group, has_zeros != 0};
+}
+
+}  // namespace
+
+// Does this processor, and its system, have the instruction set? Of Intel's first AVX-512 processors, without VNNI, AVX2 is used.
+BATON_API int baton_has(int isa) {
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    if (isa == AVX2) return avx2;
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros) {
+    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros);
+    return layout.num_panels() * layout.panel_bytes();
+}
+
+BATON_API void baton_pack_floats(int format, int64_t outputs, int64_t inputs, int64_t group, const float* matrix,
+                                 uint8_t* panels, int threads) {
+    baton::pack_floats(layout_of(format, outputs, inputs, group, 0), matrix, panels, threads);
+}
+
+BATON_API void baton_pack_int8(int64_t outputs, int64_t inputs, const int8_t* values, const float* scales,
+                               uint8_t* panels, int threads) {
+    baton::pack_int8(layout_of(static_cast<int>(Format::int8), outputs, inputs, 1, 0), values, scales, panels, threads);
+}
+
+BATON_API void baton_pack_int4(int64_t outputs, int64_t inputs, int64_t group, const uint8_t* values,
+                               const uint16_t* scales, const uint8_t* zeros, uint8_t* panels, int threads) {
+    const Layout layout = layout_of(static_cast<int>(Format::int4), outputs, inputs, group, zeros != nullptr);
+    baton::pack_int4(layout, values, scales, zeros, panels, threads);
+}
+
+BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
+                            const uint8_t* panels, const float* x, int64_t rows, const float* bias, float* out,
+                            int threads) {
+    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros);
+    baton::multiply(kernels_of(isa), layout, panels, x, rows, bias, out, threads);
+}
+
+// Reads memory as a product reads panels: what a decode step is measured against.
+BATON_API uint64_t baton_read(int isa, const uint8_t* memory, int64_t bytes, int threads) {
+    constexpr int64_t PIECE = 128 << 10;
+    std::atomic<uint64_t> found{0};
+    auto piece = [&](int64_t number) {
+        const int64_t from = number * PIECE;
+        found ^= kernels_of(isa).read(memory + from, bytes - from < PIECE ? bytes - from : PIECE);
+    };
+    baton::run(threads, (bytes + PIECE - 1) / PIECE, piece);
+    return found;
+}

@@ -1,0 +1,46 @@
+// What each instruction set implements: products of one panel with a block of rows, and the rounding of rows to 8 bits.
+//
+// A row's result has the same bits in every block: its sums are made in the order of the inputs, however many rows there are.
+#pragma once
+#include "layout.h"
+
+namespace baton {
+
+struct PanelProduct {
+    const Layout* layout;
+    const uint8_t* panel;
+    const void* x;         // (K, rows) float, or (K / 4, rows) of 4 bytes
+    const float* x_scales;  // (rows,): int8 and int4
+    const float* x_sums;    // (groups, rows): of the rounded inputs; one group with int8
+    int64_t rows;
+    const float* bias;  // (columns,) or null
+    float* out;         // (rows, columns), rows `stride` floats apart
+    int64_t stride;
+    int64_t columns;  // at most PANEL
+};
+
+struct RowRounding {
+    const float* x;  // (inputs,)
+    int64_t inputs;
+    int64_t padded_inputs;
+    int64_t group;
+    int64_t rows;   // of the block that the row is one of
+    uint8_t* out;   // the row's first 4 bytes; the next ones follow `rows` times 4 bytes further
+    float* scale;   // the row's
+    float* sums;    // the row's first; the next group's follows `rows` floats further
+    int8_t* spare;  // (padded_inputs,)
+};
+
+using Multiply = void (*)(const PanelProduct&);
+
+struct Kernels {
+    Multiply multiply[5];   // by Format
+    int64_t most_rows[5];   // of a block, by Format
+    void (*round_row)(const RowRounding&);
+    uint64_t (*read)(const uint8_t* from, int64_t bytes);
+};
+
+extern const Kernels avx2_kernels;
+extern const Kernels avx512_kernels;
+
+}  // namespace baton

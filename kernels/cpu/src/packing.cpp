@@ -1,0 +1,128 @@
+#include "packing.h"
+
+#include <immintrin.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "thread_pool.h"
+
+namespace baton {
+namespace {
+
+__attribute__((target("f16c"))) uint16_t to_float16(float x) { return _cvtss_sh(x, 0); }
+__attribute__((target("f16c"))) float from_float16(uint16_t x) { return _cvtsh_ss(x); }
+
+uint16_t to_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 64);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Larger pages: a step reads all panels, and would look up each page of 4 KiB.
+void ask_for_large_pages(uint8_t* memory, int64_t bytes) {
+    constexpr uintptr_t PAGE = 4096;
+    const auto from = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
+    const auto end = reinterpret_cast<uintptr_t>(memory) + bytes;
+    if (end > from) madvise(reinterpret_cast<void*>(from), end - from, MADV_HUGEPAGE);
+}
+
+// pack_output(output, its place in the panel, the panel)
+template <class PackOutput>
+void by_panels(const Layout& layout, uint8_t* panels, int threads, PackOutput pack_output) {
+    const int64_t bytes = layout.panel_bytes();
+    ask_for_large_pages(panels, bytes * layout.num_panels());
+    auto panel_of = [&](int64_t number) {
+        uint8_t* panel = panels + number * bytes;
+        std::memset(panel, 0, bytes);
+        for (int64_t place = 0; place < std::min(PANEL, layout.outputs - number * PANEL); ++place)
+            pack_output(number * PANEL + place, place, panel);
+    };
+    run(threads, layout.num_panels(), panel_of);
+}
+
+template <class Number, class Convert>
+void put_floats(const Layout& layout, const float* row, int64_t place, uint8_t* panel, Convert convert) {
+    auto* to = reinterpret_cast<Number*>(panel) + place;
+    for (int64_t k = 0; k < layout.inputs; ++k) to[k * PANEL] = convert(row[k]);
+}
+
+template <class Value>
+void put_int8(const Layout& layout, Value value, float scale, int64_t place, uint8_t* panel) {
+    reinterpret_cast<float*>(panel + layout.scales_at())[place] = scale;
+    for (int64_t k = 0; k < layout.padded_inputs(); ++k) {
+        const int number = k < layout.inputs ? value(k) : 0;
+        panel[k / 4 * (PANEL * 4) + place * 4 + k % 4] = static_cast<uint8_t>(number + 128);
+    }
+}
+
+void round_to_int8(const Layout& layout, const float* row, int64_t place, uint8_t* panel) {
+    float most = 0;
+    for (int64_t k = 0; k < layout.inputs; ++k) most = std::max(most, std::fabs(row[k]));
+    const float scale = most > 0 ? most / 127.0f : 1.0f;
+    put_int8(layout, [&](int64_t k) { return static_cast<int>(std::nearbyint(row[k] / scale)); }, scale, place, panel);
+}
+
+void put_half(uint8_t* panel, int64_t k, int64_t place, uint8_t half) {
+    panel[k / 8 * (PANEL * 4) + place * 4 + k % 4] |= static_cast<uint8_t>(half << (k / 4 % 2 * 4));
+}
+
+uint16_t* scale_of(const Layout& layout, uint8_t* panel, int64_t group, int64_t place) {
+    return reinterpret_cast<uint16_t*>(panel + layout.scales_at()) + group * PANEL + place;
+}
+
+void round_to_int4(const Layout& layout, const float* row, int64_t place, uint8_t* panel) {
+    for (int64_t group = 0; group < layout.num_groups(); ++group) {
+        const int64_t first = group * layout.group, end = std::min(layout.inputs, first + layout.group);
+        float most = 0;
+        for (int64_t k = first; k < end; ++k)
+            if (std::fabs(row[k]) > std::fabs(most)) most = row[k];
+        const uint16_t stored = to_float16(most / -8.0f);
+        const float scale = from_float16(stored);
+        *scale_of(layout, panel, group, place) = stored;
+        for (int64_t k = first; k < end; ++k) {
+            const float number = scale == 0 ? 0 : std::nearbyint(row[k] / scale);
+            put_half(panel, k, place, static_cast<uint8_t>(std::min(std::max(number + 8, 0.0f), 15.0f)));
+        }
+    }
+}
+
+}  // namespace
+
+void pack_floats(const Layout& layout, const float* matrix, uint8_t* panels, int threads) {
+    by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
+        const float* row = matrix + output * layout.inputs;
+        switch (layout.format) {
+            case Format::f32: return put_floats<float>(layout, row, place, panel, [](float x) { return x; });
+            case Format::bf16: return put_floats<uint16_t>(layout, row, place, panel, to_bfloat16);
+            case Format::f16: return put_floats<uint16_t>(layout, row, place, panel, to_float16);
+            case Format::int8: return round_to_int8(layout, row, place, panel);
+            case Format::int4: return round_to_int4(layout, row, place, panel);
+        }
+    });
+}
+
+void pack_int8(const Layout& layout, const int8_t* values, const float* scales, uint8_t* panels, int threads) {
+    by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
+        const int8_t* row = values + output * layout.inputs;
+        put_int8(layout, [&](int64_t k) { return static_cast<int>(row[k]); }, scales[output], place, panel);
+    });
+}
+
+void pack_int4(const Layout& layout, const uint8_t* values, const uint16_t* scales, const uint8_t* zeros,
+               uint8_t* panels, int threads) {
+    const int64_t groups = layout.num_groups();
+    by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
+        for (int64_t k = 0; k < layout.inputs; ++k) put_half(panel, k, place, values[output * layout.inputs + k]);
+        for (int64_t group = 0; group < groups; ++group) {
+            *scale_of(layout, panel, group, place) = scales[output * groups + group];
+            if (zeros != nullptr) panel[layout.zeros_at() + group * PANEL + place] = zeros[output * groups + group];
+        }
+    });
+}
+
+}  // namespace baton

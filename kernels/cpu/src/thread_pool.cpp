@@ -1,0 +1,118 @@
+#include "thread_pool.h"
+
+#include <immintrin.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace baton {
+namespace {
+
+// How long a thread looks for news before it sleeps: as long as what a model does between two products. A thread that spins for
+// longer takes a busy machine's processors from those that compute.
+constexpr auto PATIENCE = std::chrono::microseconds(50);
+
+template <class Done>
+bool spun(Done done) {
+    const auto end = std::chrono::steady_clock::now() + PATIENCE;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (done()) return true;
+            _mm_pause();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+}
+
+struct Job {
+    Task task;
+    void* context;
+    int64_t count;
+    std::atomic<int64_t> next{0};
+
+    void work() {
+        for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(context, number);
+    }
+};
+
+class Pool {
+  public:
+    bool try_run(int threads, Job& job) {
+        std::unique_lock<std::mutex> owner(busy_, std::try_to_lock);
+        if (!owner.owns_lock()) return false;
+        grow(threads - 1);
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            job_ = &job;
+            places_ = threads - 1;
+            epoch_.fetch_add(1);
+        }
+        news_.notify_all();
+        job.work();
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            job_ = nullptr;
+        }
+        if (!spun([&] { return active_.load() == 0; })) {
+            std::unique_lock<std::mutex> lock(mutex_);
+            done_.wait(lock, [&] { return active_.load() == 0; });
+        }
+        return true;
+    }
+
+  private:
+    // Fewer threads than were asked for, where the system gives no more, compute the same.
+    void grow(int wanted) {
+        try {
+            for (; num_workers_ < wanted; ++num_workers_) std::thread([this] { live(); }).detach();
+        } catch (const std::system_error&) {
+        }
+    }
+
+    void live() {
+        uint64_t seen = 0;
+        for (;;) {
+            spun([&] { return epoch_.load() != seen; });
+            Job* job;
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                news_.wait(lock, [&] { return epoch_.load() != seen; });
+                seen = epoch_.load();
+                job = places_ > 0 ? job_ : nullptr;
+                if (job == nullptr) continue;
+                --places_;
+                active_.fetch_add(1);
+            }
+            job->work();
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (active_.fetch_sub(1) == 1) done_.notify_one();
+        }
+    }
+
+    std::mutex busy_, mutex_;
+    std::condition_variable news_, done_;
+    std::atomic<uint64_t> epoch_{0};
+    std::atomic<int> active_{0};
+    Job* job_ = nullptr;
+    int places_ = 0;
+    int num_workers_ = 0;
+};
+
+// Never destroyed: its threads wait in it until the process ends.
+Pool& the_pool() {
+    static Pool& pool = *new Pool;
+    return pool;
+}
+
+}  // namespace
+
+void run_tasks(int threads, int64_t count, Task task, void* context) {
+    Job job{task, context, count};
+    if (threads < 2 || count < 2 || !the_pool().try_run(threads, job)) job.work();
+}
+
+}  // namespace baton

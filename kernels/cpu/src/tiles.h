@@ -1,0 +1,34 @@
+// What products by panels have in common: a tile of sums that is written out, and a choice by the number of rows.
+#pragma once
+#include "kernels.h"
+
+namespace {
+
+// Bytes ahead of what is multiplied: a few lines more than what a core fetches by itself.
+constexpr int AHEAD = 1024;
+
+inline void prefetch(const void* at) {
+    _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
+}
+
+inline void write_tile(const baton::PanelProduct& work, const float* tile) {
+    for (int64_t row = 0; row < work.rows; ++row) {
+        float* out = work.out + row * work.stride;
+        const float* sums = tile + row * baton::PANEL;
+        if (work.bias == nullptr)
+            for (int64_t n = 0; n < work.columns; ++n) out[n] = sums[n];
+        else
+            for (int64_t n = 0; n < work.columns; ++n) out[n] = sums[n] + work.bias[n];
+    }
+}
+
+// `Panels::multiply<ROWS>` for work.rows, which are at most MOST.
+template <class Panels, int MOST>
+void by_rows(const baton::PanelProduct& work) {
+    if constexpr (MOST > 1) {
+        if (work.rows < MOST) return by_rows<Panels, MOST - 1>(work);
+    }
+    Panels::template multiply<MOST>(work);
+}
+
+}  // namespace

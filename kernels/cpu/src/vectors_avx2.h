@@ -1,0 +1,87 @@
+// Vectors of 8 lanes: AVX2, FMA, F16C. What is here has internal linkage: no other file may get code for this instruction set.
+#pragma once
+#include <immintrin.h>
+
+#include "layout.h"
+
+namespace {
+
+constexpr int LANES = 8;
+using Floats = __m256;
+using Ints = __m256i;
+
+// Rows of a block, and vectors of outputs at once, by how many of the 16 registers they take.
+constexpr int FLOAT_ROWS = 6, INT8_ROWS = 4, INT4_ROWS = 4;
+constexpr int float_vectors(int rows) { return rows <= 2 ? 4 : 2; }
+constexpr int int8_vectors(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
+constexpr int int4_vectors(int rows) { return rows <= 2 ? 2 : 1; }
+
+inline Floats none() { return _mm256_setzero_ps(); }
+inline Ints no_ints() { return _mm256_setzero_si256(); }
+inline Floats all(float x) { return _mm256_set1_ps(x); }
+inline Ints all(int32_t x) { return _mm256_set1_epi32(x); }
+inline Floats load(const float* at) { return _mm256_loadu_ps(at); }
+inline Floats load(const baton::Bfloat16* at) {
+    Ints wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+inline Floats load(const baton::Float16* at) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+inline Floats load_bytes(const uint8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+inline Ints load_ints(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const Ints*>(at)); }
+inline void store(float* at, Floats x) { _mm256_storeu_ps(at, x); }
+inline void store(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<Ints*>(at), x); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm256_fnmadd_ps(a, b, c); }
+inline Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Ints low_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Ints both(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
+inline Ints high_halves(Ints x) { return low_halves(_mm256_srli_epi16(x, 4)); }
+
+// Each lane's 4 products of unsigned halves and signed bytes, added to it. 15 * 127 * 2 is far from 16 bits' end.
+inline Ints dot_halves(Ints sum, Ints halves, Ints x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(halves, x), _mm256_set1_epi16(1)));
+}
+
+// Bytes with an offset of 128, made ready to be multiplied. Two products of whole unsigned bytes would not fit into 16 bits: they
+// are magnitudes, of at most 128, with the weights' signs on the other side.
+constexpr float OFFSET = 0;
+struct Bytes {
+    Ints magnitude, value;
+};
+inline Bytes load_weights(const uint8_t* at) {
+    Ints value = _mm256_xor_si256(load_ints(at), _mm256_set1_epi8(-128));
+    return {_mm256_abs_epi8(value), value};
+}
+inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) {
+    return dot_halves(sum, w.magnitude, _mm256_sign_epi8(x, w.value));
+}
+
+inline float largest(const float* x, int64_t count) {
+    Floats most = none(), sign = all(-0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) most = _mm256_max_ps(most, _mm256_andnot_ps(sign, load(x + i)));
+    float each[LANES], found = 0;
+    store(each, most);
+    for (float one : each) found = one > found ? one : found;
+    for (; i < count; ++i) {
+        float one = x[i] < 0 ? -x[i] : x[i];
+        found = one > found ? one : found;
+    }
+    return found;
+}
+
+// Nearest integers of 8 quotients, ties to even; they are small enough for a byte.
+inline void store_quotients(int8_t* at, Floats x, Floats scale) {
+    Ints whole = _mm256_cvtps_epi32(_mm256_div_ps(x, scale));
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(at), _mm_packs_epi16(words, words));
+}
+
+inline float quotient(float x, float scale) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x / scale), 8)); }
+
+}  // namespace

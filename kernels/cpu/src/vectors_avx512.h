@@ -1,0 +1,74 @@
+// Vectors of 16 lanes: AVX-512 with VNNI. What is here has internal linkage: no other file may get code for this instruction set.
+#pragma once
+#include <immintrin.h>
+
+#include "layout.h"
+
+namespace {
+
+constexpr int LANES = 16;
+using Floats = __m512;
+using Ints = __m512i;
+
+// Rows of a block, and vectors of outputs at once, by how many of the 32 registers they take.
+constexpr int FLOAT_ROWS = 12, INT8_ROWS = 12, INT4_ROWS = 12;
+constexpr int float_vectors(int) { return 2; }
+constexpr int int8_vectors(int) { return 2; }
+constexpr int int4_vectors(int rows) { return rows <= 6 ? 2 : 1; }
+
+inline Floats none() { return _mm512_setzero_ps(); }
+inline Ints no_ints() { return _mm512_setzero_si512(); }
+inline Floats all(float x) { return _mm512_set1_ps(x); }
+inline Ints all(int32_t x) { return _mm512_set1_epi32(x); }
+inline Floats load(const float* at) { return _mm512_loadu_ps(at); }
+inline Floats load(const baton::Bfloat16* at) {
+    Ints wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline Floats load(const baton::Float16* at) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+inline Floats load_bytes(const uint8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+inline Ints load_ints(const uint8_t* at) { return _mm512_loadu_si512(at); }
+inline void store(float* at, Floats x) { _mm512_storeu_ps(at, x); }
+inline void store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
+inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm512_fnmadd_ps(a, b, c); }
+inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Ints low_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline Ints both(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
+inline Ints high_halves(Ints x) { return low_halves(_mm512_srli_epi16(x, 4)); }
+
+// Each lane's 4 products of unsigned and signed bytes, added to it.
+inline Ints dot_halves(Ints sum, Ints halves, Ints x) { return _mm512_dpbusd_epi32(sum, halves, x); }
+
+// Weights come with an offset of 128, so that they are unsigned: 128 times the sum of the inputs is to be taken off.
+constexpr float OFFSET = 128;
+using Bytes = Ints;
+inline Bytes load_weights(const uint8_t* at) { return load_ints(at); }
+inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
+
+inline float largest(const float* x, int64_t count) {
+    Floats most = none();
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(load(x + i)));
+    float found = _mm512_reduce_max_ps(most);
+    for (; i < count; ++i) {
+        float one = x[i] < 0 ? -x[i] : x[i];
+        found = one > found ? one : found;
+    }
+    return found;
+}
+
+// Nearest integers of 16 quotients, ties to even; they are small enough for a byte.
+inline void store_quotients(int8_t* at, Floats x, Floats scale) {
+    Ints whole = _mm512_cvtps_epi32(_mm512_div_ps(x, scale));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtsepi32_epi8(whole));
+}
+
+inline float quotient(float x, float scale) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x / scale), 8)); }
+
+}  // namespace

@@ -1,0 +1,81 @@
+"""The library is built once for its sources, and a machine that cannot build it computes without."""
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernels.cpu.build import BuildError, build_once
+
+ROOT = Path(__file__).resolve().parents[3]
+COUNTING = """#!/bin/sh
+echo run >> "$RUNS"
+for word; do last=$word; done
+: > "$last"
+"""
+WITHOUT = """
+import logging, torch
+logging.basicConfig(format="%(message)s")
+from core.errors import UnsupportedModel
+from models.families import read_spec
+from models.hub import resolve
+from models.registry import choose_weights, load_model
+
+folder, cpu = resolve("embedded"), torch.device("cpu")
+spec = read_spec(folder)
+print("weights", choose_weights(spec, "auto", "none", False, cpu))
+try:
+    choose_weights(spec, "auto", "int8", False, cpu)
+except UnsupportedModel as error:
+    print("refused", error)
+load_model(folder, "auto", cpu)
+load_model(folder, "auto", cpu, deterministic=True)
+print("loaded")
+"""
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_of_all_that_ask_at_once_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A compiler that writes what it is told to write, and counts."""
+    monkeypatch.setenv("CXX", str(executable(tmp_path / "compiler", COUNTING)))
+    monkeypatch.setenv("RUNS", str(tmp_path / "runs"))
+    with ThreadPoolExecutor(4) as threads:
+        [path] = set(threads.map(lambda _: build_once(tmp_path / "cache"), range(4)))
+    assert path.exists()
+    sources = list((ROOT / "kernels" / "cpu" / "src").glob("*.cpp"))
+    assert len((tmp_path / "runs").read_text().splitlines()) == len(sources) + 1
+    assert {file.suffix for file in path.parent.iterdir()} == {".so", ".lock"}
+    assert build_once(tmp_path / "cache", ["-g"]) != path
+
+
+def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    failing = executable(tmp_path / "failing", "#!/bin/sh\necho no such vector >&2\nexit 1\n")
+    monkeypatch.setenv("CXX", str(failing))
+    with pytest.raises(BuildError, match="no such vector"):
+        build_once(tmp_path / "cache")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler: neither of no-such-compiler"):
+        build_once(tmp_path / "cache")
+
+
+@pytest.mark.slow
+def test_without_a_compiler_pytorch_computes_and_says_so_once(tmp_path: Path):
+    environment = {**os.environ, "CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "weights full" in done.stdout
+    assert "refused model.quantization is int8, which needs native kernels" in done.stdout
+    assert "loaded" in done.stdout
+    assert done.stderr.count("there are no native kernels here") == 1

@@ -1,0 +1,181 @@
+"""Native products against PyTorch's with the numbers that the panels mean, on every instruction set of this processor."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.cpu.library import Isa, instruction_sets
+from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Layout, packed, packed_int4, packed_int8
+from kernels.packed import Prepacked
+from kernels.rounding import Rounding, as_floats, round_to, rounded
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
+SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (13, 33, 77), (1, 640, 512), (25, 511, 520), (97, 70, 130)]
+"""(rows, outputs, inputs)"""
+FLOATS = {Layout.FLOAT32: torch.float32, Layout.BFLOAT16: torch.bfloat16, Layout.FLOAT16: torch.float16}
+MOST = 2e-6
+"""Of an error in float32, relative; what a format loses is no part of it."""
+
+
+@pytest.fixture(params=list(Isa), ids=lambda isa: isa.name)
+def isa(request: pytest.FixtureRequest) -> Isa:
+    if request.param not in instruction_sets():
+        pytest.skip(f"this processor has no {request.param.name}")
+    return request.param
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def integers(low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def error(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
+    """Relative, against the product in float64."""
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def in_bytes(x: Tensor) -> Tensor:
+    """What products with weights of few bits take the rows for."""
+    return as_floats(round_to(x, Rounding(torch.int8)))
+
+
+def in_four_bits(matrix: Tensor, group: int) -> Tensor:
+    """Each group's number of the largest magnitude is -8 times its scale, which has 16 bits."""
+    padded = F.pad(matrix, (0, -matrix.shape[1] % group)).unflatten(1, (-1, group))
+    most = padded.gather(2, padded.abs().argmax(2, keepdim=True))
+    scales = (most / -8).half().float()
+    whole = torch.where(scales == 0, 0, padded / scales).round().clamp(-8, 7)
+    return (whole * scales).flatten(1)[:, : matrix.shape[1]]
+
+
+@pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("layout", list(FLOATS), ids=lambda layout: layout.name)
+def test_floats_are_multiplied_as_the_nearest_numbers_of_their_format(
+    isa: Isa, count: int, outputs: int, inputs: int, has_bias: bool, layout: Layout
+):
+    weight, x, bias = random(outputs, inputs), random(count, inputs), random(outputs) if has_bias else None
+    got = packed(weight, layout, isa=isa).product(x, bias)
+    assert error(got, x, weight.to(FLOATS[layout]).float(), bias) < MOST
+
+
+@pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_8_bits_are_multiplied_by_rows_of_8_bits(
+    isa: Isa, count: int, outputs: int, inputs: int, has_bias: bool
+):
+    weight, x, bias = random(outputs, inputs), random(count, inputs), random(outputs) if has_bias else None
+    values, scales = rounded(weight, torch.int8)
+    for made in (packed(weight, Layout.INT8, isa=isa), packed_int8(values, scales, isa)):
+        assert error(made.product(x, bias), in_bytes(x), values * scales[:, None], bias) < MOST
+
+
+@pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("group", [8, 32, 128])
+def test_4_bits_are_multiplied_by_rows_of_8_bits(isa: Isa, count: int, outputs: int, inputs: int, group: int):
+    weight, x = random(outputs, inputs), random(count, inputs)
+    got = packed(weight, Layout.INT4, group, isa).product(x, None)
+    assert error(got, in_bytes(x), in_four_bits(weight, group), None) < MOST
+
+
+@pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("group", [16, 64])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_4_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
+    isa: Isa, count: int, outputs: int, inputs: int, group: int, has_zeros: bool
+):
+    groups = -(-inputs // group)
+    values = integers(0, 16, outputs, inputs).to(torch.uint8)
+    zeros = integers(0, 17, outputs, groups).to(torch.uint8) if has_zeros else None
+    scales, x, bias = random(outputs, groups).half(), random(count, inputs), random(outputs)
+
+    def spread(each: Tensor) -> Tensor:
+        return each.float().repeat_interleave(group, 1)[:, :inputs]
+
+    weight = (values.float() - (8 if zeros is None else spread(zeros))) * spread(scales)
+    got = packed_int4(values, scales, zeros, group, isa).product(x, bias)
+    assert error(got, in_bytes(x), weight, bias) < MOST
+
+
+def test_the_largest_bytes_do_not_overflow(isa: Isa):
+    """-128 is in nobody's rounding, and may be in a checkpoint."""
+    inputs = 4096
+    x = torch.full((5, inputs), 3.0)
+    for value in (-128, 127):
+        values = torch.full((40, inputs), value, dtype=torch.int8)
+        got = packed_int8(values, torch.ones(40), isa).product(x, None)
+        assert torch.equal(got, torch.full_like(got, 3.0 * value * inputs))
+
+
+def test_rows_of_zeros_are_zeros(isa: Isa):
+    for layout in Layout:
+        assert not packed(random(40, 64), layout, 32, isa).product(torch.zeros(3, 64), None).any()
+
+
+MAKE: dict[str, Callable[[Isa], Prepacked]] = {
+    layout.name: lambda isa, layout=layout: packed(random(200, 300), layout, 64, isa) for layout in Layout
+}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_a_row_has_the_same_bits_in_every_batch(isa: Isa, make: Callable[[Isa], Prepacked]):
+    weight, x, bias = make(isa), random(120, 300), random(200)
+    whole = weight.product(x, bias)
+    for count in (1, 2, 5, 11, 12, 13, 29):
+        parts = [weight.product(part, bias) for part in x.split(count)]
+        assert torch.equal(torch.cat(parts), whole)
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_threads_and_callers_change_nothing(isa: Isa, make: Callable[[Isa], Prepacked]):
+    weight, x = make(isa), random(50, 300)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = weight.product(x, None)
+        torch.set_num_threads(3)
+        with ThreadPoolExecutor(4) as callers:
+            found = list(callers.map(lambda _: weight.product(x, None), range(40)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(one, alone) for one in found)
+
+
+def test_rows_of_16_bits_have_products_of_16_bits(isa: Isa):
+    weight, x = random(40, 64).bfloat16().float(), random(3, 64).bfloat16()
+    got = packed(weight, Layout.BFLOAT16, isa=isa).product(x, random(40).bfloat16())
+    assert got.dtype == torch.bfloat16
+    assert torch.equal(got, F.linear(x.double(), weight.double(), random(40).bfloat16().double()).bfloat16())
+
+
+def test_what_kernels_would_read_wrongly_is_refused():
+    panels, x = torch.zeros(32 * 64 * 4, dtype=torch.uint8), torch.zeros(2, 64)
+    multiply = torch.ops.baton.linear
+    about = 32, int(Layout.FLOAT32), 0, False, int(Isa.AVX2)
+    assert multiply(x, panels, None, *about).shape == (2, 32)
+    for wrong in (x.double(), x[0], x.T, torch.zeros(2, 65)):
+        with pytest.raises(ValueError, match="takes"):
+            multiply(wrong, panels, None, *about)
+    for bias in (torch.zeros(31), torch.zeros(32).double(), torch.zeros(64)[::2]):
+        with pytest.raises(ValueError, match="a bias"):
+            multiply(x, panels, bias, *about)
+    with pytest.raises(ValueError, match="groups of 8"):
+        packed(random(8, 64), Layout.INT4, 12)
+    with pytest.raises(ValueError, match="inputs"):
+        packed(torch.zeros(1, MOST_INPUTS_OF_BYTES + 1), Layout.INT8)
+
+
+def test_the_operator_can_be_traced():
+    panels, x = torch.zeros(32 * 64 * 4, dtype=torch.uint8), torch.randn(2, 64)
+    about = x, panels, torch.zeros(32), 32, int(Layout.FLOAT32), 0, False, int(Isa.AVX2)
+    torch.library.opcheck(
+        torch.ops.baton.linear.default, about, test_utils=("test_schema", "test_faketensor")
+    )
