@@ -21,8 +21,9 @@ class Moved(Lost):
 class Flight:
     """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
 
-    def __init__(self, request: Request, clock: Clock) -> None:
-        self.request, self._clock = request, clock
+    def __init__(self, request: Request, clock: Clock, *, is_whole: bool = True) -> None:
+        """`is_whole`: its end is that of an answer, from which the scheduler learns how long answers are."""
+        self.request, self._clock, self.is_whole = request, clock, is_whole
         self.wanted: Place | None = None
         """What a scheduler is asked for."""
         self.scheduler = ""

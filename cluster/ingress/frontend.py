@@ -8,11 +8,13 @@ import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
 from zlib import crc32
 
+from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.flight import Flight, Lost, Moved
+from cluster.ingress.search_steps import Found, search
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Observe, Timeline, nobody
 from core.config import ScheduleConfig
@@ -131,11 +133,33 @@ class Frontend:
         all requests of a prompt, which is computed and handed over once.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
-        timeline = Timeline(request=request, started_s=self._clock.now())
-        try:
+        with self._observed(request) as timeline:
             async for token in self._generate(request, timeline, shared):
                 timeline.num_output += 1
                 yield token
+
+    async def search(self, request: Request, params: BeamParams, count: int) -> Found:
+        """The `count` best answers that a beam search finds (`search_steps.search`). Raises as `generate` does."""
+        with self._observed(request) as whole:
+
+            async def draw(step: Request, shared: SharedPrompt) -> TokenOut:
+                timeline = Timeline(request=request, started_s=whole.started_s)
+                try:
+                    async with contextlib.aclosing(self._generate(step, timeline, shared)) as tokens:
+                        return await anext(tokens)
+                finally:
+                    whole.attempts += [one for one in timeline.attempts if one.lost or not whole.attempts]
+
+            found = await search(request, params, count, draw, self.new_request_id)
+            whole.num_output = len(found.beams[0])
+            return found
+
+    @contextlib.contextmanager
+    def _observed(self, request: Request) -> Generator[Timeline]:
+        """The request's timeline, of which the observers hear at its end."""
+        timeline = Timeline(request=request, started_s=self._clock.now())
+        try:
+            yield timeline
         except BatonError as error:
             timeline.error, timeline.error_type = str(error), type(error).__name__
             raise
@@ -153,15 +177,16 @@ class Frontend:
             request, moved = replace(request, sibling=shared.sibling), (shared.home, shared.home)
         while True:
             num_before = len(request.emitted)
-            flight = self._begin(request)
+            flight = self._begin(request, is_whole=request.id == timeline.request.id)
             flight.brings, brings = brings, None
             timeline.attempts.append(flight.story)
             emitted = list(request.emitted)
             finished = False
             try:
                 place = self._place(request, exclude, source=moved[0], prefer=moved[1])
-                if flight.brings is not None and place.ends_with_prompt:
-                    place = replace(place, max_new_tokens=2)  # the others want its KV at a decode instance
+                if flight.brings is not None:
+                    # The others want the KV at a decode instance, and go on from it for as long as they may.
+                    place = replace(place, max_new_tokens=max(2, timeline.request.sampling.max_tokens))
                 async for token in self._attempt(flight, place, deadline):
                     emitted.append(token.token)
                     finished = token.finish is not None
@@ -223,8 +248,8 @@ class Frontend:
                 while flight.brings is not None and flight.failure is None:
                     await flight.wait()
 
-    def _begin(self, request: Request) -> Flight:
-        flight = self._flights[request.key] = Flight(request, self._clock)
+    def _begin(self, request: Request, *, is_whole: bool) -> Flight:
+        flight = self._flights[request.key] = Flight(request, self._clock, is_whole=is_whole)
         return flight
 
     def _end(self, flight: Flight, finished: bool) -> None:
@@ -237,7 +262,8 @@ class Frontend:
             self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
         if flight.scheduler in self._schedulers.living:
             num_output = len(flight.known) - len(request.emitted)
-            self._mail.send(flight.scheduler, Finished(request.id, request.attempt, num_output, finished))
+            complete = finished and flight.is_whole
+            self._mail.send(flight.scheduler, Finished(request.id, request.attempt, num_output, complete))
 
     def _leave(self, address: str) -> None:
         """Move what an instance, which will end, generates for us."""
@@ -258,7 +284,7 @@ class Frontend:
         sampling = replace(request.sampling, max_tokens=len(known) + 1)
         copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling)
         place = self._place(copy, (leaving,), source=leaving)
-        copying, finished = self._begin(copy), False
+        copying, finished = self._begin(copy, is_whole=False), False
         try:
             async for token in self._attempt(copying, place, self._clock.now() + self._timeout_s):
                 finished = token.finish is not None

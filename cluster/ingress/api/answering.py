@@ -25,6 +25,7 @@ from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, 
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.structured import GrammarChecker
+from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
 from cluster.ingress.shared_prompt import SharedPrompt
@@ -82,9 +83,14 @@ class Answering:
         choices: list[ChoiceStream],
         num_prompts: int,
         shape: BodyShape,
+        beams: BeamParams | None = None,
     ) -> Response:
+        """`beams`: the choices are the best that a beam search finds."""
         tenant: Tenant = http.state.tenant
-        pieces = self._runner.run(choices, num_prompts, tenant)
+        if beams is None:
+            pieces = self._runner.run(choices, num_prompts, tenant)
+        else:
+            pieces = self._runner.search(choices, num_prompts, tenant, beams)
         if not body.stream:
             return await whole(http, pieces, choices, num_prompts, shape)
         source = events(pieces, choices, num_prompts, shape, http.state.request_id)
@@ -264,9 +270,7 @@ class Answering:
         """Raise RequestError where the answer cannot be held to the grammar."""
         if grammar is None:
             return
-        field = "structured_outputs" if body.structured_outputs is not None else "response_format"
-        if not body.is_structured:
-            field = "tools"
+        field = request_params.constrained_by(body)
         for limit in ("allowed_token_ids", "bad_words"):
             if getattr(body, limit):
                 raise RequestError(

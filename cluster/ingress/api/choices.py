@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from cluster.ingress.api.access import Tenant
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
+from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser
+from cluster.ingress.search_steps import Found, all_of
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.clock import now_s
 from core.errors import Overloaded
@@ -77,6 +79,48 @@ class ChoiceRunner:
                         tenant.spend(1)
                         output.inc()
                     yield piece
+
+    async def search(
+        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, beams: BeamParams
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Pieces of the answers that a beam search finds to each prompt, best first, once all are known. As `run` otherwise. The
+        tenant pays for each beam's tokens, also where the beam is not among the answers."""
+        num_prompt, metrics = num_prompt_tokens(choices, num_prompts), self._metrics
+        per_prompt = len(choices) // num_prompts
+        groups = [choices[first : first + per_prompt] for first in range(0, len(choices), per_prompt)]
+        with tenant.running(beams.width * num_prompts, num_prompt):
+            metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
+            metrics.num_choices.observe(per_prompt)
+            found = await all_of(self._search(group, beams) for group in groups)
+            num_drawn = sum(one.num_drawn for one in found)
+            tenant.spend(num_drawn)
+            metrics.tenant_tokens.labels(tenant.name, "output").inc(num_drawn)
+        for group, one in zip(groups, found, strict=True):
+            for choice, tokens in zip(group, one.beams, strict=True):
+                for token in tokens:
+                    yield _piece(choice, choice.text, token)
+
+    async def _search(self, group: Sequence[ChoiceStream], beams: BeamParams) -> Found:
+        metrics, request = self._metrics, group[0].request
+        metrics.running.inc(beams.width)
+        try:
+            found = await self._generator.search(request, beams, len(group))
+        except asyncio.CancelledError:
+            metrics.cancelled.inc()
+            metrics.finished.labels("abort").inc()
+            raise
+        except Exception as error:
+            (metrics.rejected if isinstance(error, Overloaded) else metrics.failed).inc()
+            raise
+        finally:
+            metrics.running.dec(beams.width)
+        metrics.prompt_tokens.inc(len(request.prompt))
+        metrics.e2e_s.observe(now_s() - request.arrival_s)
+        for tokens in found.beams:
+            metrics.output_tokens.inc(len(tokens))
+            if (finish := tokens[-1].finish) is not None:
+                metrics.finished.labels(finish.value).inc()
+        return found
 
     async def _all(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
         if len(choices) == 1:

@@ -3,6 +3,8 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
+from cluster.ingress.beam_search import BeamParams
+from cluster.ingress.search_steps import Found
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.ports import TokenCodec
 from core.reports import Status
@@ -18,6 +20,10 @@ class Generator(Protocol):
     ) -> AsyncGenerator[TokenOut, None]:
         """Generate tokens in order, each once. Closing the iterator cancels the request. `shared`: one for all of a prompt's
         sequences. Raises Overloaded, RequestError, ReplicaLost."""
+        ...
+
+    async def search(self, request: Request, params: BeamParams, count: int) -> Found:
+        """The `count` best answers that a beam search finds. Raises what `generate` does."""
         ...
 
     async def ready(self) -> tuple[bool, str]: ...

@@ -74,6 +74,10 @@ class Common(ModelRequest):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     n: Annotated[int, Field(ge=1)] | None = None
+    use_beam_search: bool = False
+    """vLLM's: the answers are the likeliest that a search over `n` (or `best_of`) beams finds."""
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
     stop_token_ids: Annotated[list[TokenNumber], Field(fail_fast=True, max_length=1024)] | None = None
     ignore_eos: bool = False

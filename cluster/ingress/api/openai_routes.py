@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.answering import Answering, HttpRoute, aside
+from cluster.ingress.api.beam_requests import beams_of
 from cluster.ingress.api.chat_bodies import ChatShape
 from cluster.ingress.api.fill_in_middle import fill_in_middle
 from cluster.ingress.api.openai_bodies import CompletionShape, Extras
@@ -45,6 +46,7 @@ class OpenAIRoutes:
         request_params.check_model(body.model, self._answering.settings)
         n = request_params.check_count(body, 1, self._answering.settings)
         chat = await self._answering.prepare(http, body)
+        beams = beams_of(body, n, chat.grammar, self._answering.settings)
         choices = self._answering.choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
@@ -55,7 +57,7 @@ class OpenAIRoutes:
             1,
             new_call_id=self._answering.chat_format.new_call_id,
         )
-        return await self._answering.answer(http, body, choices, 1, shape)
+        return await self._answering.answer(http, body, choices, 1, shape, beams)
 
     async def completions(self, http: HttpRequest) -> Response:
         body = validate(CompletionRequest, await self._answering.body(http))
@@ -65,7 +67,9 @@ class OpenAIRoutes:
         text = grammar_of(body.response_format, body.structured_outputs)
         grammar = Grammar(text=text) if text else None
         await self._answering.check_grammar(body, grammar)
-        choices = self._answering.choices(http, body, prompts, n, grammar=grammar, ends=ends)
+        beams = beams_of(body, n, grammar, self._answering.settings)
+        count = n if beams is None else body.n or 1
+        choices = self._answering.choices(http, body, prompts, count, grammar=grammar, ends=ends)
         echoes: dict[int, str] = {}
         if body.echo:
             echoes = {
@@ -84,7 +88,7 @@ class OpenAIRoutes:
             echoes=echoes,
             num_best=body.n or 1,
         )
-        return await self._answering.answer(http, body, choices, len(prompts), shape)
+        return await self._answering.answer(http, body, choices, len(prompts), shape, beams)
 
     def _prompts(self, body: CompletionRequest) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
         """Return (prompts, token ids that end the answers beside the model's own). Raises RequestError."""

@@ -216,6 +216,13 @@ def check_count(body: Common, num_prompts: int, settings: ApiSettings) -> int:
     return n
 
 
+def constrained_by(body: Common) -> str:
+    """Name the field that asks for a grammar, where one of them does."""
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    return "response_format" if body.is_structured else "tools"
+
+
 def seed_of_choice(seed: int, choice: int) -> int:
     """Return a choice's seed. Choices of one request draw different numbers, and the first one uses the request's own seed."""
     return (seed + choice) & _SEED_MASK
