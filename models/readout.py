@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from core.errors import UnsupportedModel
-from models.pooling import modules_of
-from models.readout_layers import LayerSpec, TokenLogits
+from models.readout_layers import LayerSpec, TokenLogits, dense_layers
 from models.scoring import score_layers
-from models.spec import read_json
 from models.weights import read_tensors
 
 Layer = Callable[[Tensor], Tensor]
@@ -25,13 +23,6 @@ _ACTIVATIONS: Final[dict[str, Layer]] = {
     "SiLU": F.silu,
     "Sigmoid": torch.sigmoid,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class DenseSpec:
-    folder: Path
-    num_out: int
-    activation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +50,6 @@ class Readout:
 NO_READOUT: Final = Readout()
 
 
-def dense_layers(folder: Path) -> list[DenseSpec]:
-    """Return the dense layers of the checkpoint, without touching a weight. Raises ConfigError and UnsupportedModel."""
-    return [_dense_spec(folder / path) for path, kind in modules_of(folder) if kind == "Dense"]
-
-
-def vector_size(folder: Path, hidden_size: int) -> int:
-    """Numbers of what is made of a text. Raises ConfigError and UnsupportedModel."""
-    if score_layers(folder):
-        return 1
-    dense = dense_layers(folder)
-    return dense[-1].num_out if dense else hidden_size
-
-
 def load_readout(folder: Path, device: torch.device) -> Readout:
     """Raises ConfigError and UnsupportedModel."""
     if layers := score_layers(folder):
@@ -91,26 +69,6 @@ def _score_layer(folder: Path, layer: LayerSpec | TokenLogits, device: torch.dev
         raise UnsupportedModel(f"the checkpoint in {folder} lacks the tensor {heads[0]!r}")
     row = head[layer.yes].float() - (0.0 if layer.no is None else head[layer.no].float())
     return _Dense(row[None].to(device), None, nn.Identity())
-
-
-def _dense_spec(folder: Path) -> DenseSpec:
-    config = read_json(folder / "config.json")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if activation not in _ACTIVATIONS:
-        raise UnsupportedModel(
-            f"{folder} has the activation {activation!r}; {', '.join(_ACTIVATIONS)} are supported"
-        )
-    for name in ("module_input_name", "module_output_name"):
-        if config.get(name, "sentence_embedding") not in (None, "sentence_embedding"):
-            raise UnsupportedModel(
-                f"{folder} has {name} {config[name]!r}; a dense layer behind the pooling is supported"
-            )
-    num_out = config.get("out_features")
-    if not isinstance(num_out, int):
-        raise UnsupportedModel(
-            f"{folder / 'config.json'} says out_features {num_out!r}, where a number is needed"
-        )
-    return DenseSpec(folder, num_out, activation)
 
 
 def _load(folder: Path, layer: LayerSpec, device: torch.device) -> Layer:

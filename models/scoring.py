@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from core.errors import UnsupportedModel
 from models.pooling import Pooling, PoolingKind, modules_of
-from models.readout_layers import LayerSpec, TokenLogits
+from models.readout_layers import LayerSpec, TokenLogits, dense_layers
 from models.spec import read_json
 
 SCORER: Final = "ForSequenceClassification"
@@ -81,6 +81,14 @@ def score_layers(folder: Path) -> tuple[LayerSpec | TokenLogits, ...]:
                 raise _refused(folder / path, f"has the tokens {yes!r} and {no!r}, where ids")
             return (TokenLogits(yes, no),)
     return ()
+
+
+def vector_size(folder: Path, hidden_size: int) -> int:
+    """Numbers of what is made of a text. Raises ConfigError and UnsupportedModel."""
+    if score_layers(folder):
+        return 1
+    dense = dense_layers(folder)
+    return dense[-1].num_out if dense else hidden_size
 
 
 def _kind(config: Mapping[str, Any]) -> PoolingKind:

@@ -11,8 +11,7 @@ from engine.planning.whole_prompts import encoder_config
 from models.families import read_spec
 from models.hub import resolve
 from models.pooling import Pooling, read_pooling
-from models.readout import vector_size
-from models.scoring import is_scorer, read_scoring
+from models.scoring import is_scorer, read_scoring, vector_size
 from models.spec import ModelSpec, read_json
 
 
