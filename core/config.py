@@ -289,11 +289,7 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Keys that need each other. Raises ConfigError."""
     engine = config.engine
     _check_scaling(config)
-    if config.transfer.transport in ("nccl", "cuda_ipc"):
-        raise ConfigError(
-            f"transfer.transport is {config.transfer.transport}, which moves KV in GPU memory; instances hand KV over in host "
-            "memory, where a GPU's pool has its copy: use auto, shm, tcp or nixl"
-        )
+    _check_device_transport(config)
     if config.any_role and config.prefill_instances:
         raise ConfigError(
             f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"
@@ -335,6 +331,21 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         if not tenant.keys and not tenant.keys_file:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
     return config
+
+
+def _check_device_transport(config: ClusterConfig) -> None:
+    transport = config.transfer.transport
+    if transport == "nccl":
+        raise ConfigError(
+            "transfer.transport is nccl, which instances do not hand KV over by: between GPUs use auto, cuda_ipc or tcp"
+        )
+    several = any(pool.num_ranks > 1 for pool in (config.prefill, config.decode))
+    if transport == "cuda_ipc" and (several or config.engine.device == "cpu"):
+        why = "instances of several ranks" if several else "CPUs"
+        raise ConfigError(
+            f"transfer.transport is cuda_ipc, which moves KV in GPU memory; {why} hand KV over in host memory: use auto, shm, "
+            "tcp or nixl"
+        )
 
 
 def _check_hosts(config: ClusterConfig, role: str, pool: ParallelConfig) -> None:

@@ -42,6 +42,7 @@ class CpuDevice:
     """device.seam.ComputeDevice."""
 
     number = HOST
+    asks_for_uses = False
 
     def __init__(self) -> None:
         self.compute = CpuStream()

@@ -3,6 +3,7 @@
 Written against cupy 14's signatures and run on a stand-in for them; it has not been run on a GPU."""
 
 import importlib
+import importlib.util
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -15,6 +16,10 @@ _SUCCESS, _NOT_READY = 0, 600
 _HANDLE_BYTES = 64
 _DEFAULT_STREAM = 0
 """The stream that torch launches on where nobody chooses another."""
+
+
+def has_cupy() -> bool:
+    return importlib.util.find_spec("cupy") is not None
 
 
 def load_runtime() -> Any:
@@ -87,6 +92,8 @@ class _ArrayInterface:
 
 class CudaDevice:
     """device.seam.SharingDevice."""
+
+    asks_for_uses = False
 
     def __init__(self, number: int, runtime: Any = None) -> None:
         """`runtime`: in place of cupy's. Raises ConfigError without cupy, a driver or this device."""

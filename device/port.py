@@ -35,6 +35,13 @@ class PoolMemory:
         if last is not None:
             stream.wait(last)
 
+    def settle(self) -> None:
+        """As `order`, for what writes the region without a stream. Blocks."""
+        with self._lock:
+            last = self._last_read
+        if last is not None:
+            self.poller.wait([last])
+
     def parts(self, ranges: Iterable[Range]) -> list[Region]:
         return [self.region.part(start, num_bytes) for start, num_bytes in ranges]
 

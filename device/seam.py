@@ -72,6 +72,11 @@ class ComputeDevice(Protocol):
     @property
     def number(self) -> int: ...
     @property
+    def asks_for_uses(self) -> bool:
+        """Whether `DeviceStream.uses` does anything."""
+        ...
+
+    @property
     def compute(self) -> DeviceStream:
         """The stream that models compute on."""
         ...

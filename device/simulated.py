@@ -95,6 +95,7 @@ class SimulatedDevice:
     """device.seam.ComputeDevice. `close` it, and see that there are no `violations`."""
 
     number = 0
+    asks_for_uses = True
 
     def __init__(self, seed: int = 0) -> None:
         """`seed`: of how long each stream takes for each piece of work."""

@@ -9,27 +9,26 @@ import asyncio
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard, RankPool
 from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
-from core.plan import SeqWork, StepPlan
+from core.plan import StepPlan
 from core.ports import LayerDone, Mail
 from core.types import TokenOut
+from device.seam import Event
 from kvtransfer.copies import (
     CopyRun,
-    Side,
     VectorRun,
     as_bytes,
     at_layer,
     duties,
-    plan_vectors,
     same_storage,
 )
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
-from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, Pace, TargetPlan
+from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, Pace, TargetPlan, plan_target, take_writes
+from kvtransfer.source import HostSource, Source
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.routes import Routes
@@ -45,8 +44,6 @@ MAX_WRITES = 2
 """The number of writes under way to one holder: the second keeps the link busy while the end of the first is waited for."""
 _SLOW_S = 0.25
 """A write that takes longer than this no longer keeps other holders waiting."""
-_LONG_WRITE_BYTES = 8 << 20
-"""Layers that have queued up go out together up to this size."""
 
 
 class Pusher:
@@ -59,19 +56,22 @@ class Pusher:
         mail: Mail,
         senders: Sequence[Sender],
         *,
+        source: Source | None = None,
         staging: Staging | None = None,
         model: str = "",
         pools: Sequence[RankPool] = (),
         now: Callable[[], float] | None = None,
         remote_senders: Sequence[Sequence[Sender]] = (),
     ) -> None:
-        """`staging` is where KV is converted for holders that store it otherwise. Without it they are refused, as they are where
+        """`source` is how senders read the pool; none means where it lies.
+        `staging` is where KV is converted for holders that store it otherwise. Without it they are refused, as they are where
         pools lie on several hosts. `pools` are those of the instance's ranks; none means one rank with all of `shard`. `senders`
         read this process's memory, number 0, and each of `remote_senders` one of another host, from 1 on. Ranks that hold the
         same share the work.
 
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
+        self._source = source or HostSource()
         self._shard, self._model = shard, model
         self._mail, self._staging = mail, None if remote_senders else staging
         self._senders = [sender for memory in (senders, *remote_senders) for sender in memory]
@@ -81,7 +81,7 @@ class Pusher:
         self._now = now or self._loop.time
         self._loop_thread = threading.current_thread()
         self._pushes: dict[str, ActivePush] = {}
-        self._queue: LinkQueue[LinkWrite] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, _take_writes)
+        self._queue: LinkQueue[LinkWrite] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, take_writes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._queued_bytes = 0
         self._paces: dict[str, Pace] = {}
@@ -171,6 +171,7 @@ class Pusher:
         await asyncio.gather(*tasks, return_exceptions=True)
         for sender in self._senders:
             await sender.close()
+        await self._source.close()
 
     def _agree(self, grant: Grant) -> None:
         """Agree with a holder on each of its regions, once. Raises TransferError."""
@@ -207,7 +208,7 @@ class Pusher:
                 push.started_s = self._now()
             start, count = work.push.start, work.push.count
             plans = {
-                rank: [self._plan(pool, push, number, work, start, count) for number in duty]
+                rank: [plan_target(pool, push, number, work.block_ids, start, count) for number in duty]
                 for rank, (pool, duty) in enumerate(zip(self._pools, push.duties, strict=True))
                 if pool.holds(work.block_ids[0])
             }
@@ -227,42 +228,13 @@ class Pusher:
             return None
         return lambda rank, layer: self._layer_done([c for c in chunks if rank in c.plans], rank, layer)
 
-    def _plan(
-        self,
-        pool: RankPool,
-        push: ActivePush,
-        target: int,
-        work: SeqWork,
-        start: int,
-        count: int,
-    ) -> TargetPlan:
-        sender, region = push.ways[pool.memory][target]
-        grant = push.grant
-        blocks = pool.local(work.block_ids)
-        source = Side(
-            shard=pool.shard, num_blocks=pool.num_blocks, block_ids=blocks, base_bytes=pool.base_bytes
-        )
-        side = Side(
-            shard=region.shard,
-            num_blocks=region.num_blocks,
-            block_ids=grant.block_ids,
-            first_token=grant.first_token,
-            base_bytes=region.base_bytes,
-        )
-        return TargetPlan(
-            sender=sender,
-            region=region,
-            source=source,
-            side=side,
-            runs=plan_vectors(source, side, start, count),
-        )
-
     def _layer_done(self, chunks: list[Chunk], rank: int, layer: int) -> None:
         if (
             threading.current_thread() is self._loop_thread
         ):  # modelled ranks, and those in processes of their own
-            self._queue_layer(chunks, rank, layer)
+            self._queue_layer(chunks, rank, layer, ())
             return
+        after = self._source.mark()
         size = sum(chunk.layer_bytes(rank) for chunk in chunks)
         with self._room:
             if not self._room.wait_for(lambda: self._queued_bytes < _MAX_QUEUED_BYTES, _MAX_WAIT_S):
@@ -270,11 +242,11 @@ class Pusher:
                     f"KV writes did not get on for {_MAX_WAIT_S:g} s: {self._queued_bytes >> 20} MiB are queued"
                 )
             self._queued_bytes += size
-        self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer)
+        self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer, after)
 
-    def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int) -> None:
+    def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int, after: tuple[Event, ...]) -> None:
         for chunk in chunks:
-            push, write = chunk.push, LinkWrite(chunk, rank, layer)
+            push, write = chunk.push, LinkWrite(chunk, rank, layer, after)
             if not push.closing:
                 push.num_bytes += write.written_bytes
                 push.queued_bytes += write.num_bytes
@@ -341,6 +313,7 @@ class Pusher:
 
     async def _write_layers(self, push: ActivePush, items: list[LinkWrite]) -> None:
         """Write the layers. What goes from one memory to one rank of the holder leaves as one write."""
+        after = tuple(dict.fromkeys(event for item in items for event in item.after))
         for sender, region in (way for ways in push.ways for way in ways):
             copies: list[CopyRun] = []
             for item in items:
@@ -348,7 +321,7 @@ class Pusher:
                     if plan.sender is sender and plan.region is region:
                         copies += await self._layer_copies(push, item, plan)
             if copies:
-                await sender.write(push.grant.id, region, copies)
+                await self._source.write(sender, push.grant.id, region, copies, after)
         if push.written_s is None:
             push.written_s = self._now()
         for item in items:
@@ -366,17 +339,19 @@ class Pusher:
             direct = as_bytes(runs, plan.source, plan.side)
             num_bytes = sum(copy.num_bytes for copy in direct)
         else:
-            num_bytes = await self._convert(push, plan, runs)
+            num_bytes = await self._convert(push, plan, runs, item.after)
         item.chunk.vouched_bytes += num_bytes if plan.sender.vouches else 0
         return direct
 
-    async def _convert(self, push: ActivePush, plan: TargetPlan, runs: list[VectorRun]) -> int:
+    async def _convert(
+        self, push: ActivePush, plan: TargetPlan, runs: list[VectorRun], after: tuple[Event, ...]
+    ) -> int:
         assert self._staging is not None, "refused in `open`"
 
         async def send(copies: list[CopyRun]) -> None:
             await plan.sender.write(push.grant.id, plan.region, copies)
 
-        return await self._staging.push(runs, plan.source, plan.side, send)
+        return await self._staging.push(runs, plan.source, plan.side, send, after)
 
     def _chunk_done(self, chunk: Chunk) -> None:
         grant = chunk.push.grant
@@ -407,12 +382,3 @@ class Pusher:
             push.on_quiet(grant_id)
         else:
             push.on_delivered(grant_id)
-
-
-def _take_writes(items: deque[LinkWrite]) -> list[LinkWrite]:
-    """Take as many layers from the left as make one long write."""
-    taken = [items.popleft()]
-    num_bytes = taken[0].num_bytes
-    while items and (num_bytes := num_bytes + items[0].num_bytes) <= _LONG_WRITE_BYTES:
-        taken.append(items.popleft())
-    return taken

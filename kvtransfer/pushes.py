@@ -1,16 +1,20 @@
 """The pusher's state: grants that are being filled, the chunks of a step, and what waits to go out."""
 
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from core.kv import KVLayout
+from core.kv import KVLayout, RankPool
 from core.messages import Grant, HandoverTimes, RegionKey
-from kvtransfer.copies import Side, VectorRun
+from device.seam import Event
+from kvtransfer.copies import Side, VectorRun, plan_vectors
 from kvtransfer.linkqueue import Urgency
 from kvtransfer.transport.base import Sender
 
 _SMOOTHING = 0.3
+_LONG_WRITE_BYTES = 8 << 20
+"""Layers that have queued up go out together up to this size."""
 
 
 @dataclass(slots=True)
@@ -114,6 +118,8 @@ class LinkWrite:
     chunk: Chunk
     rank: int
     layer: int
+    after: tuple[Event, ...] = ()
+    """Done once the layer is in the pool; none: it is there."""
 
     @property
     def num_bytes(self) -> int:
@@ -122,3 +128,41 @@ class LinkWrite:
     @property
     def written_bytes(self) -> int:
         return sum(plan.written_bytes(self.layer) for plan in self.chunk.plans[self.rank])
+
+
+def plan_target(
+    pool: RankPool,
+    push: ActivePush,
+    target: int,
+    block_ids: Sequence[int],
+    start: int,
+    count: int,
+) -> TargetPlan:
+    """Plan the copies of tokens [start, start + count), in the instance's blocks `block_ids`, to the target of that number."""
+    sender, region = push.ways[pool.memory][target]
+    grant = push.grant
+    blocks = pool.local(block_ids)
+    source = Side(shard=pool.shard, num_blocks=pool.num_blocks, block_ids=blocks, base_bytes=pool.base_bytes)
+    side = Side(
+        shard=region.shard,
+        num_blocks=region.num_blocks,
+        block_ids=grant.block_ids,
+        first_token=grant.first_token,
+        base_bytes=region.base_bytes,
+    )
+    return TargetPlan(
+        sender=sender,
+        region=region,
+        source=source,
+        side=side,
+        runs=plan_vectors(source, side, start, count),
+    )
+
+
+def take_writes(items: deque[LinkWrite]) -> list[LinkWrite]:
+    """Take as many layers from the left as make one long write."""
+    taken = [items.popleft()]
+    num_bytes = taken[0].num_bytes
+    while items and (num_bytes := num_bytes + items[0].num_bytes) <= _LONG_WRITE_BYTES:
+        taken.append(items.popleft())
+    return taken

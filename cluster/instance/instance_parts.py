@@ -24,6 +24,7 @@ from engine.tiers.restoring import Restoring
 from engine.tiers.tier_store import TierStore
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
+from kvtransfer.source import Source
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Receiver, Sender
 from prefill.deadline_policy import DeadlinePolicy
@@ -42,6 +43,8 @@ class InstanceParts:
     make_senders: Callable[[], list[Sender]]
     make_group: Callable[[LayerSink | None], WorkerGroup]
     host: str
+    source: Source | None = None
+    """How senders read the pool. None means that it is where they read."""
     staging: Staging | None = None
     """Where KV is converted for holders that store it otherwise. None means that those are refused."""
     tiers: TierStore | None = None
@@ -84,6 +87,7 @@ def make_pusher(mail: Mail, clock: Clock, parts: InstanceParts) -> Pusher:
         parts.num_blocks,
         mail,
         parts.make_senders(),
+        source=parts.source,
         staging=parts.staging,
         model=parts.model,
         pools=parts.pools,

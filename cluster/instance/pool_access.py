@@ -7,6 +7,8 @@ from pathlib import Path
 from cluster.instance.shared_memory import take_memory
 from core.config import TransferConfig
 from core.errors import ConfigError
+from device.port import PoolMemory
+from kvtransfer.source import Source
 from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
@@ -22,13 +24,15 @@ _RDMA = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolAccess:
-    """The ways to a pool. `buffer` is the pool's memory; it lives as long as its receivers, or the buffer itself, do."""
+    """The ways to a pool. `buffer` is its memory, the host's or a GPU's; it lives as long as its receivers or its users do."""
 
-    buffer: memoryview
+    buffer: memoryview | PoolMemory
     make_receivers: Callable[[Holder], list[Receiver]]
     make_senders: Callable[[], list[Sender]]
     path: str
-    """The path by which the instance's ranks can map the memory."""
+    """The path by which the instance's ranks can map the memory; empty: it is a GPU's, of this process."""
+    source: Source | None = None
+    """How senders read the pool. None means that it is where they read."""
     staging: Staging | None = None
     """Where KV is converted for holders that store it otherwise: in memory that the senders read, behind the pool."""
 
@@ -47,7 +51,7 @@ def remote_access(
     `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed and there are
     RDMA devices. `receives` says that others write into it. `media` makes those that need torch. Raises ConfigError."""
     ways = _ways(config)
-    tls = _tls(config)
+    tls = tls_of(config)
     known = {"nixl": lambda pool, _: NixlMedium(RegisteredMemory.of(pool)), **(media or {})}
     if unknown := [way for way in ways if way not in known and way not in ("shm", "tcp")]:
         raise ConfigError(
@@ -81,7 +85,7 @@ def remote_access(
 def _ways(config: TransferConfig) -> tuple[str, ...]:
     match config.transport:
         case "auto":
-            return ("shm", "nixl", "tcp") if available() and any(_RDMA.glob("*")) else ("shm", "tcp")
+            return ("shm", "nixl", "tcp") if available() and has_rdma() else ("shm", "tcp")
         case "loopback":
             raise ConfigError(
                 "transfer.transport loopback works within one process only (--local); use auto, shm or tcp"
@@ -90,7 +94,12 @@ def _ways(config: TransferConfig) -> tuple[str, ...]:
             return (one,)
 
 
-def _tls(config: TransferConfig) -> TlsContexts | None:
+def has_rdma() -> bool:
+    return any(_RDMA.glob("*"))
+
+
+def tls_of(config: TransferConfig) -> TlsContexts | None:
+    """Return what `transfer.tls_*` names, if anything. Raises ConfigError."""
     files = (config.tls_cert, config.tls_key, config.tls_ca)
     if not any(files):
         return None

@@ -4,9 +4,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from cluster.instance.pool_access import has_rdma
+from core.config import TransferConfig
 from core.errors import ConfigError
 from device.cuda import CudaDevice
+from device.port import PoolMemory
 from kvtransfer.transport.collective import CollectiveMedium, check
+from kvtransfer.transport.cuda_ipc import CudaIpcMedium
+from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium
 
 
@@ -20,16 +25,14 @@ def _nccl(pool: memoryview, hostname: str) -> Medium:
 
 
 def _cuda_ipc(pool: memoryview, hostname: str) -> Medium:
-    CudaDevice(0)
     raise _in_host_memory("cuda_ipc")
 
 
 def _in_host_memory(transport: str) -> ConfigError:
-    """Return the refusal of a GPU's pool (`mirrored_pool.py`): a medium that wrote it would have to update its copy in host
-    memory, which tiers and all others read."""
+    """Return the refusal of a GPU's pool that has a copy in host memory, which a medium that wrote it would have to update."""
     return ConfigError(
-        f"transfer.transport {transport} moves KV pools in GPU memory, and instances hand KV over in host memory, where a "
-        "pool on a GPU has its copy: use auto, shm, tcp or nixl"
+        f"transfer.transport {transport} moves KV pools in GPU memory, and this instance hands KV over in host memory: use auto, "
+        "shm, tcp or nixl"
     )
 
 
@@ -38,3 +41,21 @@ MEDIA: Mapping[str, Callable[[memoryview, str], Medium]] = {
     "nccl": _nccl,
     "cuda_ipc": _cuda_ipc,
 }
+
+
+def device_media(config: TransferConfig) -> dict[str, Callable[[PoolMemory], Medium]]:
+    """Return what moves pools in a GPU's memory here, the fastest first."""
+    made: dict[str, Callable[[PoolMemory], Medium]] = {"cuda_ipc": _shared}
+    if config.transport == "nixl" or (available() and has_rdma()):
+        made["nixl"] = _registered
+    return made
+
+
+def _shared(memory: PoolMemory) -> Medium:
+    assert isinstance(memory.device, CudaDevice)
+    return CudaIpcMedium(memory.device, memory)
+
+
+def _registered(memory: PoolMemory) -> Medium:
+    region = memory.region
+    return NixlMedium(RegisteredMemory(region.address, region.num_bytes, region.device), memory.settle)

@@ -8,7 +8,14 @@ from cluster.instance.instance_parts import Role
 from core.config import ClusterConfig, ParallelConfig
 from core.memory_law import DeviceMemory, Sharing
 from core.pools import pools_of
-from engine.execution.devices import choose_device, host_cpus, host_gpus, host_memory, memory_of
+from engine.execution.devices import (
+    choose_device,
+    host_cpus,
+    host_gpus,
+    host_memory,
+    keeps_pool,
+    memory_of,
+)
 from engine.execution.pool_size import RankMemory
 from engine.ranks.rank import Spawner
 
@@ -36,7 +43,11 @@ def memory_of_replica(
         with_room.append(num_gpus)
     on_host = max(own, min(with_room))
     found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1)
-    if role == "prefill" or config.transfer.transport not in ("auto", "shm"):
+    if (
+        role == "prefill"
+        or config.transfer.transport not in ("auto", "shm")
+        or keeps_pool(found.devices[0].is_host, parallel.num_ranks)
+    ):
         return found
     # Others write into this pool through /dev/shm, where a container often has little.
     shared, utilization = shutil.disk_usage(_SHARED_MEMORY), config.engine.memory_utilization
@@ -67,7 +78,9 @@ def _found(
             for device in devices
         )
         return RankMemory(devices=left, num_sharers=num_on_host)
-    # A GPU's pool has a copy in host memory.
+    if keeps_pool(devices[0].is_host, parallel.num_ranks):
+        return RankMemory(devices=devices, num_sharers=num_in_process)
+    # The pool has a copy in host memory.
     host = host_memory()
     most = host.budget_bytes(config.engine.memory_utilization, Sharing(num_on_host))
     return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
+from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, remote_access
-from cluster.instance.pull_media import MEDIA
+from cluster.instance.pull_media import MEDIA, device_media
 from cluster.instance.rank_memory import memory_in_process, memory_of_replica
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
@@ -16,6 +17,7 @@ from cluster.instance.shared_memory import take_memory
 from core.config import ClusterConfig, ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.step_profile import first_steps
+from device.cuda import CudaDevice
 from engine.execution.build_group import build_group
 from engine.execution.devices import choose_device
 from engine.execution.model_dims import mesh_of
@@ -52,6 +54,10 @@ def local_parts(
     size = _size(
         config, folder, role, parallel, spawner=spawner, found=memory_in_process(config, parallel, spawner)
     )
+    if size.on_device:
+        memory = take_device_memory(CudaDevice(0), size.num_bytes)
+        access = loopback_access(fabric, mail.address, memory)
+        return _parts(config, folder, size, parallel, access=access, host="process", spawner=None)
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
@@ -94,6 +100,11 @@ def remote_parts(
     found = memory_of_replica(config, role, parallel, spawner)
     size = _size(config, folder, role, parallel, spawner=spawner, found=found)
     host = mail.address.rpartition(":")[0]
+    if size.on_device:
+        memory = take_device_memory(CudaDevice(0), size.num_bytes)
+        media = device_media(config.transfer)
+        access = device_access(config.transfer, mail.me, host, key=key, memory=memory, media=media)
+        return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=None)
     access = remote_access(
         config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
     )
@@ -196,9 +207,10 @@ def _parts(
         make_senders=access.make_senders,
         make_group=group,
         host=host,
+        source=access.source,
         staging=access.staging,
         tiers=tiers,
-        # A GPU's pool is filled from its copy in host memory as a step begins, ranks of their own have no gate to wait at.
+        # A GPU's steps are launched ahead of what they compute, ranks of their own have no gate to wait at.
         gate=LayerGate()
         if parallel.num_ranks == 1 and choose_device(config.engine.device).type == "cpu"
         else None,

@@ -9,6 +9,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import RankPool, num_blocks_for
 from core.ports import LayerSink
+from device.port import PoolMemory
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
 from engine.execution.draws import Draws
@@ -21,6 +22,7 @@ from engine.execution.kv_pool import DevicePool, KVPool
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
+from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from models.causal_model import CausalModel
 from models.registry import load_encoder, load_model
@@ -33,11 +35,11 @@ def build_group(
     model: ModelConfig,
     engine: EngineConfig,
     size: PoolSize,
-    buffer: memoryview,
+    memory: memoryview | PoolMemory,
     sink: LayerSink | None,
 ) -> InlineGroup:
-    """Build the only rank of an instance, in this process. Its KV pool is `buffer`, or a GPU's memory with a copy in `buffer`.
-    Raises ConfigError."""
+    """Build the only rank of an instance, in this process. Its KV pool is `memory`, the host's or a GPU's. Raises
+    ConfigError."""
     torch.set_num_threads(size.num_threads)
     device = choose_device(engine.device)
     if size.encodes:
@@ -57,7 +59,12 @@ def build_group(
         implementation=model.implementation,
         load_format=size.load_format,
     )
-    pool = make_pool(size.pools[0], buffer, device)
+    place = size.pools[0]
+    pool = (
+        ResidentPool(place.shard, place.num_blocks, memory, device)
+        if isinstance(memory, PoolMemory)
+        else make_pool(place, memory, device)
+    )
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
     grammars = GrammarMasks(GuidanceMatchers(folder, loaded.spec.vocab_size))
     runner = Runner(loaded, pool, engine.block_size, sink, graphs, draws=Draws(loaded, grammars))
@@ -78,7 +85,7 @@ def make_graphs(
             raise ConfigError(f"engine.cuda_graphs names sizes, but {reason}: leave it at auto")
         _log.info("decode steps are launched one kernel at a time: %s", reason)
         return None
-    assert isinstance(pool, MirroredPool)
+    assert isinstance(pool, MirroredPool | ResidentPool), "on a GPU"
     sizes = auto_sizes(engine.max_num_seqs) if asked == "auto" else asked
     most_blocks = num_blocks_for(max_context_tokens, engine.block_size)
     try:

@@ -17,6 +17,7 @@ from core.plan import SeqWork
 from engine.execution.batch import RankSeq
 from engine.execution.graph_capture import Capture, Launch
 from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.resident_pool import ResidentPool
 from kernels.ops import FixedDecode
 from models.causal_model import CausalModel
 
@@ -43,8 +44,14 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def __init__(
-        self, model: CausalModel, pool: MirroredPool, block_size: int, max_blocks: int, sizes: Sequence[int], capture: Capture
-    ) -> None:  # fmt: skip
+        self,
+        model: CausalModel,
+        pool: MirroredPool | ResidentPool,
+        block_size: int,
+        max_blocks: int,
+        sizes: Sequence[int],
+        capture: Capture,
+    ) -> None:
         """Capture all `sizes`, the largest first, so that its scratch memory has room for the others'. `max_blocks` is the number
         of blocks of the longest context."""
         self._model, self._pool, self._block_size, self._max_blocks = model, pool, block_size, max_blocks
@@ -71,7 +78,7 @@ class DecodeGraphs:
         return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
 
     def hidden(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
-        """Return the rows (N, hidden_size) for `logits` of work that does `fit`. All its KV is written, also to the pool's copy.
+        """Return the rows (N, hidden_size) for `logits` of work that does `fit`. All its KV is written.
         The next replay overwrites the rows."""
         captured = self._captured[next(size for size in self._sizes if size >= len(work))]
         starts = np.array([item.start for item in work])

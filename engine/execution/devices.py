@@ -7,6 +7,7 @@ import torch
 
 from core.errors import ConfigError
 from core.memory_law import DeviceMemory
+from device.cuda import has_cupy
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -18,6 +19,12 @@ def choose_device(wanted: str) -> torch.device:
             "engine.device is cuda, but torch sees no CUDA device here: install a CUDA build of torch and give the instance a GPU"
         )
     return torch.device("cuda", 0)
+
+
+def keeps_pool(device_is_host: bool, num_ranks: int) -> bool:
+    """Whether an instance's KV lies in a GPU's memory alone. Ranks in processes of their own, and processes without cupy, have a
+    copy in host memory, which transports and lower tiers read."""
+    return not device_is_host and num_ranks == 1 and has_cupy()
 
 
 def memory_of(device: torch.device) -> DeviceMemory:

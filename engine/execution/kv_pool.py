@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from core.kv import KVShard
-from core.plan import BlockCopy
+from core.plan import BlockCopy, StepPlan
 from kernels.ops import KVLayer, ScaledKV
 
 TORCH_DTYPES = {
@@ -31,8 +31,12 @@ class DevicePool(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def is_mirrored(self) -> bool:
+    def is_told(self) -> bool:
         """Whether `arrived` and `written` are to be called."""
+        ...
+
+    def begin(self, plan: StepPlan) -> None:
+        """Make the device wait for what the step must not overtake. Comes before the step's first touch of the pool."""
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
@@ -48,20 +52,27 @@ class DevicePool(Protocol):
         `layer`."""
         ...
 
-    def synchronise(self) -> None:
-        """Wait until everything `written` is in the buffer."""
+    def hand_over(self) -> None:
+        """Let others have what was `written`, who are told of it next."""
+        ...
+
+    def finish(self) -> None:
+        """Wait until all work of the step is done."""
         ...
 
 
 class KVPool:
     """A pool that is computed on where it lies. The buffer may be shared with other processes."""
 
-    is_mirrored = False
+    is_told = False
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview) -> None:
         self._parts = pool_parts(shard, num_blocks, bytes_of(shard, num_blocks, buffer))
         self.layers = layers_of(shard, self._parts)
         self.device = torch.device("cpu")
+
+    def begin(self, plan: StepPlan) -> None:
+        """Do nothing."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
@@ -74,8 +85,11 @@ class KVPool:
     def written(self, layer: int, slots: Tensor) -> None:
         """Do nothing: the buffer is the pool."""
 
-    def synchronise(self) -> None:
-        """Do nothing: the buffer is the pool."""
+    def hand_over(self) -> None:
+        """Do nothing."""
+
+    def finish(self) -> None:
+        """Do nothing."""
 
 
 def bytes_of(shard: KVShard, num_blocks: int, buffer: memoryview) -> Tensor:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from core.kv import KVShard
-from core.plan import BlockCopy
+from core.plan import BlockCopy, StepPlan
 from engine.execution.kv_pool import bytes_of, layers_of, pool_parts
 
 
 class MirroredPool:
     """An engine.execution.kv_pool.DevicePool in two memories. They are separate on a CPU too, which is how it is tested."""
 
-    is_mirrored = True
+    is_told = True
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
         flat = _seen_by(device, bytes_of(shard, num_blocks, buffer))
@@ -54,7 +54,17 @@ class MirroredPool:
         for host, pool in zip(self._host, self._pool, strict=True):
             host[:, block, :, :, offset] = pool[:, block, :, :, offset]
 
-    def synchronise(self) -> None:
+    def begin(self, plan: StepPlan) -> None:
+        """Do nothing: the copy is the host's, and nobody else touches the device's memory."""
+
+    def hand_over(self) -> None:
+        # Transports of this instance run in another process and read the copy: it must be whole before they are told.
+        self._wait()
+
+    def finish(self) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 

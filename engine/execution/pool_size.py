@@ -11,7 +11,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv_room
-from engine.execution.devices import choose_device, host_cores, memory_of
+from engine.execution.devices import choose_device, host_cores, keeps_pool, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from engine.planning.whole_prompts import encoder_config
@@ -56,6 +56,8 @@ class PoolSize:
     """Compute threads of each rank."""
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
+    on_device: bool = False
+    """Whether the pool lies in a GPU's memory alone. Its layout has a block more then, which is nobody's."""
 
     @property
     def num_bytes(self) -> int:
@@ -112,6 +114,7 @@ def size_pool(
         num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
     )
     found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
+    on_device = keeps_pool(device.type == "cpu", mesh.size) and not spec.encodes
     hosts = memories or (0,) * mesh.size
     sharing = [Sharing(found.num_sharers, hosts.count(host)) for host in hosts]
     if engine.num_blocks or engine.kv_bytes:
@@ -120,7 +123,8 @@ def size_pool(
         num_blocks = _blocks_with_room(
             engine, shards, needs, found, sharing=sharing, max_context_tokens=max_context_tokens
         )
-    pools = lay_out(shards, num_blocks, groups, memories)
+        num_blocks = max(2, num_blocks - on_device)
+    pools = lay_out(shards, num_blocks + on_device, groups, memories)
     for memory, need, pool, shared in zip(found.devices, needs, pools, sharing, strict=True):
         check_fit(memory, need, pool.num_bytes, engine.memory_utilization, shared)
     size = PoolSize(
@@ -134,6 +138,7 @@ def size_pool(
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),
         encodes=spec.encodes,
+        on_device=on_device,
     )
     _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())
     return size

@@ -49,7 +49,7 @@ class Runner:
         else:
             hidden, replayed = self._forward(plan, seqs, layer_done), False
         sampled = self._draws.draw(hidden, plan.work, seqs)
-        self._pool.synchronise()
+        self._pool.finish()
         return StepResult(
             step=plan.step,
             sampled=sampled,
@@ -79,6 +79,7 @@ def begin_step(
         if item.drafts:
             seqs[item.key].guess(item)
     layer_done = sink.step_started(plan) if sink is not None else None
+    pool.begin(plan)
     pool.copy_blocks(plan.copies)
     _take_in(pool, plan, block_size)
     return layer_done
@@ -89,13 +90,13 @@ def layer_hook(
 ) -> Callable[[int], None] | None:
     """Return a hook to be called with each layer of the model when its KV of the tokens at `slots` is computed. `first_layer` is
     the pool's first."""
-    if not pool.is_mirrored:
+    if not pool.is_told:
         return None if layer_done is None else lambda layer: layer_done(0, layer)
 
     def written(layer: int) -> None:
         pool.written(layer - first_layer, slots)
         if layer_done is not None:
-            pool.synchronise()
+            pool.hand_over()
             layer_done(0, layer)
 
     return written
@@ -103,7 +104,7 @@ def layer_hook(
 
 def _take_in(pool: DevicePool, plan: StepPlan, block_size: int) -> None:
     """Take in what others may have computed of the new sequences' KV."""
-    if not pool.is_mirrored:
+    if not pool.is_told:
         return
     new = {seq.key for seq in plan.new}
     known = [

@@ -63,7 +63,7 @@ class StageRunner:
             sampled += self._run(plan.step, work, layer_done if number == len(parts) - 1 else None)
         for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
             self._run(plan.step, (), None)
-        self._pool.synchronise()
+        self._pool.finish()
         return StepResult(step=plan.step, sampled=tuple(sampled), duration_s=time.perf_counter() - started)
 
     def _run(self, step: int, work: tuple[SeqWork, ...], layer_done: LayerDone | None) -> list[Sampled]:

@@ -3,20 +3,23 @@
 Invariant: ranks hold either the same part of a block or nothing in common. So each different piece is kept once, and put back
 wherever it belongs. Ranks that serve other sequences hold other blocks, cut alike."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from core.kv import KVShard, RankPool
+from device.port import PoolMemory
+from engine.tiers.pool_bytes import bytes_of_pool
 
 
 class BlockPieces:
-    """The pieces of a block in `memory`, in which the ranks' `pools` lie. A block's content is its different pieces, in rank
-    order."""
+    """The pieces of a block in `memory`, the host's or a device's, in which the ranks' `pools` lie.
 
-    def __init__(self, memory: memoryview, pools: Sequence[RankPool]) -> None:
-        self._memory = memory
+    A block's content is its different pieces, in rank order."""
+
+    def __init__(self, memory: memoryview | PoolMemory, pools: Sequence[RankPool]) -> None:
         self._holders: dict[KVShard, list[RankPool]] = {}
         for pool in pools:
             self._holders.setdefault(pool.shard, []).append(pool)
+        self._bytes = bytes_of_pool(memory, self.num_bytes)
 
     @property
     def num_bytes(self) -> int:
@@ -35,7 +38,8 @@ class BlockPieces:
             min(shard.layers[0] for shard in self._holders), max(shard.layers[1] for shard in self._holders)
         )
 
-    def gather(self, block: int) -> bytes:
+    def save(self, block: int, then: Callable[[bytes], None]) -> None:
+        """Copy a block out; on return it may be overwritten. `then` gets its content on the event loop's thread."""
         spans: list[tuple[int, int, int]] = []
         base = 0
         for shard, pools in self._holders.items():
@@ -43,17 +47,26 @@ class BlockPieces:
             for row in range(shard.num_layers):
                 spans += ((base + at, start, size) for start, at, size in _spans(holder, block, row))
             base += shard.pool_bytes(1)
-        return b"".join(self._memory[start : start + size] for _, start, size in sorted(spans))
+        self._bytes.save([(start, size) for _, start, size in sorted(spans)], then)
 
     def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
         """Put a layer of a block back wherever it belongs. `content` is the whole block's, of `num_bytes`."""
+        pieces: list[tuple[int, memoryview]] = []
         base = 0
         for shard, pools in self._holders.items():
             if shard.layers[0] <= layer < shard.layers[1]:
-                for pool in filter(lambda pool: pool.holds(block), pools):
-                    for start, at, size in _spans(pool, block, layer - shard.layers[0]):
-                        self._memory[start : start + size] = content[base + at : base + at + size]
+                pieces += [
+                    (start, content[base + at : base + at + size])
+                    for pool in pools
+                    if pool.holds(block)
+                    for start, at, size in _spans(pool, block, layer - shard.layers[0])
+                ]
             base += shard.pool_bytes(1)
+        self._bytes.write(pieces)
+
+    def close(self) -> None:
+        """Close, once nothing is on its way. Blocks."""
+        self._bytes.close()
 
 
 def _spans(pool: RankPool, block: int, row: int) -> Iterator[tuple[int, int, int]]:

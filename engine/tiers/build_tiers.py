@@ -9,6 +9,7 @@ from pathlib import Path
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.kv import RankPool
+from device.port import PoolMemory
 from engine.tiers.block_digests import root_digest
 from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.disk_tier import DiskTier
@@ -19,7 +20,7 @@ _MAX_INSTANCES = 256
 
 
 def build_tiers(
-    config: EngineConfig, memory: memoryview, pools: Sequence[RankPool], revision: str
+    config: EngineConfig, memory: memoryview | PoolMemory, pools: Sequence[RankPool], revision: str
 ) -> TierStore | None:
     """Return the tiers, or None when both are off. `pools` are those of the instance's ranks, in `memory`; `revision` is that of
     the weights. Raises ConfigError."""

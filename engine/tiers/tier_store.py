@@ -41,7 +41,7 @@ class TierStore:
     def save(self, digest: bytes, block: int) -> None:
         """Copy out a block whose KV is complete. On return it may be overwritten."""
         if digest not in self._host:
-            self._save(digest, self._pieces.gather(block))
+            self._pieces.save(block, lambda content: self._save(digest, content))
 
     def _save(self, digest: bytes, content: bytes) -> None:
         self._saved += 1
@@ -79,6 +79,7 @@ class TierStore:
 
     async def close(self) -> None:
         """Close, after what is on its way to the disk."""
+        await asyncio.to_thread(self._pieces.close)
         await asyncio.to_thread(self._thread.shutdown, wait=True)
         self._filler.shutdown()
         if self._disk is not None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from kvtransfer.copies import CopyRun
 
 
-def crc_of(pieces: Sequence[memoryview]) -> int:
-    value = 0
+def crc_of(pieces: Sequence[memoryview], value: int = 0) -> int:
+    """Return the checksum of `pieces`, behind others whose checksum is `value`."""
     for piece in pieces:
         value = zlib.crc32(piece, value)
     return value

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from core.errors import DeviceError, TransferError
-from device.poller import Poller
+from device.port import PoolMemory
 from device.seam import Copy, Region, SharingDevice
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.pull import SCRATCH_BYTES, Exchange
@@ -22,12 +22,12 @@ from kvtransfer.transport.shm import host_id
 
 class CudaIpcMedium:
     name = "cuda_ipc"
-    memory = None
+    memory: memoryview | None = None
     needs_go = False
 
-    def __init__(self, device: SharingDevice, pool: Region, poller: Poller) -> None:
-        """`pool`: in an allocation of the device's."""
-        self.device, self.pool, self.poller, self.num_bytes = device, pool, poller, pool.num_bytes
+    def __init__(self, device: SharingDevice, pool: PoolMemory) -> None:
+        """`pool` lies in an allocation of `device`."""
+        self.device, self.pool, self.num_bytes = device, pool, pool.region.num_bytes
         self.host = host_id()
         self.scratch = device.allocate(SCRATCH_BYTES)
 
@@ -44,7 +44,7 @@ class CudaIpcMedium:
 
     def give(self, exchange: Exchange) -> "_CudaOutlet":
         try:
-            handle, offset = self.device.export(self.pool)
+            handle, offset = self.device.export(self.pool.region)
         except DeviceError as error:
             raise TransferError(f"the KV pool cannot be shared with other processes: {error}") from error
         exchange.send(msgpack.packb([handle, offset, self.num_bytes]))  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ class _CudaIntake:
 
     def fetch(self, runs: Sequence[CopyRun], *, scratch: bool) -> None:
         medium = self._medium
-        target = medium.scratch if scratch else medium.pool
+        target = medium.scratch if scratch else medium.pool.region
         try:
             copies = [
                 Copy(
@@ -105,9 +105,10 @@ class _CudaIntake:
     def _copy(self, copies: Sequence[Copy]) -> None:
         """Returns, or raises TransferError, when nothing of it is on its way any more."""
         try:
+            self._medium.pool.order(self._stream)
             try:
                 self._stream.copy(copies)
             finally:
-                self._medium.poller.wait([self._stream.record()])
+                self._medium.pool.poller.wait([self._stream.record()])
         except DeviceError as error:
             raise TransferError(f"copying from the writer's GPU memory failed: {error}") from error

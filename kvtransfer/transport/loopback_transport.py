@@ -1,13 +1,17 @@
 """Transfers within one process: the executable specification. Under virtual time pools have no bytes and writes take modelled
 time."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from core.errors import ReplicaLost
+from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
+from device.port import PoolMemory
+from device.seam import Copy
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.base import Arrived, MayWrite
+from kvtransfer.transport.write_admission import WriteAdmission
 from kvtransfer.wire import POOL_FORMAT
 
 Delay = Callable[[int], Awaitable[None]]
@@ -19,7 +23,7 @@ class LoopbackFabric:
 
     def __init__(self, delay: Delay | None = None) -> None:
         self.delay = delay
-        self.receivers: dict[str, LoopbackReceiver] = {}
+        self.receivers: dict[str, LoopbackReceiver | DeviceLoopbackReceiver] = {}
 
 
 class LoopbackReceiver:
@@ -87,7 +91,7 @@ class LoopbackSender:
         if self._fabric.delay is not None:
             await self._fabric.delay(sum(run.num_bytes for run in runs))
         receiver = self._fabric.receivers.get(region.endpoint)
-        if receiver is None:
+        if not isinstance(receiver, LoopbackReceiver):
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
         receiver.accept(grant_id, runs, self._source)
 
@@ -104,3 +108,100 @@ class LoopbackSender:
 
     async def close(self) -> None:
         """Do nothing: no state is kept between writes."""
+
+
+class DeviceLoopbackReceiver:
+    """The holder's side where all pools of a process are on one device: it copies from pool to pool, on a stream of its own."""
+
+    def __init__(
+        self, fabric: LoopbackFabric, endpoint: str, memory: PoolMemory, admission: WriteAdmission
+    ) -> None:
+        self._fabric, self._endpoint = fabric, endpoint
+        self._memory, self._admission = memory, admission
+        self._stream = memory.device.stream("loopback")
+        fabric.receivers[endpoint] = self
+
+    def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
+        return RegionKey(
+            transport="loopback",
+            endpoint=self._endpoint,
+            name=POOL_FORMAT,
+            host="process",
+            shard=shard,
+            num_blocks=num_blocks,
+        )
+
+    async def accept(self, grant_id: str, runs: Sequence[CopyRun], source: PoolMemory) -> None:
+        """Copy the runs. Returns, or raises, when that is over. Raises TransferError where the grant does not cover them all."""
+        if not self._admission.begin(grant_id, [(run.destination, run.num_bytes) for run in runs]):
+            raise TransferError(f"grant {grant_id} does not cover what was written")
+        num_bytes = 0
+        try:
+            await self._copy(runs, source)
+            num_bytes = sum(run.num_bytes for run in runs)
+        finally:
+            self._admission.over(grant_id, num_bytes)
+
+    def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
+        self._admission.when_idle(grant_id, then)
+
+    def ended(self, grant_id: str) -> None:
+        """Do nothing: no state is kept for a grant."""
+
+    async def fence(self, writer: str, grant_id: str) -> None:
+        """Wait for the copies that are under way."""
+        idle = asyncio.Event()
+        self._admission.when_idle(grant_id, idle.set)
+        await idle.wait()
+
+    async def close(self) -> None:
+        if self._fabric.receivers.pop(self._endpoint, None) is not None:
+            await asyncio.to_thread(self._stream.close)
+
+    async def _copy(self, runs: Sequence[CopyRun], source: PoolMemory) -> None:
+        there, here = self._memory.region, source.region
+        self._memory.order(self._stream)
+        try:
+            self._stream.copy(
+                [
+                    Copy(there.part(run.destination, run.num_bytes), here.part(run.source, run.num_bytes))
+                    for run in runs
+                ]
+            )
+        finally:
+            await self._memory.poller.done([self._stream.record()])
+
+
+class DeviceLoopbackSender:
+    """Reads the device's memory: what it writes must be there."""
+
+    name = "loopback"
+    vouches = False
+
+    def __init__(self, fabric: LoopbackFabric, source: PoolMemory) -> None:
+        self._fabric, self._source = fabric, source
+
+    def reaches(self, region: RegionKey) -> bool:
+        return region.transport == self.name
+
+    async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
+        await self._receiver(region).accept(grant_id, runs, self._source)
+
+    async def probe(self, region: RegionKey, num_bytes: int) -> int:
+        self._receiver(region)
+        return num_bytes
+
+    def ended(self, grant_id: str) -> None:
+        """Do nothing: no state is kept between writes."""
+
+    def forget(self, endpoint_owner: str) -> None:
+        """Do nothing: no state is kept between writes."""
+
+    async def close(self) -> None:
+        """Do nothing: no state is kept between writes."""
+
+    def _receiver(self, region: RegionKey) -> DeviceLoopbackReceiver:
+        receiver = self._fabric.receivers.get(region.endpoint)
+        if not isinstance(receiver, DeviceLoopbackReceiver):
+            raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
+        return receiver

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +63,13 @@ class NixlMedium:
     host = ""
     needs_go = False
 
-    def __init__(self, memory: RegisteredMemory) -> None:
-        """Register the pool. Raises ConfigError without NIXL, TransferError when it cannot register."""
+    def __init__(self, memory: RegisteredMemory, before: Callable[[], None] = lambda: None) -> None:
+        """`before` is called, on a thread, before each read into the pool.
+
+        Register the pool. Raises ConfigError without NIXL, TransferError when it cannot register."""
         api = load()
         self.memory, self.num_bytes = memory.view, memory.num_bytes
-        self.pool = memory
+        self.pool, self.before = memory, before
         self._scratch = np.zeros(SCRATCH_BYTES, np.uint8)
         try:
             # Its progress thread would keep a core busy for ever: both sides make progress while something is on its way.
@@ -158,6 +160,8 @@ class _NixlIntake:
             agent = self._medium.agent
             handle = None
             try:
+                if not scratch:
+                    self._medium.before()
                 local = self._medium.local(runs, scratch=scratch)
                 remote = self._medium.remote(runs, self._base, self._device)
                 handle = agent.initialize_xfer("READ", local, remote, self._peer)

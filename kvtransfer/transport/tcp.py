@@ -23,9 +23,11 @@ import msgpack
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
+from device.port import PoolMemory
 from kvtransfer.copies import CopyRun, split_runs
+from kvtransfer.landing import Landing, landing_in
 from kvtransfer.transport.base import PROBE
-from kvtransfer.transport.checks import crc_of, source_crc
+from kvtransfer.transport.checks import source_crc
 from kvtransfer.transport.lanes import Job, Lane, LaneLink
 from kvtransfer.transport.streams import Stream, TlsContexts, cut
 from kvtransfer.transport.write_admission import WriteAdmission
@@ -59,11 +61,11 @@ class TcpReceiver:
         key: bytes,
         me: Identity,
         host: str,
-        buffer: memoryview,
+        pool: memoryview | PoolMemory,
         admission: WriteAdmission,
         tls: TlsContexts | None = None,
     ) -> None:
-        self._buffer, self._admission, self._tls = buffer, admission, tls
+        self._pool, self._admission, self._tls = pool, admission, tls
         self._readers: dict[str, set[_Reader]] = {}
         self._listener = Listener(
             host, key, self._serve, lambda why: log.warning("refused a KV writer: %s", why)
@@ -98,7 +100,7 @@ class TcpReceiver:
 
     async def _serve(self, channel: Channel) -> None:
         writer = channel.peer.address
-        reader = _Reader(channel, self._buffer, self._admission, self._tls)
+        reader = _Reader(channel, landing_in(self._pool), self._admission, self._tls)
         readers = self._readers.setdefault(writer, set())
         readers.add(reader)
         reader.start()
@@ -116,13 +118,13 @@ class _Reader:
     """One stream's thread. `stopped` is set once it can touch the pool no more."""
 
     def __init__(
-        self, channel: Channel, buffer: memoryview, admission: WriteAdmission, tls: TlsContexts | None
+        self, channel: Channel, landing: Landing, admission: WriteAdmission, tls: TlsContexts | None
     ) -> None:
         self.stopped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._peer, self._tls = channel.peer.address, tls
         self._sock = channel.detach()
-        self._buffer, self._admission = buffer, admission
+        self._landing, self._admission = landing, admission
         self._scratch = memoryview(bytearray(0))
         self._cut = False
         self._stream: Stream | None = None
@@ -152,6 +154,7 @@ class _Reader:
             if self._stream is not None:
                 self._stream.close()
             self._sock.close()
+            self._landing.close()
             self._loop.call_soon_threadsafe(self.stopped.set)
 
     def _take_frame(self, stream: Stream) -> None:
@@ -183,9 +186,8 @@ class _Reader:
             return _REFUSED
         arrived, damaged = 0, False
         try:
-            targets = [self._buffer[at : at + size] for at, size in ranges]
-            stream.receive(targets)
-            damaged = crc is not None and crc_of(targets) != crc
+            found = self._landing.take(ranges, stream.receive, checked=crc is not None)
+            damaged = crc is not None and found != crc
             arrived = 0 if damaged else num_bytes
         finally:
             self._admission.over(grant_id, arrived, corrupted=damaged and attempt > 0)

@@ -69,7 +69,7 @@ async def test_commit_before_the_last_bytes_waits_for_them(holder: Holder) -> No
 
 
 # Shared memory cannot refuse a write: its fence is the writer's death, below.
-@pytest.mark.parametrize("holder", ["loopback", *REMOTE], indirect=True)
+@pytest.mark.parametrize("holder", ["loopback", "loopback on a device", *REMOTE], indirect=True)
 async def test_writes_without_a_live_grant_are_refused(holder: Holder) -> None:
     source = source_for(holder.kind, b"x" * SHARD.pool_bytes(BLOCKS))
     sender = make_sender(holder.kind, holder.fabric, source)
@@ -169,7 +169,7 @@ async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up
     holder = Holder("shm")
     source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
     sender = ShmSender(source, checksum=True)
-    copy, left = ShmSender._copy, [num_times]
+    copy, left = ShmSender._copy, [num_times]  # pyright: ignore[reportPrivateUsage]
 
     def damage(self: ShmSender, target: Any, runs: list[CopyRun]) -> None:
         copy(self, target, runs)

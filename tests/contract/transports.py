@@ -17,19 +17,28 @@ from core.types import TokenOut
 from device.cuda import CudaDevice
 from device.host_memory import address_of
 from device.poller import Poller
+from device.port import PoolMemory
+from device.ring import PinnedRing
 from device.seam import Region
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
-from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
+from kvtransfer.transport.loopback_transport import (
+    DeviceLoopbackReceiver,
+    DeviceLoopbackSender,
+    LoopbackFabric,
+    LoopbackReceiver,
+    LoopbackSender,
+)
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
+from tests.contract.device_pools import DevicePoolView, FromDevice
 from tests.contract.fake_cuda import FakeRuntime
 
 KEY = b"cluster key"
@@ -51,7 +60,7 @@ class Holder:
     def __post_init__(self) -> None:
         size = SHARD.pool_bytes(BLOCKS)
         self.segment = SharedSegment(size) if self.kind == "shm" else None
-        self.buffer = self.segment.buffer if self.segment else pool_for(self.kind, size)
+        self.buffer: Any = self.segment.buffer if self.segment else pool_for(self.kind, size)
         self.inbox = Inbox(
             SHARD,
             BLOCKS,
@@ -63,6 +72,10 @@ class Holder:
         self.receiver: Any
         if self.segment:
             self.receiver = ShmReceiver(self.segment)
+        elif self.kind == "loopback on a device":
+            self.receiver = DeviceLoopbackReceiver(
+                self.fabric, "holder", self.buffer.memory, self.admission()
+            )
         elif self.kind == "loopback":
             self.receiver = LoopbackReceiver(
                 self.fabric, "holder", self.buffer, self.inbox.may_write, self.inbox.arrived
@@ -97,7 +110,9 @@ DRIVERS: dict[int, CudaDevice] = {}
 """Devices with fake memory, by its address."""
 
 
-def pool_for(kind: str, num_bytes: int) -> memoryview:
+def pool_for(kind: str, num_bytes: int) -> Any:
+    if kind.endswith("on a device"):
+        return DevicePoolView(num_bytes)
     if kind != "cuda_ipc":
         return memoryview(bytearray(num_bytes))
     runtime = FakeRuntime()
@@ -111,7 +126,8 @@ def medium(kind: str, pool: memoryview) -> Medium:
     match kind:
         case "cuda_ipc":
             address = address_of(pool)
-            return CudaIpcMedium(DRIVERS[address], Region(0, address, len(pool)), Poller())
+            device = DRIVERS[address]
+            return CudaIpcMedium(device, PoolMemory(device, Region(0, address, len(pool)), Poller()))
         case "nixl":
             return NixlMedium(RegisteredMemory.of(pool))
         case "gloo":
@@ -120,22 +136,31 @@ def medium(kind: str, pool: memoryview) -> Medium:
             raise AssertionError(kind)
 
 
-def source_for(kind: str, content: bytes) -> memoryview:
+def source_for(kind: str, content: bytes) -> Any:
     source = pool_for(kind, len(content))
     source[:] = content
     return source
 
 
-def make_receiver(kind: str, me: Identity, pool: memoryview, admission: WriteAdmission) -> Receiver:
+def make_receiver(kind: str, me: Identity, pool: Any, admission: WriteAdmission) -> Receiver:
+    if kind == "tcp on a device":
+        return TcpReceiver(KEY, me, "127.0.0.1", pool.memory, admission)
     if kind == "tcp":
         return TcpReceiver(KEY, me, "127.0.0.1", pool, admission)
     return PullReceiver(KEY, me, "127.0.0.1", medium(kind, pool), admission)
 
 
 def make_sender(
-    kind: str, fabric: LoopbackFabric, source: memoryview, checksum: bool = False, me: Identity = WRITER
+    kind: str, fabric: LoopbackFabric, source: Any, checksum: bool = False, me: Identity = WRITER
 ) -> Sender:
     match kind:
+        case "loopback on a device":
+            inner = DeviceLoopbackSender(fabric, source.memory)
+            return FromDevice(inner, source.memory, PinnedRing(source.memory.device, 1 << 10, 2), direct=True)
+        case "tcp on a device" | "shm from a device":
+            ring = PinnedRing(source.memory.device, 1 << 10, 3)
+            plain = kind.split()[0]
+            return FromDevice(make_sender(plain, fabric, ring.memory, checksum, me), source.memory, ring)
         case "loopback":
             return LoopbackSender(fabric, source)
         case "shm":
@@ -148,7 +173,7 @@ def make_sender(
 
 PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "cuda_ipc"]
 IN_HOST_MEMORY = PULLED[:2]
-REMOTE = ["tcp", *PULLED]
+REMOTE = ["tcp", "tcp on a device", *PULLED]
 
 
 def runs_for(blocks: list[int], source_blocks: list[int]) -> list[CopyRun]:

@@ -58,10 +58,19 @@ def test_choices_are_named() -> None:
     assert str(refused.value).endswith("not 'pigeon'")
 
 
-@pytest.mark.parametrize("transport", ["nccl", "cuda_ipc"])
-def test_a_transport_that_cannot_work_is_refused_before_anything_starts(transport: str) -> None:
-    with pytest.raises(ConfigError, match="use auto, shm, tcp or nixl"):
-        load({}, {}, {"transfer.transport": transport})
+@pytest.mark.parametrize(
+    ("transport", "more", "word"),
+    [
+        ("nccl", {}, "use auto, cuda_ipc or tcp"),
+        ("cuda_ipc", {"engine.device": "cpu"}, "CPUs hand KV over in host memory"),
+        ("cuda_ipc", {"decode.tp": 2}, "instances of several ranks hand KV over in host memory"),
+    ],
+)
+def test_a_transport_that_cannot_work_is_refused_before_anything_starts(
+    transport: str, more: dict[str, object], word: str
+) -> None:
+    with pytest.raises(ConfigError, match=word):
+        load({}, {}, {"transfer.transport": transport, **more})
 
 
 def test_a_secret_is_not_repeated() -> None:

@@ -11,7 +11,7 @@ from core.errors import ConfigError
 from engine.execution import build_group
 from engine.execution.build_group import why_no_graphs
 from engine.execution.devices import choose_device
-from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.resident_pool import ResidentPool
 from kernels.attention.case import Case
 from kernels.select import Kernels, select_ops
 from kernels.torch.reference import reference_ops
@@ -76,7 +76,7 @@ def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.Monk
         "DecodeGraphs",
         Mock(side_effect=RuntimeError("operation not permitted when stream is capturing")),
     )
-    pool = Mock(spec=MirroredPool, device=torch.device("cuda"))
+    pool = Mock(spec=ResidentPool, device=torch.device("cuda"))
     assert build_group.make_graphs(Mock(), pool, EngineConfig(), 1024) is None
     with pytest.raises(RuntimeError, match="not permitted"):
         build_group.make_graphs(Mock(), pool, EngineConfig(cuda_graphs=(1, 8)), 1024)
@@ -107,6 +107,6 @@ def test_a_gpu_says_what_a_cpu_says(kernels: str, sampling: dict[str, float]) ->
     texts: list[list[str]] = []
     for device in ("cpu", "cuda"):
         choice = {"engine__kernels": kernels} if device == "cuda" else {}
-        with LLM("embedded", model__dtype="float32", engine__device=device, **choice) as llm:
+        with LLM("embedded", model__dtype="float32", engine__device=device, **choice) as llm:  # type: ignore[arg-type]
             texts.append([answer.text for answer in llm.generate(PROMPTS, params)])
     assert texts[0] == texts[1]

@@ -22,7 +22,7 @@ from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import STAGING_BYTES, Staging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
-from models.model import Model
+from models.causal_model import CausalModel
 from models.registry import load_model
 from tests.engine.execution.test_runner import Instance, prompts
 from tests.kvtransfer.test_pusher import FakeMail
@@ -35,14 +35,14 @@ BLOCKS = 12
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
     folder = tmp_path_factory.mktemp("llama")
     make(folder, FAMILIES["llama"](random.Random(3), 0), seed=1)
     return load_model(folder, "float32", CPU)
 
 
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
-def test_the_same_tokens_whatever_the_pool_and_the_chunks(kv_dtype: str, model: Model) -> None:
+def test_the_same_tokens_whatever_the_pool_and_the_chunks(kv_dtype: str, model: CausalModel) -> None:
     """What is stored of a token depends on the token alone."""
     sampling = SamplingParams(temperature=0.0, max_tokens=10, min_tokens=10, masked_until_min=(1,))
     texts = prompts(random.Random(3))
@@ -52,21 +52,28 @@ def test_the_same_tokens_whatever_the_pool_and_the_chunks(kv_dtype: str, model: 
     want = Instance(model, kv_dtype=kv_dtype).run(requests)
     copies = 0
     for num_blocks in (200, 17):
-        for mirrored in (False, True):
-            instance = Instance(model, num_blocks, mirrored=mirrored, kv_dtype=kv_dtype, max_batch_tokens=5)
+        for where in ("mirrored", "simulated", ""):
+            instance = Instance(
+                model,
+                num_blocks,
+                mirrored=where == "mirrored",
+                simulated=where == "simulated",
+                kv_dtype=kv_dtype,
+                max_batch_tokens=5,
+            )
             assert instance.run(requests) == want
             assert instance.run(requests) == want
             copies += instance.num_copies
     assert copies > 0
 
 
-def shard_of(model: Model, kv_dtype: str, block_size: int) -> KVShard:
+def shard_of(model: CausalModel, kv_dtype: str, block_size: int) -> KVShard:
     layout = model.spec.kv_layout(block_size, "float32")
     scales = "none" if kv_dtype == "float32" else "vector"
     return KVShard.whole(replace(layout, dtype=kv_dtype, scales=scales))
 
 
-def rows_of(model: Model, runner: Runner, start: int, blocks: tuple[int, ...], push: KVPush | None = None) -> torch.Tensor:  # fmt: skip
+def rows_of(model: CausalModel, runner: Runner, start: int, blocks: tuple[int, ...], push: KVPush | None = None) -> torch.Tensor:  # fmt: skip
     """(vocab,) log-probabilities of what follows TEXT, of which tokens from `start` on are computed."""
     asked = SamplingParams(temperature=0.0, num_logprobs=model.spec.vocab_size, max_tokens=2)
     new = NewSeq("a", TEXT, len(TEXT), asked)
@@ -80,7 +87,7 @@ def rows_of(model: Model, runner: Runner, start: int, blocks: tuple[int, ...], p
 
 @pytest.mark.parametrize("theirs", KINDS)
 @pytest.mark.parametrize("ours", KINDS)
-async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, theirs: str, model: Model) -> None:  # fmt: skip
+async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, theirs: str, model: CausalModel) -> None:  # fmt: skip
     """All but the last token are computed by one instance, in blocks of 4, the last by another, in blocks of 8."""
     source_shard, target_shard = shard_of(model, ours, 4), shard_of(model, theirs, 8)
     source = memoryview(bytearray(source_shard.pool_bytes(BLOCKS) + (STAGING_BYTES >> 6)))

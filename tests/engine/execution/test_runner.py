@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,14 +14,19 @@ from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
 from core.types import Request, SamplingParams, TokenOut
+from device.poller import Poller
+from device.port import PoolMemory
+from device.simulated import SimulatedDevice
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import again
 from engine.execution.kv_pool import KVPool
 from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.planning.speculation.drafter import Drafter
 from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
+from kernels.ops import ScaledKV
 from models.causal_model import CausalModel
 from models.registry import load_model
 from tests.engine.fifo_policy import FifoPolicy
@@ -38,22 +44,41 @@ class Sink:
         return lambda rank, layer: self.heard.append(f"layer {layer}")
 
 
+def resident_pool(shard: KVShard, num_blocks: int, device: SimulatedDevice) -> ResidentPool:
+    """Make one that is full of NaN, which must never be read, but for the block that is nobody's."""
+    memory = PoolMemory(device, device.allocate(shard.pool_bytes(num_blocks + 1)), Poller())
+    np.asarray(device.array(memory.region))[:] = 0xFF
+    pool = ResidentPool(shard, num_blocks + 1, memory, CPU)
+    for layer in pool.layers:
+        for part in (layer.data, layer.scales) if isinstance(layer, ScaledKV) else (layer,):
+            part[pool.empty_block] = torch.zeros_like(part[pool.empty_block])
+    return pool
+
+
 class Instance:
     def __init__(
         self, model: CausalModel, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
-        kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None, **config: object,
+        simulated: bool = False, kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None, **config: object,
     ) -> None:  # fmt: skip
-        """`sizes`: of decode steps that are captured, in a `mirrored` pool. `drafter`: in place of the configuration's."""
+        """`simulated`: on a device with memory of its own, where `sizes` of decode steps may be captured. `drafter`: in place of
+        the configuration's."""
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
         layout = model.spec.kv_layout(settings.block_size, "float32")
         shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
         buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN: must never be read
         self.buffer = buffer
-        pool = MirroredPool(shard, num_blocks, buffer, CPU) if mirrored else KVPool(shard, num_blocks, buffer)
+        self.device = SimulatedDevice(seed=num_blocks)
+        pool: MirroredPool | ResidentPool | KVPool
+        if simulated:
+            pool = resident_pool(shard, num_blocks, self.device)
+        elif mirrored:
+            pool = MirroredPool(shard, num_blocks, buffer, CPU)
+        else:
+            pool = KVPool(shard, num_blocks, buffer)
         self.pool = pool
         graphs = None
         if sizes:
-            assert isinstance(pool, MirroredPool)
+            assert isinstance(pool, ResidentPool)
             graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
         self.num_replayed = 0
         self.run_step = Runner(model, pool, settings.block_size, sink, graphs).step

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.kv import KVShard
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan
 from core.types import Request, SamplingParams
 from engine.execution.decode_graphs import auto_sizes
-from engine.execution.kv_pool import bytes_of, pool_parts
 from kernels.ops import Ops
 from kernels.triton.ops import triton_ops
 from models.model import Model
@@ -70,22 +68,18 @@ def test_tokens_are_those_of_transformers_while_batches_and_tables_grow_and_shri
     reference, _, model = tiny(tmp_path, family)
     requests = requests_of([(5, 5), (9, 2), (2, 7)])
     want = of_transformers(reference, requests)
-    instance = Instance(model, NUM_BLOCKS, mirrored=True, sizes=(2, 4), max_batch_tokens=8)
+    instance = Instance(model, NUM_BLOCKS, simulated=True, sizes=(2, 4), max_batch_tokens=8)
     assert instance.run(requests) == want
     assert instance.num_replayed > 4
     assert instance.run(requests) == want  # from the prefix cache, over what others have left in the tables
-    shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
-    (host,) = pool_parts(shard, NUM_BLOCKS, bytes_of(shard, NUM_BLOCKS, instance.buffer))
-    written = ~host.isnan()
-    layers = torch.stack([layer for layer in instance.pool.layers if isinstance(layer, torch.Tensor)])
-    assert torch.equal(host[written], layers[:, :NUM_BLOCKS][written])
+    assert not instance.device.violations
 
 
 def test_a_prompt_that_is_computed_by_captured_steps_is_scored(tmp_path: Path) -> None:
     reference, _, model = tiny(tmp_path, "llama")
     (request,) = requests_of([(6, 2)])
     request = replace(request, sampling=replace(request.sampling, num_prompt_logprobs=NUM_TOP))
-    instance = Instance(model, NUM_BLOCKS, mirrored=True, sizes=(2,), max_batch_tokens=1)
+    instance = Instance(model, NUM_BLOCKS, simulated=True, sizes=(2,), max_batch_tokens=1)
     first, _ = answers(instance, [request])
     assert instance.num_replayed == 7
     agree(first.prompt_scores, expected(reference, request.prompt), request.prompt)  # type: ignore[arg-type]
@@ -96,7 +90,7 @@ class Steps:
 
     def __init__(self, model: Model, kv_dtype: str, sizes: tuple[int, ...]) -> None:
         model.expert_load.zero_()
-        self.instance = Instance(model, 60, mirrored=True, kv_dtype=kv_dtype, sizes=sizes)
+        self.instance = Instance(model, 60, simulated=True, kv_dtype=kv_dtype, sizes=sizes)
         self._lens: dict[str, int] = {}
         self._number = 0
 
@@ -167,7 +161,7 @@ def test_a_step_whose_layers_somebody_waits_for_is_launched_as_ever(tmp_path: Pa
     _, _, model = tiny(tmp_path, "llama")
     sink = Sink()
     steps = Steps(model, "", (2,))
-    instance = steps.instance = Instance(model, 60, sink=sink, mirrored=True, sizes=(2,))
+    instance = steps.instance = Instance(model, 60, sink=sink, simulated=True, sizes=(2,))
     steps.prompts({"a": 3})
     steps.decode("a")
     assert instance.num_replayed == 1

@@ -1,0 +1,130 @@
+"""How a KV pool in a GPU's memory is reached: directly by what moves device memory, through pinned memory by all else."""
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+
+from cluster.instance.pool_access import PoolAccess, tls_of
+from core.config import TransferConfig
+from core.errors import ConfigError, TransferError
+from device.poller import Poller
+from device.port import PoolMemory
+from device.ring import PinnedRing
+from device.seam import ComputeDevice
+from kvtransfer.source import DeviceSource
+from kvtransfer.staging import DeviceReader, Staging
+from kvtransfer.transport.base import Holder, Receiver, Sender
+from kvtransfer.transport.loopback_transport import (
+    DeviceLoopbackReceiver,
+    DeviceLoopbackSender,
+    LoopbackFabric,
+)
+from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
+from kvtransfer.transport.shm import ShmSender
+from kvtransfer.transport.tcp import TcpReceiver, TcpSender
+from kvtransfer.transport.write_admission import WriteAdmission
+from net.channel import Identity
+
+log = logging.getLogger(__name__)
+
+_SLOT_BYTES = 4 << 20
+_NUM_SLOTS = 9
+"""One of them is where KV is converted."""
+DeviceMedia = Mapping[str, Callable[[PoolMemory], Medium]]
+
+
+def take_device_memory(device: ComputeDevice, num_bytes: int) -> PoolMemory:
+    """Allocate a pool, which is given back with its last user. Raises DeviceError."""
+    memory = PoolMemory(device, device.allocate(num_bytes), Poller())
+    weakref.finalize(
+        memory, device.free, memory.region
+    ).atexit = False  # a process' end gives it back by itself
+    return memory
+
+
+def device_access(
+    config: TransferConfig,
+    me: Identity,
+    host: str,
+    *,
+    key: bytes,
+    memory: PoolMemory,
+    media: DeviceMedia,
+) -> PoolAccess:
+    """Reach a pool in a process of its own, as `pool_access.remote_access` does. `media` makes what moves device memory: with
+    `auto` all of it is offered, beside TCP, and pools in this host's memory are written through /dev/shm.
+
+    Raises ConfigError."""
+    ways = _ways(config, media)
+    tls = tls_of(config)
+    ring = PinnedRing(memory.device, _SLOT_BYTES, _NUM_SLOTS)
+    staged = ring.memory
+    room = ring.take()
+    mediums = _mediums(config, memory, {way: media[way] for way in ways if way in media})
+
+    def receivers(holder: Holder) -> list[Receiver]:
+        admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
+        made: list[Receiver] = [PullReceiver(key, me, host, medium, admission) for medium in mediums]
+        if "tcp" in ways:
+            made.append(TcpReceiver(key, me, host, memory, admission, tls))
+        return made
+
+    def senders() -> list[Sender]:
+        made: list[Sender] = [PullSender(key, me, medium, config.checksum) for medium in mediums]
+        if "shm" in ways:
+            made.append(ShmSender(staged, config.checksum))
+        if "tcp" in ways:
+            made.append(TcpSender(key, me, staged, config.checksum, tls, config.tcp_streams))
+        return made
+
+    end = room.offset + ring.slot_bytes
+    return PoolAccess(
+        buffer=memory,
+        make_receivers=receivers,
+        make_senders=senders,
+        path="",
+        source=DeviceSource(memory, ring, [medium.name for medium in mediums]),
+        staging=None if mediums else Staging(staged[:end], room.offset, DeviceReader(memory)),
+    )
+
+
+def loopback_access(fabric: LoopbackFabric, address: str, memory: PoolMemory) -> PoolAccess:
+    """Reach a pool within its process, where all pools are on one device."""
+
+    def receivers(holder: Holder) -> list[Receiver]:
+        admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
+        return [DeviceLoopbackReceiver(fabric, address, memory, admission)]
+
+    return PoolAccess(
+        buffer=memory,
+        make_receivers=receivers,
+        make_senders=lambda: [DeviceLoopbackSender(fabric, memory)],
+        path="",
+        source=DeviceSource(memory, None, ("loopback",)),
+    )
+
+
+def _mediums(config: TransferConfig, memory: PoolMemory, media: DeviceMedia) -> list[Medium]:
+    """Raises ConfigError for one that is asked for by name and cannot be had; `auto` does without it."""
+    made: list[Medium] = []
+    for name, make in media.items():
+        try:
+            made.append(make(memory))
+        except TransferError as error:
+            if config.transport == name:
+                raise ConfigError(f"transfer.transport {name} cannot be used here: {error}") from error
+            log.warning("KV is not handed over by %s: %s", name, error)
+    return made
+
+
+def _ways(config: TransferConfig, media: DeviceMedia) -> tuple[str, ...]:
+    """Raises ConfigError."""
+    if config.transport == "auto":
+        # A checksum is of bytes that the processor can read.
+        return ("shm", "tcp") if config.checksum else (*media, "shm", "tcp")
+    if config.transport not in (*media, "tcp"):
+        raise ConfigError(
+            f"transfer.transport {config.transport} moves KV pools in host memory, and this one is in a GPU's: use auto, tcp"
+            + "".join(f" or {name}" for name in media)
+        )
+    return (config.transport,)
