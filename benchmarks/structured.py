@@ -156,7 +156,7 @@ def new_schema(number: int) -> str:
     return rows_schema([f"field_{number}_{i}" for i in range(12)])
 
 
-async def measure(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
+async def measure(folder: Path, threads: int, rounds: int, bomb_members: int) -> dict[str, Any]:
     bench = Bench(folder, threads)
     checker = GrammarChecker(folder, json.loads((folder / "config.json").read_text())["vocab_size"])
     known = rows_schema(["name", "count", "city", "size"])
@@ -165,7 +165,7 @@ async def measure(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
         return {
             **await added_to_steps(bench, known, rounds),
             **await added_to_first_tokens(bench, checker, known, rounds),
-            "bomb": await beside_bombs(bench, checker, known, rounds),
+            "bomb": await beside_bombs(bench, checker, known, rounds, bomb_members),
         }
 
 
@@ -195,10 +195,12 @@ async def added_to_first_tokens(
     }
 
 
-async def beside_bombs(bench: Bench, checker: GrammarChecker, known: str, rounds: int) -> dict[str, Any]:
+async def beside_bombs(
+    bench: Bench, checker: GrammarChecker, known: str, rounds: int, num_members: int
+) -> dict[str, Any]:
     async def bombs() -> None:
         for number in range(10**9):
-            members = {f"p{number}_{i}": {"type": "string"} for i in range(3000)}
+            members = {f"p{number}_{i}": {"type": "string"} for i in range(num_members)}
             bomb = schema_grammar({"type": "object", "properties": members})
             await checker.check(bomb, "response_format")
             await bench.ended[bench.add(16, 8, bomb)]
@@ -230,7 +232,9 @@ def main() -> None:
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), args.smoke)
-        results = asyncio.run(measure(Path(name), args.threads, 1 if args.smoke else args.rounds))
+        results = asyncio.run(
+            measure(Path(name), args.threads, *((1, 30) if args.smoke else (args.rounds, 3000)))
+        )
     print(json.dumps(results, indent=2))
     write(
         args.json,
