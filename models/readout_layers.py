@@ -9,7 +9,7 @@ from models.pooling import modules_of
 from models.spec import read_json
 
 ACTIVATIONS: Final = ("Tanh", "Identity", "ReLU", "GELU", "SiLU", "Sigmoid")
-"""Those of dense layers, by the names of PyTorch's classes."""
+"""The activations of dense layers, by the names of PyTorch's classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LayerSpec:
     activation: str = "Identity"
     """PyTorch's class."""
     norm: str = ""
-    """Of the LayerNorm behind the activation; empty: there is none."""
+    """The name of the LayerNorm behind the activation; empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ ENCODER_HEADS: Final[dict[str, tuple[LayerSpec, ...]]] = {
     "roberta": _BEHIND_FIRST,
     "xlm-roberta": _BEHIND_FIRST,
 }
-"""Of encoders; those of decoders are one layer."""
+"""The heads of encoders; those of decoders are one layer."""
 _PLAIN_HEADS: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Decoders whose logits are the head's product and nothing else."""
 _ACTIVATIONS: Final = {"deberta-v2": "pooler_hidden_act", "modernbert": "classifier_activation"}

@@ -30,7 +30,7 @@ class Beam:
     likeliest: tuple[Likeliest, ...] = ()
     """What might have followed in the place of each token."""
     logprob: float = 0.0
-    """Of all tokens together."""
+    """The sum over all tokens."""
 
 
 class BeamSearch:

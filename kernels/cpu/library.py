@@ -63,6 +63,6 @@ def native() -> CDLL | None:
 
 
 def instruction_sets() -> list[Isa]:
-    """Those of this processor, the fastest last; none without `native`."""
+    """Return the instruction sets of this processor, the fastest last; none without `native`."""
     library = native()
     return [] if library is None else [isa for isa in Isa if library.baton_has(isa)]

@@ -257,7 +257,7 @@ class ChatFormat:
 
 
 def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[CallableTool]:
-    """Those that may be called: the named one, or all."""
+    """Return the tools that may be called: the named one, or all."""
     functions = [tool.function for tool in tools]
     if isinstance(choice, NamedTool):
         functions = [function for function in functions if function.name == choice.function.name]

@@ -372,7 +372,7 @@ class Placer:
 
 
 def _cached(place: Place, candidates: Candidates) -> CachedBlocks:
-    """Who has its KV. What has just come to the instance that it wants to join is in no report yet."""
+    """Return which instances have its KV. What has just come to the instance that it wants to join is in no report yet."""
     if place.source and place.source == place.prefer:
         return {place.source: len(place.block_hashes)}
     return candidates.match

@@ -18,7 +18,7 @@ SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (13, 33, 77), (1, 640, 512), (25,
 """(rows, outputs, inputs)"""
 FLOATS = {Layout.FLOAT32: torch.float32, Layout.BFLOAT16: torch.bfloat16, Layout.FLOAT16: torch.float16}
 MOST = 2e-6
-"""Of an error in float32, relative; what a format loses is no part of it."""
+"""The bound of an error in float32, relative; what a format loses is no part of it."""
 
 
 @pytest.fixture(params=list(Isa), ids=lambda isa: isa.name)
