@@ -33,7 +33,7 @@ WORKDIR /src
 COPY . .
 # TORCH names its version; NIXL's own metadata asks for an unpinned torch.
 # hadolint ignore=DL3013
-RUN BATON_COMPILE=1 pip install "$TORCH" ".[k8s]" \
+RUN BATON_COMPILE=1 pip install "$TORCH" ".[k8s,gpu]" \
  && pip install --no-deps nixl-cu13==1.5.1
 
 FROM ${PYTHON}

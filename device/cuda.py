@@ -29,7 +29,7 @@ def load_runtime() -> Any:
     except ImportError as error:
         raise ConfigError(
             f"CUDA is reached through cupy, which cannot be imported ({error}): "
-            "pip install cupy-cuda12x, or cupy-cuda13x for a torch of CUDA 13"
+            "pip install cupy-cuda13x, or cupy-cuda12x for a torch of CUDA 12"
         ) from error
 
 

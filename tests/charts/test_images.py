@@ -83,7 +83,7 @@ def test_the_context_has_all_packages_and_nothing_that_a_build_does_not_need() -
 @pytest.mark.parametrize("name", FILES)
 def test_the_image_has_the_compiled_scheduler(name: str) -> None:
     steps = values(name, "RUN")
-    [built] = [index for index, one in enumerate(steps) if '".[k8s]"' in one]
+    [built] = [index for index, one in enumerate(steps) if '".[k8s' in one]
     assert "BATON_COMPILE=1 pip install" in steps[built]
     assert any("gcc" in one and "libc6-dev" in one for one in steps[:built])
 
@@ -98,6 +98,16 @@ def test_the_wheel_in_the_image_has_every_file_of_the_packages() -> None:
     )
     files = [name for name in listed.stdout.split() if not name.endswith(".py")]
     assert [name for name in files if not any(fnmatch.fnmatch(name, one) for one in patterns)] == []
+
+
+def test_the_gpu_image_has_one_cuda() -> None:
+    """torch's wheel on PyPI is built for CUDA 13."""
+    steps = " ".join(values("Dockerfile", "RUN"))
+    assert '".[k8s,gpu]"' in steps
+    assert PROJECT["optional-dependencies"]["gpu"] == ["cupy-cuda13x>=14"]
+    assert "nixl-cu13==" in steps
+    assert "nixl-cu12" not in steps
+    assert any(value.startswith("nvidia/cuda:13.") for value in values("Dockerfile", "FROM"))
 
 
 def test_image_and_chart_are_of_one_version() -> None:

@@ -146,7 +146,7 @@ def test_cuda_without_cupy_or_a_driver_is_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(ConfigError, match="pip install cupy-cuda12x"):
+    with pytest.raises(ConfigError, match="pip install cupy-cuda13x"):
         CudaDevice(0)
     runtime = FakeRuntime()
     with pytest.raises(ConfigError, match="no CUDA device 1 here.*InvalidDevice"):
