@@ -1,4 +1,4 @@
-"""The last minute of one ingress, for people who watch it: how each service class fares and what each link carries.
+"""The last minute of one ingress, for people who watch it: how each service class and each route fares, and what links carry.
 
 Where the minute has more than MAX_REQUESTS only the latest count, and rates are over the time that those took."""
 
@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cluster.ingress import request_context
 from cluster.ingress.timeline import Timeline, attained, first_token_s
 from core.types import Slo
 
@@ -33,6 +34,19 @@ class ClassStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RouteStatus:
+    """One HTTP route's figures. Times are None where no request came so far."""
+
+    name: str
+    requests_per_s: float
+    attainment: float
+    """The share of all requests that met their classes' targets, of those that ended."""
+    output_tokens_per_s: float
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkStatus:
     source: str
     target: str
@@ -54,6 +68,7 @@ class _Ended:
     """What is kept of a request. Its tokens are not: there may be a million."""
 
     ended_s: float
+    route: str
     slo: Slo
     attained: bool
     num_output: int
@@ -75,6 +90,7 @@ class Recent:
             tpot_s = (timeline.ended_s - first_s) / (timeline.num_output - 1)
         ended = _Ended(
             ended_s=timeline.ended_s,
+            route=request_context.route.get(),
             slo=timeline.request.slo,
             attained=attained(timeline),
             num_output=timeline.num_output,
@@ -90,6 +106,13 @@ class Recent:
             found.setdefault(ended.slo.name, []).append(ended)
         span_s = self._span_s(now)
         return [_class_status(found[name], span_s) for name in sorted(found)]
+
+    def routes(self, now: float) -> list[RouteStatus]:
+        found: dict[str, list[_Ended]] = {}
+        for ended in self._lately(now):
+            found.setdefault(ended.route, []).append(ended)
+        span_s = self._span_s(now)
+        return [_route_status(found[name], span_s) for name in sorted(found)]
 
     def links(self, now: float) -> list[LinkStatus]:
         found: dict[tuple[str, str, str], list[_Moved]] = {}
@@ -144,6 +167,18 @@ def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
         ttft_p99_s=quantile(ttft, 0.99),
         tpot_p50_s=quantile(tpot, 0.5),
         tpot_p99_s=quantile(tpot, 0.99),
+    )
+
+
+def _route_status(ended: Sequence[_Ended], span_s: float) -> RouteStatus:
+    ttft = [one.ttft_s for one in ended if one.ttft_s is not None]
+    return RouteStatus(
+        name=ended[-1].route,
+        requests_per_s=len(ended) / span_s,
+        attainment=sum(one.attained for one in ended) / len(ended),
+        output_tokens_per_s=sum(one.num_output for one in ended) / span_s,
+        ttft_p50_s=quantile(ttft, 0.5),
+        ttft_p99_s=quantile(ttft, 0.99),
     )
 
 

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cluster.ingress import request_context
 from cluster.ingress.timeline import Timeline, attained, first_token_s
 from core.reports import InstanceStatus, Status
 
@@ -125,6 +126,14 @@ class RequestMetrics:
         self._good_tokens = counter(
             "slo_good_tokens", "Output tokens of requests that met their class's targets", "slo_class"
         )
+        self._route_tokens = counter("route_tokens", "Tokens by HTTP route and kind", "route", "kind")
+        self._route_ttft_s = Histogram(
+            "baton_route_time_to_first_token_seconds",
+            "From the request for a place to the first token, by HTTP route",
+            ("route",),
+            buckets=_LATENCY_S,
+            registry=registry,
+        )
         aliases = [
             _Alias(self._queue_s, "request_queue_time_seconds"),
             _Alias(self._prefill_s, "request_prefill_time_seconds"),
@@ -159,6 +168,13 @@ class RequestMetrics:
             name, str(not good).lower()
         )  # so that a ratio of the two has both from the first request on
         self._good_tokens.labels(name).inc(timeline.num_output if good else 0)
+        self._observe_route(request_context.route.get(), timeline)
+
+    def _observe_route(self, route: str, timeline: Timeline) -> None:
+        if (first_s := first_token_s(timeline)) is not None:
+            self._route_ttft_s.labels(route).observe(first_s - timeline.started_s)
+            self._route_tokens.labels(route, "prompt").inc(len(timeline.request.prompt))
+        self._route_tokens.labels(route, "output").inc(timeline.num_output)
 
     def _observe_whole(self, timeline: Timeline) -> None:
         request, first_s = timeline.request, first_token_s(timeline)

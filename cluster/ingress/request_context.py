@@ -3,5 +3,7 @@
 from contextvars import ContextVar
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
+route: ContextVar[str] = ContextVar("route", default="")
+"""The route's path, as metrics and traces tell routes apart; `/v1/batches` for a batch's lines."""
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 """W3C trace context, as the client sent it."""

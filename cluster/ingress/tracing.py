@@ -49,6 +49,7 @@ class Tracing:
                 "gen_ai.usage.input_tokens": len(request.prompt),
                 "gen_ai.usage.output_tokens": timeline.num_output,
                 "baton.request_id": request_context.request_id.get(),
+                "http.route": request_context.route.get(),
                 "baton.tenant": request.tenant,
                 "baton.slo_class": request.slo.name,
                 "baton.attained": attained(timeline),

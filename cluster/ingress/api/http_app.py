@@ -105,6 +105,7 @@ class _Api:
             request_id = _request_id(request)
             request.state.request_id, request.state.arrival_s = request_id, now_s()
             request_context.request_id.set(request_id)
+            request_context.route.set("/v1/batches" if TENANT in request.scope else path)
             request_context.traceparent.set(request.headers.get("traceparent", ""))
             request.state.tenant = None
             try:
@@ -166,6 +167,7 @@ class _Api:
         watched = {
             "model": self._model_name,
             "classes": [asdict(one) for one in recent.classes(now)],
+            "routes": [asdict(one) for one in recent.routes(now)],
             "links": [asdict(one) for one in recent.links(now)],
         }
         return JSONResponse(status | watched)

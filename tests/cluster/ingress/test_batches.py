@@ -114,6 +114,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
             "c41": 404,
         }
         assert {request.slo.name for request in server.generator.requests} == {"batch"}
+        assert set(server.generator.routes) == {"/v1/batches"}
         assert done.output_file_id is not None
         described = await server.client.files.retrieve(done.output_file_id)
         assert (described.purpose, described.filename) == ("batch_output", f"{batch.id}_output.jsonl")
@@ -235,7 +236,7 @@ class Busy(FakeGenerator):
 
 
 async def test_load_and_losses_are_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.ingress.batches.batch_job._MAX_WAIT_S", 0.01)
+    monkeypatch.setattr("cluster.ingress.batches.batch_job.MAX_WAIT_S", 0.01)
     async with Server(tmp_path, Busy()).running() as server:
         ended = await server.ended((await server.submit([line(n) for n in range(30)])).id)
     assert ended.request_counts is not None

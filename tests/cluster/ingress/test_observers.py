@@ -109,6 +109,27 @@ def test_the_last_minute_by_class_and_link() -> None:
     )
 
 
+def test_routes_are_told_apart() -> None:
+    registry, recent, exporter = CollectorRegistry(), Recent(), InMemorySpanExporter()
+    tracing = Tracing(exporter, "m")
+    observe = all_of(RequestMetrics(registry).observe, recent.observe, tracing.observe)
+    for route, story in (("/v1/messages", timeline()), ("/v1/batches", timeline(error="full"))):
+        token = request_context.route.set(route)
+        observe(story)
+        request_context.route.reset(token)
+    tracing.close()
+    value = registry.get_sample_value
+    assert value("baton_route_tokens_total", {"route": "/v1/messages", "kind": "prompt"}) == 3
+    assert value("baton_route_tokens_total", {"route": "/v1/batches", "kind": "output"}) == 6
+    assert value("baton_route_time_to_first_token_seconds_count", {"route": "/v1/messages"}) == 1
+    batches, messages = recent.routes(now=12.0)
+    assert (messages.name, messages.attainment, messages.output_tokens_per_s) == ("/v1/messages", 1.0, 0.1)
+    assert messages.ttft_p99_s == pytest.approx(0.1)
+    assert (batches.name, batches.attainment) == ("/v1/batches", 0.0)
+    roots = [span for span in exporter.get_finished_spans() if span.name == "text_completion m"]
+    assert [span.attributes["http.route"] for span in roots] == ["/v1/messages", "/v1/batches"]
+
+
 def test_spans_nest_and_carry_the_transfer() -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter, "m")

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
+from cluster.ingress import request_context
 from core.errors import RequestError
 from core.reports import Status
 from core.types import FinishReason, PromptScore, Request, TokenOut
@@ -111,6 +112,8 @@ class FakeGenerator:
         self.text, self.pause_s = text, pause_s
         self.fail_at: tuple[int, Exception] | None = None
         self.requests: list[Request] = []
+        self.routes: list[str] = []
+        """Of each request, what the metrics will count it for."""
         self.closed: list[str] = []
         self.finished: list[str] = []
         self.count = 0
@@ -129,6 +132,7 @@ class FakeGenerator:
 
     async def generate(self, request: Request, shared: object = None):
         self.requests.append(request)
+        self.routes.append(request_context.route.get())
         ids = [*self.text.encode(), END]
         done = False
         try:

@@ -102,6 +102,8 @@ def test_it_shows_instances_classes_and_links(busy: ServeProcess, tmp_path: Path
     assert {row[0] for row in classes} <= {"chat", "batch", "standard"}
     assert {row[0] for row in classes} >= {"chat", "batch"}
     assert all(re.fullmatch(r"\d+(\.\d)? %", row[1]) for row in classes)
+    _, *routes = page.tables["routes"]
+    assert "/v1/completions" in {row[0] for row in routes}
     _, *links = page.tables["links"]
     assert {row[2] for row in links} == {"loopback"}
     assert all(re.fullmatch(r"[\d.,]+ [kMG]?B/s", row[3]) for row in links)
