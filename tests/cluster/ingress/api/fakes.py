@@ -113,7 +113,7 @@ class FakeGenerator:
         self.fail_at: tuple[int, Exception] | None = None
         self.requests: list[Request] = []
         self.routes: list[str] = []
-        """Of each request, what the metrics will count it for."""
+        """The route for which the metrics count each request."""
         self.closed: list[str] = []
         self.finished: list[str] = []
         self.count = 0
