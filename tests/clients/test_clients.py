@@ -37,7 +37,7 @@ class Scripted(TokenGenerator):
         super().__init__("", tokenizer)
         self._tokenizer = tokenizer
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, shared: object = None):
         rendered = self._tokenizer.rendered[-1]
         told = [message["content"] for message in rendered["messages"] if message["role"] == "tool"]
         text = f"So {told[-1]}." if told else "Hello there."

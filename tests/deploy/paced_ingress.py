@@ -48,7 +48,7 @@ class Pace:
     async def status(self) -> Status:
         return Status(nonce=0, why_not="", num_queued=0, instances=())
 
-    async def generate(self, request: Request) -> AsyncGenerator[TokenOut, None]:
+    async def generate(self, request: Request, shared: object = None) -> AsyncGenerator[TokenOut, None]:
         num_tokens = request.sampling.max_tokens
         async with connected_receipts(bytes(request.prompt).decode()) as receipts:
             for index in range(num_tokens):

@@ -38,7 +38,7 @@ def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
         "prefill and decode",
     ]
     assert found["serving"]["offline"]["output_tokens"] > 0
-    assert found["device_tests"]["passed"] > 3
+    assert found["device_tests"]["passed"] > 0
     assert not found["device_tests"]["failed"]
     assert (tmp_path / "verdicts.png").stat().st_size > 1000
 

@@ -160,18 +160,13 @@ class ChoiceRunner:
         except Exception as error:
             queue.put_nowait(error)
 
-    def _tokens(self, choice: ChoiceStream) -> AsyncGenerator[TokenOut, None]:
-        if choice.shared is None:
-            return self._generator.generate(choice.request)
-        return self._generator.generate(choice.request, choice.shared)
-
     async def _one(self, choice: ChoiceStream) -> AsyncGenerator[TextPiece, None]:
         metrics, text = self._metrics, choice.text
         last: float | None = None
         finished = False
         metrics.running.inc()
         try:
-            async with aclosing(self._tokens(choice)) as tokens:
+            async with aclosing(self._generator.generate(choice.request, choice.shared)) as tokens:
                 async for token in tokens:
                     now = now_s()
                     if last is None:

@@ -226,7 +226,7 @@ async def test_what_time_leaves_undone_is_listed_as_expired(tmp_path: Path) -> N
 class Busy(FakeGenerator):
     """Refuses each request once, and loses it once."""
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, shared: object = None):
         number = len(self.requests)
         if number % 3 < 2:
             self.requests.append(request)

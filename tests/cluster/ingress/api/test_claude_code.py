@@ -40,7 +40,7 @@ class Scripted(TokenGenerator):
         self._call = f"I will read it.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
         self._tokenizer = tokenizer
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, shared: object = None):
         told = [m for m in self._tokenizer.rendered[-1]["messages"] if m["role"] == "tool"]
         text = "heliotrope it is" if told and SECRET in told[-1]["content"] else self._call
         self.ids = self._tokenizer.encode(text)

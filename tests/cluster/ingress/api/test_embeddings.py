@@ -172,7 +172,7 @@ class VectorGenerator(FakeGenerator):
         super().__init__(pause_s=0.001)
         self.running = self.most = 0
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, shared: object = None):
         self.running += 1
         self.most = max(self.most, self.running)
         try:

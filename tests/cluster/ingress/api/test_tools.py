@@ -77,7 +77,7 @@ class TokenGenerator(FakeGenerator):
         super().__init__()
         self.ids = tokenizer.encode(text)
 
-    async def generate(self, request: Any):
+    async def generate(self, request: Any, shared: object = None):
         self.text = "x" * len(self.ids)
         stream = super().generate(request)
         try:

@@ -137,7 +137,7 @@ async def test_prompt_logprobs_in_vllms_form(api: Api) -> None:
 class Uneven(FakeGenerator):
     """The choice with the seed s has the log-probability -|s - 6|."""
 
-    async def generate(self, request: Request):
+    async def generate(self, request: Request, shared: object = None):
         async for token in super().generate(request):
             yield self._scored(token, request.sampling.seed)
 
