@@ -14,6 +14,7 @@ import mmap
 import random
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -98,8 +99,10 @@ class Bench:
         return self.run
 
     async def close(self) -> None:
+        self.running.cancel()  # a step that was planned ahead may still run
+        with suppress(asyncio.CancelledError):
+            await self.running
         await self.engine.close()
-        await self.running
 
 
 @cache

@@ -17,7 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,10 @@ class Bench:
     async def running(self) -> AsyncGenerator[None]:
         task = asyncio.create_task(self.engine.run(self))
         yield
+        task.cancel()  # a step of the last bomb may still run
+        with suppress(asyncio.CancelledError):
+            await task
         await self.engine.close()
-        await task
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         now = time.perf_counter()
