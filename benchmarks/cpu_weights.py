@@ -214,7 +214,7 @@ def main() -> None:
     products = product_times(args.threads, rounds, args.smoke)
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), args.smoke)
-        # Those of float32 by themselves: all at once would take twelve gigabytes.
+        # The float32 models have a run of their own: all models at once would take twelve gigabytes.
         wide = {"oneDNN full", "full"}
         parts = [
             step_times(Path(name), args.threads, rounds, ways) for ways in (wide, {*FORMER, *NATIVE} - wide)

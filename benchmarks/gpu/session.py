@@ -22,18 +22,12 @@ class Verdict:
     what: str
     measured: float
     target: float
-    unit: str = ""
     at_least: bool = True
     """Is the target the least that the figure should be, or the most?"""
 
     @property
     def met(self) -> bool:
         return self.measured >= self.target if self.at_least else self.measured <= self.target
-
-    def line(self) -> str:
-        word = "met" if self.met else "MISSED"
-        side = "at least" if self.at_least else "at most"
-        return f"{word:6} {self.what}: {self.measured:.4g}{self.unit} ({side} {self.target:.4g}{self.unit})"
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:

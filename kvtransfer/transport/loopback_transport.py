@@ -41,14 +41,7 @@ class LoopbackReceiver:
         fabric.receivers[endpoint] = self
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey(
-            transport="loopback",
-            endpoint=self._endpoint,
-            name=POOL_FORMAT,
-            host="process",
-            shard=shard,
-            num_blocks=num_blocks,
-        )
+        return _region(self._endpoint, shard, num_blocks)
 
     def accept(self, grant_id: str, runs: Sequence[CopyRun], source: memoryview | None) -> None:
         """Copy the runs that the grant covers; refuse the others."""
@@ -122,14 +115,7 @@ class DeviceLoopbackReceiver:
         fabric.receivers[endpoint] = self
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
-        return RegionKey(
-            transport="loopback",
-            endpoint=self._endpoint,
-            name=POOL_FORMAT,
-            host="process",
-            shard=shard,
-            num_blocks=num_blocks,
-        )
+        return _region(self._endpoint, shard, num_blocks)
 
     async def accept(self, grant_id: str, runs: Sequence[CopyRun], source: PoolMemory) -> None:
         """Copy the runs. Returns, or raises, when that is over. Raises TransferError where the grant does not cover them all."""
@@ -205,3 +191,14 @@ class DeviceLoopbackSender:
         if not isinstance(receiver, DeviceLoopbackReceiver):
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
         return receiver
+
+
+def _region(endpoint: str, shard: KVShard, num_blocks: int) -> RegionKey:
+    return RegionKey(
+        transport="loopback",
+        endpoint=endpoint,
+        name=POOL_FORMAT,
+        host="process",
+        shard=shard,
+        num_blocks=num_blocks,
+    )

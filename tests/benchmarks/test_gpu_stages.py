@@ -12,7 +12,7 @@ WRITES = """
 import json, pathlib, sys, time
 path = pathlib.Path(sys.argv[sys.argv.index("--json") + 1])
 def write(complete, **verdict):
-    known = {"what": "speed", "measured": 2.0, "target": 1.0, "unit": "", "at_least": True, "met": True}
+    known = {"what": "speed", "measured": 2.0, "target": 1.0, "at_least": True, "met": True}
     path.write_text(json.dumps({"complete": complete, "verdicts": [known | verdict]}))
 """
 

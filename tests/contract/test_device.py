@@ -107,7 +107,7 @@ async def test_a_loop_is_told_when_work_is_done(device: ComputeDevice) -> None:
 
 @pytest.mark.parametrize("slot_bytes", [64, 300, 1 << 14])
 def test_what_goes_in_through_a_port_comes_out_of_it(device: ComputeDevice, slot_bytes: int) -> None:
-    """Whatever the slots' size: ranges are cut, and slots filled again while others are copied."""
+    """Slots may have any size: ranges are cut, and slots are filled again while others are copied."""
     memory = PoolMemory(device, device.allocate(NUM_BYTES), Poller())
     port = HostPort(memory, "port", slot_bytes)
     expected = bytearray(NUM_BYTES)
