@@ -122,11 +122,11 @@ async def test_it_finds_the_same_over_prefill_and_decode_apart(
     async with running(folder, timelines, **{"engine.prefix_cache": cache}) as cluster:
         world = World(cluster, timelines)
         for seed, params in enumerate(SHAPES[: None if cache else 2]):
-            found = await world.check(model, prompt_of(seed), params)
+            found = await world.check(model, prompt_of(seed, 40), params)
             assert found.num_drawn >= len(found.beams[0])
         assert [len(one.attempts) for one in timelines] == [1] * len(timelines)
-        if cache:
-            assert any(one.attempts[0].handed_over is not None for one in timelines)
+        # Only for the first prompt is the place certain: later ones go where the measured rates say.
+        assert timelines[0].attempts[0].handed_over is not None
         # The last token comes before the instances have given back what they sent and received.
         async with asyncio.timeout(10):
             while any(instance.num_used_blocks for instance in cluster.instances):
