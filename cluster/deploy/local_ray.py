@@ -11,6 +11,7 @@ import ray
 from ray._private import node
 
 from cluster.deploy.ray_loopback import keep_ray_to_loopback
+from cluster.deploy.ray_node import PatientNode
 from cluster.deploy.session_folder import claim, remove, remove_abandoned
 from core.errors import ConfigError
 
@@ -19,7 +20,7 @@ log = logging.getLogger(__name__)
 _STARTS = 3
 
 
-class _OneHostNode(node.Node):
+class _OneHostNode(PatientNode):
     """A node without the three processes that serve other hosts, other users and Ray's own dashboard. Ray has no option for
     that."""
 
@@ -43,7 +44,7 @@ class _OneHostNode(node.Node):
 
 
 def _patiently(start: Callable[[], Any]) -> Any:
-    """Start Ray, and again where it fails. Ray gives its agent 15 s to come up and has no key for that, so a start may fail on a
+    """Start Ray, and again where it fails. Ray gives a node 30 s to come up and has no key for that, so a start may fail on a
     busy machine. Raises ConfigError when the last try fails, too."""
     for _ in range(_STARTS - 1):
         try:

@@ -6,10 +6,14 @@ import os
 import sys
 
 import ray
+from ray._private import node
+
+from cluster.deploy.ray_node import PatientNode
 
 
 def main() -> None:
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
+    node.Node = PatientNode
     context = ray.init(
         address="local",
         num_cpus=int(sys.argv[1]),

@@ -5,13 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import node
 from ray.cluster_utils import Cluster
 from ray.util.state import list_actors
+
+from cluster.deploy.ray_node import PatientNode
 
 
 def ray_of_nodes(num_cpus: int) -> Cluster:
     """Return a Ray's head, with a dashboard at a port that the kernel chooses: there may be other Rays here, and tests may run
-    beside each other."""
+    beside each other. A node that this process starts later comes up on a busy machine, too."""
+    node.Node = PatientNode
     head = {"num_cpus": num_cpus, "include_dashboard": True, "dashboard_port": 0}
     return Cluster(initialize_head=True, head_node_args=head)
 

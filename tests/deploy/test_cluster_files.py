@@ -1,6 +1,8 @@
 """Ray's cluster files of the examples against Ray's own schema, and what they promise to Baton."""
 
 import copy
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,23 @@ def test_its_nodes_hold_what_the_application_asks_for(path: Path) -> None:
             for name in holding
         )
         assert room >= deployment.num_replicas
+
+
+@pytest.mark.parametrize("commands", ["head_start_ray_commands", "worker_start_ray_commands"])
+@pytest.mark.parametrize(("failures", "code"), [(0, 0), (2, 0), (3, 1)])
+def test_a_machine_of_ones_own_gets_three_tries(
+    commands: str, failures: int, code: int, tmp_path: Path
+) -> None:
+    """Ray's autoscaler does not try it again. `ray` is a script here that fails `failures` times to start."""
+    (tmp_path / "ray").write_text(
+        f'echo "$1" >> {tmp_path}/log\n[ "$1" = stop ] || [ $(grep -c start {tmp_path}/log) -gt {failures} ]\n'
+    )
+    (tmp_path / "ray").chmod(0o700)
+    last = read_cluster_file(FILES[2])[commands][-1].replace("ulimit -l unlimited", "true")
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RAY_HEAD_IP": "10.0.0.10"}
+    done = subprocess.run(["bash", "-c", last], env=environment, capture_output=True, check=False)
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "log").read_text().count("start") == min(failures + 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,13 @@
 """A Ray that does not come up in time is started again, and leaves no process behind."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from tests.e2e.cluster_process import ROOT
 
 SCRIPT = """
 import psutil, ray
@@ -43,6 +47,22 @@ except ConfigError as error:
     print(error)
 """
 
+AGENT_SLEEPS = """
+import time
+with open("/proc/self/cmdline") as file:
+    if "dashboard/agent.py" in file.read():
+        time.sleep(1000)
+"""
+
+TASK = """
+import ray
+from cluster.deploy.local_ray import LocalRay
+
+local = LocalRay(2, 0, "test", {})
+print(ray.get(ray.remote(lambda: "done").remote()))
+local.stop()
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
@@ -61,3 +81,20 @@ def test_a_machine_on_which_it_never_starts_is_told_plainly() -> None:
     )
     assert done.stdout.startswith("Ray did not start in 3 tries: it timed out. "), done.stderr[-3000:]
     assert "baton serve --local" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_it_is_up_though_its_agents_of_metrics_and_logs_never_come(tmp_path: Path) -> None:
+    """Ray's raylet would give them 15 s, and then abort."""
+    (tmp_path / "sitecustomize.py").write_text(AGENT_SLEEPS)
+    done = subprocess.run(
+        [sys.executable, "-c", TASK],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    assert done.stdout.splitlines()[-1:] == ["done"], done.stderr[-3000:]
+    assert "started again" not in done.stderr

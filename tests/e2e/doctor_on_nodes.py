@@ -3,12 +3,11 @@
 import subprocess
 import sys
 
-from ray.cluster_utils import Cluster
-
+from tests.deploy.ray_nodes import ray_of_nodes
 from tests.e2e.cluster_process import ROOT
 
 if __name__ == "__main__":
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = ray_of_nodes(1)
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     command = [sys.executable, "-m", "baton.cli", "doctor", "--ray-address", cluster.address]
