@@ -1,0 +1,66 @@
+"""Takes slots and blocks from running sequences, which wait and are computed again. Owned by StepScheduler."""
+
+from core.config import EngineConfig
+from core.kv import num_blocks_for
+from core.ports import SchedulerPolicy
+from core.types import Request
+from engine.planning.block_ledger import BlockLedger
+from engine.planning.lifecycle import Lifecycle
+from engine.planning.sequence import Sequence, State
+from engine.planning.sequence_table import SequenceTable
+
+
+class Preemption:
+    def __init__(
+        self,
+        config: EngineConfig,
+        policy: SchedulerPolicy[Sequence],
+        table: SequenceTable,
+        ledger: BlockLedger,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._config, self._policy = config, policy
+        self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
+
+    def free_slots(self, now: float) -> None:
+        """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
+        num_free = self._config.max_num_seqs - len(self._table.running)
+        if self._table.num_priorities <= 1 or num_free >= len(self._table.waiting):
+            return
+        for seq in [*self._policy.order(self._table.waiting, now)][max(0, num_free) :]:
+            victims = self._table.below(seq.request.slo.priority)
+            if not victims:
+                return
+            self._lifecycle.preempt(self._policy.victim(victims))
+
+    def make_room(self, request: Request) -> bool:
+        """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
+        does not suffice.
+
+        Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken."""
+        victims = self._table.below(request.slo.priority)
+        if not victims or any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
+            return False
+        wanted = num_blocks_for(len(request.tokens) + 1, self._config.block_size) + len(self._table.running)
+        coming = self._ledger.num_available
+        if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
+            return False
+        while coming < wanted and victims:
+            victim = self._policy.victim(victims)
+            victims.remove(victim)
+            coming += len(victim.block_ids)
+            self._lifecycle.preempt(victim)
+        return True
+
+    def grow(self, seq: Sequence, count: int) -> bool:
+        """Give a running sequence more blocks, taken from a victim when none are left. Returns False when it gets none now."""
+        while self._ledger.num_available < count:
+            victims = [s for s in self._table.running if s.push is None and s.state is State.RUNNING]
+            victim = self._policy.victim(victims) if victims else None
+            if victim is None:
+                return False
+            self._lifecycle.preempt(victim)
+            if victim is seq or victim.num_in_flight:
+                return False
+        self._ledger.grow(seq, count)
+        return True

@@ -1,0 +1,152 @@
+"""Fills a step: first with what decodes, then with prompts, in the order of a policy. Owned by StepScheduler."""
+
+from collections.abc import Sequence as SeqOf
+
+from core.config import EngineConfig
+from core.kv import num_blocks_for
+from core.plan import SeqWork
+from core.ports import SchedulerPolicy
+from core.precedence import taking_part
+from core.steps import StepModels
+from engine.cache.radix_cache import PrefixMatch
+from engine.planning.block_ledger import BlockLedger
+from engine.planning.lifecycle import Lifecycle
+from engine.planning.preemption import Preemption
+from engine.planning.sequence import Sequence, State
+from engine.planning.sequence_table import SequenceTable
+from engine.planning.speculation.speculator import Drafts, Speculator
+from engine.planning.step_builder import StepBuilder
+
+
+class StepComposer:
+    def __init__(
+        self,
+        *,
+        config: EngineConfig,
+        max_context_tokens: int,
+        policy: SchedulerPolicy[Sequence],
+        table: SequenceTable,
+        ledger: BlockLedger,
+        lifecycle: Lifecycle,
+        preemption: Preemption,
+        whole_prompts: bool,
+        speculator: Speculator | None,
+    ) -> None:
+        self._config, self._policy, self._whole_prompts = config, policy, whole_prompts
+        self._max_context_tokens = max_context_tokens
+        self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
+        self._preemption, self._speculator = preemption, speculator
+
+    def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
+        """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
+        self._preemption.free_slots(now)
+        decoding = [seq for seq in self._table.decoding if not seq.lacks_mask]
+        taking = self._taking_part(decoding, steps, starts_s)
+        computed, drafts = taking[: self._config.max_num_seqs], Drafts()
+        if self._speculator is not None:
+            drafts = self._speculator.draft(computed, self._table, steps)
+        for seq in computed:
+            self._plan_one(seq, builder, drafts.get(seq.key, ()))
+        self._plan_prompts(taking, builder, now, steps, starts_s)
+        if not builder.work and len(taking) < len(decoding):
+            # No sequence of a higher class can go on, so nothing is gained by waiting for it.
+            for seq in decoding[: self._config.max_num_seqs]:
+                self._plan_one(seq, builder)
+
+    def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
+        """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
+        if self._table.num_priorities <= 1:
+            return decoding
+        prompts = [seq for seq in (*self._table.running, *self._table.waiting) if seq.num_missing > 1]
+        return taking_part(decoding, prompts, steps, starts_s)
+
+    def _plan_prompts(
+        self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_s: float
+    ) -> None:
+        """Plan prompts by the policy's order. Among equals, those that have been begun come before those that wait for room."""
+
+        def turn(seq: Sequence) -> tuple[int, bool]:
+            return self._policy.turn(seq, now, steps)
+
+        prompts = sorted((seq for seq in self._table.running if seq.num_missing > 1), key=turn)
+        if not prompts and not self._table.waiting:
+            return
+        context = sum(len(seq.tokens) for seq in decoding)
+        if not self._whole_prompts:
+            builder.budget = self._policy.prompt_tokens(
+                decoding, context, prompts, steps, builder.budget, starts_s
+            )
+        waiting = self._policy.order(self._table.waiting, now) if builder.budget > 0 else ()
+        may_admit = True
+        for seq in sorted((*prompts, *waiting), key=turn):
+            if builder.budget <= 0 or len(builder.work) >= self._config.max_num_seqs:
+                return
+            if self._whole_prompts and len(seq.tokens) > builder.budget:
+                continue  # those after it may fit; in the next step it comes before them
+            if seq.state is State.RUNNING:
+                self._plan_one(seq, builder)
+            elif may_admit and seq.state is State.WAITING:
+                may_admit = self._admit(seq, builder)
+
+    def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
+        """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
+        if len(self._table.running) >= self._config.max_num_seqs:
+            return False
+        match = self._find(seq, builder)
+        if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
+            made_room = self._preemption.make_room(seq.request)
+            # The source of a shared part is one block more; alone, a request may need them all.
+            match = PrefixMatch(blocks=match.blocks)
+            if self._table.running and not made_room:
+                return False
+            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
+                return False
+        if match.partial_tokens:
+            builder.copies.append(self._ledger.copy_partial(seq, match, builder.step))
+        self._table.waiting.remove(seq)
+        self._lifecycle.run(seq)
+        self._plan_one(seq, builder)
+        return True
+
+    def _find(self, seq: Sequence, builder: StepBuilder) -> PrefixMatch:
+        """What is here of its KV: in the prefix cache, and in the blocks of its sibling."""
+        match = self._ledger.find(seq.request, seq.tokens, partial=True)
+        sibling = self._table.all.get(seq.request.sibling)
+        if sibling is None or sibling.state is not State.RUNNING:
+            return match
+        num_computed = builder.num_computed_before(sibling.key, sibling.num_computed)
+        return self._ledger.find_at(sibling, num_computed, seq, match)
+
+    def _plan_one(self, seq: Sequence, builder: StepBuilder, drafts: tuple[int, ...] = ()) -> None:
+        """Add the sequence's next work if there is any, with as many of its `drafts` as find room."""
+        if (
+            seq.state is not State.RUNNING
+            or seq.num_missing <= 0
+            or seq.is_complete(self._max_context_tokens)
+        ):
+            return
+        count = min(seq.num_missing, builder.budget)
+        needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
+        if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
+            return
+        start = seq.num_computed
+        samples = start + count == seq.num_planned_tokens
+        if drafts:
+            drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
+        if not seq.announced:
+            builder.new.append(seq.as_new())
+            seq.announced = True
+        builder.add(
+            SeqWork(
+                key=seq.key,
+                start=start,
+                count=count + len(drafts),
+                block_ids=seq.table,
+                samples=samples,
+                push=seq.next_push(start + count),
+                drafts=drafts,
+            )
+        )
+        seq.num_computed += count
+        seq.num_pending += samples
+        seq.num_in_flight += 1
