@@ -234,9 +234,10 @@ class ClusterConfig(Section):
         "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1),
         "standard": Slo(),
         "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, priority=0),
-        "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
+        "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1, hopeless="run"),
     }
-    """Service classes: targets for the first token and for each further one in seconds, priority, weight."""
+    """Service classes: targets for the first token and for each further one in seconds, priority, weight, and what becomes of a
+    prompt that cannot keep them."""
     tenants: Mapping[TenantName, TenantConfig] = {}
     """Who holds certain keys, and what they may ask."""
 

@@ -2,6 +2,7 @@
 
 BatonError
 |-- RequestError        the client's fault: status 400 (or its own), names the field
+|   `-- TargetOutOfReach    no instance, not even an idle one, can keep the class's target: says what would be possible
 |-- Overloaded          try again in `retry_after_s`
 |-- ReplicaLost         an instance died or became unreachable
 |-- TransferError       a KV transfer failed; the request can be recomputed
@@ -23,6 +24,13 @@ class RequestError(BatonError):
     ) -> None:
         super().__init__(message)
         self.message, self.field, self.status, self.code = message, field, status, code
+
+
+class TargetOutOfReach(RequestError):
+    def __init__(self, message: str, possible_ttft_s: float) -> None:
+        """An idle instance would give the first token after `possible_ttft_s`."""
+        super().__init__(message, code="target_out_of_reach")
+        self.possible_ttft_s = possible_ttft_s
 
 
 class Overloaded(BatonError):

@@ -61,6 +61,9 @@ class Rejected:
     attempt: int
     reason: str
     retry_after_s: float
+    """0: never."""
+    possible_ttft_s: float = 0.0
+    """When an idle instance would give the first token, where that is why: no instance can keep the class's target."""
 
 
 @dataclass(frozen=True, slots=True)

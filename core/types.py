@@ -23,6 +23,9 @@ class Slo:
     """Higher is served first among requests that wait."""
     weight: float = 1.0
     """Service of twice the weight is charged to its tenant at half the price."""
+    hopeless: Literal["refuse", "run"] = "refuse"
+    """What becomes, under overload, of a prompt whose first token even an idle instance could not give in time: it is refused
+    with what would be possible, or runs."""
 
 
 STANDARD = Slo()

@@ -18,7 +18,7 @@ from cluster.ingress.search_steps import Found, search
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Observe, Timeline, nobody
 from core.config import ScheduleConfig
-from core.errors import BatonError, Overloaded, ReplicaLost, RequestError
+from core.errors import BatonError, Overloaded, ReplicaLost, RequestError, TargetOutOfReach
 from core.kv import block_hashes
 from core.messages import (
     AskStatus,
@@ -324,11 +324,8 @@ class Frontend:
                         flight.hear_from(sender)
             case Placed(request_id, attempt, route):
                 self._on_placed(sender, request_id, attempt, route)
-            case Rejected(request_id, attempt, reason, retry_after_s):
-                never = retry_after_s <= 0
-                self._fail(
-                    request_id, attempt, RequestError(reason) if never else Overloaded(reason, retry_after_s)
-                )
+            case Rejected(request_id, attempt):
+                self._fail(request_id, attempt, _refusal(message))
             case Failed(request_id, attempt, reason, retryable):
                 self._fail(request_id, attempt, Lost(sender) if retryable else RequestError(reason))
             case HandedOver(request_id, attempt):
@@ -373,3 +370,12 @@ class Frontend:
         for flight in self._flights.values():
             if flight.route is not None and flight.route.decode == peer:
                 flight.fail(Lost(peer))
+
+
+def _refusal(rejected: Rejected) -> BatonError:
+    """Return the error that says why no place will come."""
+    if rejected.possible_ttft_s > 0:
+        return TargetOutOfReach(rejected.reason, rejected.possible_ttft_s)
+    if rejected.retry_after_s > 0:
+        return Overloaded(rejected.reason, rejected.retry_after_s)
+    return RequestError(rejected.reason)

@@ -47,6 +47,9 @@ class IngressMetrics:
         self.finished = counter("requests_finished", "Sequences that ended, by how", "reason")
         self.cancelled = counter("requests_cancelled", "Sequences whose client went away")
         self.rejected = counter("requests_rejected", "Sequences refused for load")
+        self.hopeless = counter(
+            "requests_hopeless", "Sequences refused because no instance could keep their class's target"
+        )
         self.failed = counter("requests_failed", "Sequences that ended in another error")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens accepted")
         self.output_tokens = counter("output_tokens", "Tokens delivered to clients")

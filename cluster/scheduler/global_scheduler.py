@@ -220,6 +220,10 @@ class GlobalScheduler:
             return []
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
+        if self._admission.refuses_hopeless(place, now):
+            estimate = self._placer.idle_estimate(place)
+            if estimate and (refusal := self._admission.hopeless(key, frontend, place, estimate)):
+                return [refusal]
         work_s = self._placer.least_work_s(place)
         waiter = self._admission.enter(
             key, frontend, place, work_s, self._num_prefills or len(self._roster.members), now

@@ -15,7 +15,7 @@ from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, Pla
 from cluster.ingress.search_steps import Found, all_of
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.clock import now_s
-from core.errors import Overloaded
+from core.errors import Overloaded, TargetOutOfReach
 from core.types import FinishReason, Request, TokenOut
 
 
@@ -110,7 +110,7 @@ class ChoiceRunner:
             metrics.finished.labels("abort").inc()
             raise
         except Exception as error:
-            (metrics.rejected if isinstance(error, Overloaded) else metrics.failed).inc()
+            _count(metrics, error)
             raise
         finally:
             metrics.running.dec(beams.width)
@@ -183,11 +183,8 @@ class ChoiceRunner:
                     yield piece
                     if finished:
                         return
-        except Overloaded:
-            metrics.rejected.inc()
-            raise
-        except Exception:
-            metrics.failed.inc()
+        except Exception as error:
+            _count(metrics, error)
             raise
         except (asyncio.CancelledError, GeneratorExit):
             if not finished:
@@ -196,6 +193,17 @@ class ChoiceRunner:
             raise
         finally:
             metrics.running.dec()
+
+
+def _count(metrics: IngressMetrics, error: Exception) -> None:
+    """Count a sequence that ended in an error."""
+    match error:
+        case Overloaded():
+            metrics.rejected.inc()
+        case TargetOutOfReach():
+            metrics.hopeless.inc()
+        case _:
+            metrics.failed.inc()
 
 
 def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece:

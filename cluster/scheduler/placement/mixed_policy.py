@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.cost_policy import CostPolicy
+from cluster.scheduler.placement.outlook import LEARNED_STEPS
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.slo_policy import SloPolicy
-
-_LEARNED_STEPS = 20
 
 
 class MixedPolicy:
@@ -54,4 +53,4 @@ def _is_free(member: Member) -> bool:
     if not (member.prefills and member.decodes):
         return False
     steps = member.steps
-    return steps.decode.num_steps >= _LEARNED_STEPS and steps.prompt.num_steps >= _LEARNED_STEPS
+    return steps.decode.num_steps >= LEARNED_STEPS and steps.prompt.num_steps >= LEARNED_STEPS

@@ -2,9 +2,16 @@
 
 Until an instance has learned anything its prompt rate is used, and decoding is taken to be in time."""
 
+from math import ceil
+from typing import Final
+
 from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.queue.hopeless import IdleEstimate
 from core.pacing import prompt_tokens
 from core.steps import chunk_pairs
+
+LEARNED_STEPS: Final = 20
+"""An instance knows how long its steps take once it has seen so many."""
 
 
 class Outlook:
@@ -59,6 +66,21 @@ class Outlook:
         context = max(1.0, num_tokens / self.batch_tokens) * (start_tokens + num_tokens / 2)
         linear_s = max(self._base_s + model.token_s * num_tokens, self._token_s * num_tokens)
         return linear_s + model.pair_s * pairs + model.context_s * context
+
+
+def idle_estimate(member: Member, num_missing: int, num_tokens: int) -> IdleEstimate | None:
+    """Return when the first token of a prompt, of which the instance lacks `num_missing` tokens, would be there if it had nothing
+    else to do. None while its steps are not known."""
+    model = member.steps.prompt
+    if model.num_steps < LEARNED_STEPS:
+        return None
+    num_cached = num_tokens - num_missing
+    num_steps = ceil(num_missing / member.max_batch_tokens)
+    context = num_steps * (num_cached + num_missing / 2)
+    ttft_s = (
+        num_steps * model.step_s(0, 0, 1) + model.work_s(num_cached, num_missing) + model.context_s * context
+    )
+    return IdleEstimate(ttft_s, model.error)
 
 
 def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:

@@ -15,8 +15,10 @@ from typing import Final
 from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member, Promise
 from cluster.scheduler.fleet.output_lengths import OutputLengths
 from cluster.scheduler.fleet.roster import Candidates, Roster
+from cluster.scheduler.placement.outlook import idle_estimate
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.queue.fairness import ServiceCounters
+from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
@@ -341,6 +343,21 @@ class Placer:
         candidates = self._roster.candidates(place)
         members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
         return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
+
+    def idle_estimate(self, place: Place) -> IdleEstimate | None:
+        """Return when the quickest instance would give the first token if it had nothing else to do; None where one's steps are
+        not known."""
+        roster, candidates = self._roster, self._roster.candidates(place)
+        members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
+        ask = PlacementQuery(place.num_tokens, 0, candidates.match)
+        best: IdleEstimate | None = None
+        for member in members:
+            found = idle_estimate(member, ask.uncached(member), place.num_tokens)
+            if found is None:
+                return None
+            if best is None or found.least_s < best.least_s:
+                best = found
+        return best
 
     def _ask(
         self,

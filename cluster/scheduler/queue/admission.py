@@ -8,6 +8,7 @@ from typing import Final
 
 from cluster.scheduler.queue.drain_rate import DrainRate
 from cluster.scheduler.queue.fairness import ServiceCounters
+from cluster.scheduler.queue.hopeless import HopelessRule, IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_events import Send
 from core.config import ScheduleConfig
@@ -24,6 +25,7 @@ class Admission:
         self._config, self._log = config, log
         self.queue = WaitingQueue(counters, config.aging_s)
         self._drain = DrainRate()
+        self._hopeless = HopelessRule()
         self._num_arrived = 0
         self._no_decode_since_s: float | None = None
         self.num_schedulers = 1
@@ -58,6 +60,7 @@ class Admission:
     def left(self, num_placed: int, now: float) -> None:
         """Note, after each event, how many requests were just placed."""
         self._drain.observe(len(self.queue), num_placed, now)
+        self._hopeless.observe(self.queue.timely_level() is not None, now)
 
     def never(self, key: str, frontend: str, place: Place, largest_tokens: int) -> Send:
         """Refuse a request for good, since no instance can hold it."""
@@ -66,6 +69,22 @@ class Admission:
             f"the largest instance holds {largest_tokens} of one sequence"
         )
         return self._reject(key, frontend, place, reason, 0.0)
+
+    def refuses_hopeless(self, place: Place, now: float) -> bool:
+        """Return whether it is worth an estimate if the request is hopeless."""
+        return self._hopeless.holds_for(place, now)
+
+    def hopeless(self, key: str, frontend: str, place: Place, estimate: IdleEstimate) -> Send | None:
+        """Refuse a request that no instance could answer in time. Returns None where one could."""
+        slo = place.slo
+        if estimate.least_s <= slo.ttft_s:
+            return None
+        reason = (
+            f"the first token after {place.num_tokens} tokens takes about {estimate.ttft_s:.2g} s on an idle instance, and the "
+            f"class {slo.name!r} wants it in {slo.ttft_s:g} s: ask for a class with more time, or send a shorter prompt"
+        )
+        self._log(f"reject {key} hopeless")
+        return Send(frontend, Rejected(place.request_id, place.attempt, reason, 0.0, estimate.ttft_s))
 
     def refuse_excess(self, waiter: Waiter, now: float) -> list[Send]:
         """Refuse the newcomer if it would wait too long, or the last in order if too many wait.

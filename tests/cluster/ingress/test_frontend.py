@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from cluster.ingress.frontend import Frontend
 from core.clock import WallClock
 from core.config import ScheduleConfig
-from core.errors import Overloaded, ReplicaLost, RequestError
+from core.errors import Overloaded, ReplicaLost, RequestError, TargetOutOfReach
 from core.messages import (
     AskStatus,
     Cancel,
@@ -159,12 +160,15 @@ async def test_closing_the_stream_cancels_at_the_worker_and_frees_the_place(worl
 
 
 async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
-    answers = [Rejected("", 0, "queue full", 3.0), Rejected("", 0, "too long for any instance", 0.0)]
+    answers = [
+        Rejected("", 0, "queue full", 3.0),
+        Rejected("", 0, "too long for any instance", 0.0),
+        Rejected("", 0, "about 3.1 s on an idle instance", 0.0, 3.06),
+    ]
 
     def reject(peer: Peer, sender: str, message: Message) -> None:
         if isinstance(message, Place):
-            answer = answers.pop(0)
-            peer.mail.send(sender, Rejected(message.request_id, 0, answer.reason, answer.retry_after_s))
+            peer.mail.send(sender, replace(answers.pop(0), request_id=message.request_id))
 
     world.scheduler._act = reject
     with pytest.raises(Overloaded) as overloaded:
@@ -172,6 +176,9 @@ async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
     assert overloaded.value.retry_after_s == 3.0
     with pytest.raises(RequestError, match="too long"):
         await world.run(world.request())
+    with pytest.raises(TargetOutOfReach, match="idle instance") as hopeless:
+        await world.run(world.request())
+    assert hopeless.value.possible_ttft_s == 3.06
 
 
 async def test_an_instance_that_fails_without_dying_is_left_and_a_hopeless_request_ends(world: World) -> None:

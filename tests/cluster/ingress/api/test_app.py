@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from cluster.ingress.api.openai_requests import ChatRequest, CompletionRequest, validate
 from cluster.ingress.api.request_params import ApiSettings
-from core.errors import Overloaded, ReplicaLost, RequestError
+from core.errors import Overloaded, ReplicaLost, RequestError, TargetOutOfReach
 from tests.cluster.ingress.api.fakes import END, NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api
 
@@ -299,6 +299,9 @@ async def test_metrics_tell_refusals_failures_and_cancellations_apart(api: Api) 
     await api.post(COMPLETIONS, OK)
     assert await count("baton_requests_rejected_total") == 1
     assert await count("baton_prompt_tokens_total") == 0
+    api.generator.fail_at = (0, TargetOutOfReach("too slow", 3.0))
+    await api.post(COMPLETIONS, OK)
+    assert await count("baton_requests_hopeless_total") == 1
     api.generator.fail_at = (2, ReplicaLost("gone"))
     await api.post(COMPLETIONS, OK)
     assert await count("baton_requests_failed_total") == 1
@@ -332,6 +335,13 @@ async def test_overload_and_loss_have_their_statuses(api: Api) -> None:
     answer = await api.post(COMPLETIONS, OK)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "3")
     assert (await api.post(COMPLETIONS, {**OK, "stream": True})).status_code == 429
+    api.generator.fail_at = (0, TargetOutOfReach("about 3.1 s on an idle instance", 3.06))
+    for body in (OK, {**OK, "stream": True}):
+        answer = await api.post(COMPLETIONS, body)
+        assert answer.status_code == 400
+        assert "retry-after" not in answer.headers
+        assert answer.json()["error"]["code"] == "target_out_of_reach"
+        assert "3.1 s" in answer.json()["error"]["message"]
     api.generator.fail_at = (0, ReplicaLost("gone"))
     assert (await api.post(COMPLETIONS, OK)).status_code == 503
     api.generator.fail_at = (0, RuntimeError("a secret detail"))
