@@ -114,8 +114,8 @@ async def _run(
 async def check_fabric(
     nodes: Sequence[Node], backend: str, mib: int, expected_bytes_per_s: float
 ) -> list[Finding]:
-    """Check an all-reduce over all nodes, and every directed pair. A single node is paired with itself over gloo, since NCCL
-    takes no two ranks on one GPU."""
+    """Check an all-reduce and an all-to-all over all nodes, and every directed pair. A single node is paired with itself over
+    gloo, since NCCL takes no two ranks on one GPU."""
     backend = backend if len(nodes) > 1 else "gloo"
     ranks = list(nodes) if len(nodes) > 1 else [nodes[0], nodes[0]]
     names = (
@@ -151,21 +151,31 @@ _NO_ANSWER = "can the nodes reach each other on every port (firewall, NetworkPol
 def _judge(
     names: Sequence[str], results: Sequence[dict[str, Any]], backend: str, expected_bytes_per_s: float
 ) -> list[Finding]:
-    wrong = [str(names[int(r["rank"])]) for r in results if not r["correct"]]
-    slowest = min(r["bus_bytes_per_s"] for r in results)
-    whole = Finding(
-        where="all nodes",
-        check=f"{backend} all-reduce",
-        verdict=Verdict.FAIL if wrong else Verdict.OK,
-        measured=f"wrong sums on {', '.join(wrong)}" if wrong else f"{slowest / 1e9:.2f} GB/s bus bandwidth",
-        expected="right sums",
-        fix="numbers change on the way: take these nodes out and test their memory, GPU and NIC"
-        if wrong
-        else "",
-    )
     links = {
         f"{names[r['rank']]} -> {names[int(target)]}": speed
         for r in results
         for target, speed in r["links"].items()
     }
-    return [whole, *judge_links(f"{backend} send/recv", links, expected_bytes_per_s, _SLOW_LINK)]
+    return [
+        *(_judge_all(names, results, backend, operation) for operation in ("all-reduce", "all-to-all")),
+        *judge_links(f"{backend} send/recv", links, expected_bytes_per_s, _SLOW_LINK),
+    ]
+
+
+def _judge_all(
+    names: Sequence[str], results: Sequence[dict[str, Any]], backend: str, operation: str
+) -> Finding:
+    wrong = [str(names[int(r["rank"])]) for r in results if not r[operation]["correct"]]
+    slowest = min(r[operation]["bus_bytes_per_s"] for r in results)
+    return Finding(
+        where="all nodes",
+        check=f"{backend} {operation}",
+        verdict=Verdict.FAIL if wrong else Verdict.OK,
+        measured=f"wrong numbers on {', '.join(wrong)}"
+        if wrong
+        else f"{slowest / 1e9:.2f} GB/s bus bandwidth",
+        expected="right numbers",
+        fix="numbers change on the way: take these nodes out and test their memory, GPU and NIC"
+        if wrong
+        else "",
+    )

@@ -1,16 +1,19 @@
 """One rank of the collective check, as a process of its own:
 `python -m cluster.preflight.collective_rank RANK WORLD HOST:PORT BACKEND MIB WAIT_S`.
 
-All-reduce on known numbers, and a message from every rank to every other, timed. One JSON line on standard output: what every
-rank has measured, in their order, so that each of them can judge the whole. The others may come as late as WAIT_S."""
+All-reduce and all-to-all on known numbers, and a message from every rank to every other, timed. One JSON line on standard output:
+what every rank has measured, in their order, so that each of them can judge the whole. The others may come as late as WAIT_S."""
 
 import json
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 _ROUNDS = 5
@@ -18,29 +21,52 @@ _STEP = timedelta(seconds=60)
 
 
 def measure(rank: int, world: int, num_bytes: int, device: torch.device) -> dict[str, object]:
-    """Measure. `bus_bytes_per_s` is as nccl-tests defines it: 2 (n - 1) / n x bytes / time. `links` are this rank's sends, by
-    receiver."""
-    numbers = torch.full((num_bytes // 4,), float(rank + 1), device=device)
+    """Measure. Bus bandwidths are as nccl-tests defines them: 2 (n - 1) / n x bytes / time for an all-reduce, and half of
+    that for an all-to-all. `links` are this rank's sends, by receiver."""
+    length = num_bytes // 4 // world * world
+    mine, theirs = torch.empty(length, device=device), torch.empty(length, device=device)
+
+    def is_sum() -> bool:
+        return bool((mine == world * (world + 1) / 2).all())
+
+    def is_swapped() -> bool:
+        sent = torch.arange(1.0, world + 1, device=device).repeat_interleave(length // world)
+        return bool((theirs == sent).all())
+
+    sums = _timed(rank, mine, lambda: dist.all_reduce(mine), is_sum)
+    swaps = _timed(rank, mine, lambda: dist.all_to_all_single(theirs, mine), is_swapped)
+    return {
+        "rank": rank,
+        "all-reduce": sums.judged(2 * (world - 1) / world * num_bytes),
+        "all-to-all": swaps.judged((world - 1) / world * num_bytes),
+        "links": _links(rank, world, mine, num_bytes, device),
+    }
+
+
+class _Timed(NamedTuple):
+    """The best of several rounds, and whether each of them moved the right numbers."""
+
+    correct: bool
+    best_s: float
+
+    def judged(self, num_bytes: float) -> dict[str, object]:
+        return {"correct": self.correct, "bus_bytes_per_s": num_bytes / self.best_s}
+
+
+def _timed(rank: int, numbers: Tensor, run: Callable[[], object], is_right: Callable[[], bool]) -> _Timed:
     correct, best_s = True, float("inf")
     for _ in range(_ROUNDS):
         numbers.fill_(float(rank + 1))
         dist.barrier()
         started = time.perf_counter()
-        dist.all_reduce(numbers)
-        _finish(device)
+        run()
+        _finish(numbers.device)
         best_s = min(best_s, time.perf_counter() - started)
-        correct = correct and bool((numbers == world * (world + 1) / 2).all())
-    return {
-        "rank": rank,
-        "correct": correct,
-        "bus_bytes_per_s": 2 * (world - 1) / world * num_bytes / best_s,
-        "links": _links(rank, world, numbers, num_bytes, device),
-    }
+        correct = correct and is_right()
+    return _Timed(correct, best_s)
 
 
-def _links(
-    rank: int, world: int, numbers: torch.Tensor, num_bytes: int, device: torch.device
-) -> dict[int, float]:
+def _links(rank: int, world: int, numbers: Tensor, num_bytes: int, device: torch.device) -> dict[int, float]:
     """Measure one pair at a time, so that no link is measured through another's traffic."""
     sent: dict[int, float] = {}
     answer = torch.zeros(1, device=device)

@@ -31,7 +31,7 @@ def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) ->
         _nixl(where, has_rdma=bool(rdma)),
         *_gpus(where),
         _scheduler(where),
-        check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
+        *check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
     ]
 
 

@@ -16,6 +16,7 @@ from core.errors import ConfigError
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
+OPERATIONS = ("all-reduce", "all-to-all")
 
 
 @dataclass(kw_only=True)
@@ -24,7 +25,7 @@ class Scripted:
 
     name: str
     speed: float = 1e9
-    correct: bool = True
+    wrong: str = ""
     failure: str = ""
     inner: LocalNode = field(default_factory=LocalNode)
 
@@ -35,7 +36,11 @@ class Scripted:
         if self.failure:
             raise ConfigError(self.failure)
         links = {str(i): self.speed for i in range(world) if i != rank}
-        return {"rank": rank, "correct": self.correct, "bus_bytes_per_s": self.speed, "links": links}
+        judged = {
+            operation: {"correct": operation != self.wrong, "bus_bytes_per_s": self.speed}
+            for operation in OPERATIONS
+        }
+        return {"rank": rank, "links": links, **judged}
 
 
 async def test_a_rank_that_does_not_come_up_is_named_with_what_it_said() -> None:
@@ -46,10 +51,11 @@ async def test_a_rank_that_does_not_come_up_is_named_with_what_it_said() -> None
     assert "no route" in finding.measured
 
 
-async def test_wrong_sums_name_the_node() -> None:
-    findings = await check_fabric([Scripted(name="a"), Scripted(name="b", correct=False)], "gloo", 1, 0)
-    assert findings[0].verdict is Verdict.FAIL
-    assert "b" in findings[0].measured
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_wrong_numbers_name_the_node(operation: str) -> None:
+    findings = await check_fabric([Scripted(name="a"), Scripted(name="b", wrong=operation)], "gloo", 1, 0)
+    (failed,) = [finding for finding in findings if finding.verdict is Verdict.FAIL]
+    assert (failed.check, failed.measured) == (f"gloo {operation}", "wrong numbers on b")
 
 
 async def test_a_node_alone_is_not_asked_for_two_ranks_on_one_gpu() -> None:
@@ -71,7 +77,7 @@ def test_the_command_measures_this_node_and_says_that_it_is_fit() -> None:
     command = [sys.executable, "-m", "baton.cli", "doctor", "--json", "--mib", "4", "--backend", "gloo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     findings = {(f["where"], f["check"]): f for f in json.loads(done.stdout)}
-    assert findings[("all nodes", "gloo all-reduce")]["verdict"] == "ok"
+    assert {findings[("all nodes", f"gloo {operation}")]["verdict"] for operation in OPERATIONS} == {"ok"}
     assert ("this node, rank 0 -> this node, rank 1", "gloo send/recv") in findings
     assert done.returncode == (1 if any(f["verdict"] == "fail" for f in findings.values()) else 0)
 
