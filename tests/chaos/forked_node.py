@@ -1,6 +1,6 @@
 """Chaos nodes (`tests/chaos/node.py`) that are forked from one process which has imported their code once.
 
-The import takes a second of a processor, and the matrix starts a node for nearly every case."""
+The import takes several seconds of a processor, and the matrix starts a node for nearly every case."""
 
 import asyncio
 import json
@@ -16,10 +16,9 @@ _CONTEXT.set_forkserver_preload(["tests.chaos.node"])
 
 
 class ForkedNode:
-    def __init__(self, spec: dict[str, Any], log: Path, with_torch: bool) -> None:
-        """`with_torch`: the node has the transports that need torch, which takes another second or two to import."""
+    def __init__(self, spec: dict[str, Any], log: Path) -> None:
         self._sock, theirs = socket.socketpair()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, json.dumps(spec), log, with_torch))
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, json.dumps(spec), log))
         self._process.start()
         theirs.close()
         self._writer: asyncio.StreamWriter | None = None
@@ -67,7 +66,7 @@ class ForkedNode:
             self._writer.close()
 
 
-def _serve(sock: socket.socket, spec: str, log: Path, with_torch: bool) -> None:
+def _serve(sock: socket.socket, spec: str, log: Path) -> None:
     with log.open("ab") as errors:
         os.dup2(errors.fileno(), 2)
     for number in (0, 1):
@@ -76,13 +75,4 @@ def _serve(sock: socket.socket, spec: str, log: Path, with_torch: bool) -> None:
     sys.stdin, sys.stdout = os.fdopen(0, "rb"), os.fdopen(1, "w")
     from tests.chaos import node
 
-    node.main(spec, _media() if with_torch else {})
-
-
-def _media() -> Any:
-    import torch
-
-    from cluster.instance.pull_media import MEDIA
-
-    torch.set_num_threads(1)
-    return MEDIA
+    node.main(spec)

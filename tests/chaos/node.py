@@ -1,4 +1,4 @@
-"""One process of a chaos cluster: the production scheduler, frontend or instance over the witness device.
+"""One process of a chaos cluster: the production scheduler, frontend or instance, over the witness device or a real model.
 
 Commands come as JSON lines on standard input, events go to standard output. It ends when its input ends, and with its parent.
 
@@ -7,7 +7,7 @@ Commands come as JSON lines on standard input, events go to standard output. It 
     {"do": "corrupt", "frames": 2}                      so many writes of KV carry a wrong checksum
     {"do": "full disk"}                                 nothing more can be written to the disk tier
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
-    {"do": "generate", "id": .., "prompt": .., "max_tokens": ..}  {"do": "cancel", "id": ..}
+    {"do": "generate", "id": .., "prompt": .., "max_tokens": .., "grammar": .., "seed": ..}  {"do": "cancel", "id": ..}
     {"do": "drain"}                                     leave the cluster; says when nothing runs here any more
     {"do": "status"}                                    what this process still holds
 """
@@ -20,16 +20,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import torch
 
 from cluster.ingress.frontend import Frontend
+from cluster.ingress.timeline import Timeline
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import remote_access
+from cluster.instance.pull_media import MEDIA
+from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.placement.cost_policy import CostModel, CostPolicy
 from cluster.scheduler.scheduler_node import SchedulerNode
@@ -39,7 +43,7 @@ from core.kv import RankPool
 from core.messages import RegionKey
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
-from core.types import Request, SamplingParams
+from core.types import Grammar, Request, SamplingParams
 from engine.execution.inline_group import InlineGroup
 from engine.tiers import disk_tier
 from engine.tiers.build_tiers import build_tiers
@@ -48,13 +52,15 @@ from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
 from kvtransfer.transport import pull, tcp
 from kvtransfer.transport.base import Sender
-from kvtransfer.transport.pull import Medium
 from kvtransfer.transport.shm import host_id
 from net.mail import TcpMail
+from parallel.mesh import Mesh
 from tests.chaos.witness import SHARD, WitnessRank
 from tests.net.faulty import Fate, FaultyChannel
 
 KEY = b"chaos"
+END = 0
+"""The token that ends what a grammar holds."""
 LAYER_S = 0.003
 _DATA_HEAD_BYTES = 17
 _DIE_WITH_PARENT = 1
@@ -141,13 +147,23 @@ class SlowSender:
         return getattr(self._inner, name)
 
 
-Media = Mapping[str, Callable[[memoryview, str], Medium]]
+def sampling_of(command: dict[str, Any]) -> SamplingParams:
+    max_tokens, seed, grammar = command["max_tokens"], command["seed"], command["grammar"]
+    if not grammar:
+        return SamplingParams(max_tokens=max_tokens, seed=seed)
+    ends = (END,)
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=seed,
+        stop_token_ids=ends,
+        masked_until_min=ends,
+        grammar=Grammar(text=grammar),
+    )
 
 
 class Node:
-    def __init__(self, spec: dict[str, Any], media: Media) -> None:
-        """`media`: transports that need torch."""
-        self.media = media
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.has_model = "model.path" in spec["overrides"]
         self.name, self.role = spec["name"], spec["role"]
         self.folder, self.apart = Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
@@ -162,6 +178,8 @@ class Node:
         self.num_computed = 0
         """Tokens whose KV was computed here."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.lost: dict[str, list[str]] = {}
+        """By request, the instances that it lost."""
 
     async def resolve(self) -> list[str]:
         """Return the schedulers. Lost ones are listed until others replace them."""
@@ -192,6 +210,7 @@ class Node:
                     SHARD.layout.block_size,
                     resolve_schedulers=self.resolve,
                     request_timeout_s=60.0,
+                    observe=self.observe,
                     num_schedulers=self.config.serve.schedulers,
                 )
                 self.keep("run", self.frontend.run())
@@ -201,7 +220,12 @@ class Node:
                 )
                 self.instance.run()
 
+    def observe(self, timeline: Timeline) -> None:
+        self.lost[timeline.request.id] = [one.lost for one in timeline.attempts if one.lost]
+
     def parts(self, role: Role) -> InstanceParts:
+        if self.has_model:
+            return remote_parts(self.config, Path(self.config.model.path), role, self.mail, KEY, no_ranks)
         num_blocks = self.config.engine.num_blocks
         size = SHARD.pool_bytes(num_blocks)
         access = remote_access(
@@ -211,7 +235,7 @@ class Node:
             "127.0.0.1",
             key=KEY,
             num_bytes=size,
-            media=self.media,
+            media=MEDIA,
         )
 
         def group(sink: LayerSink | None) -> InlineGroup:
@@ -243,18 +267,19 @@ class Node:
             model="witness",
         )
 
-    async def generate(self, name: str, prompt: list[int], max_tokens: int) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens)
+    async def generate(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:
         request = Request(
             id=self.frontend.new_request_id(),
             prompt=tuple(prompt),
             sampling=sampling,
             reply_to=self.frontend.address,
         )
+        finish = None
         try:
             async for token in self.frontend.generate(request):
                 tell(event="token", id=name, token=token.token, index=token.index)
-            tell(event="end", id=name, error="")
+                finish = token.finish
+            tell(event="end", id=name, error="", finish=finish, lost=self.lost.pop(request.id))
         except Exception as error:
             tell(event="end", id=name, error=f"{type(error).__name__}: {error}")
 
@@ -274,8 +299,8 @@ class Node:
                 disk_tier.os.pwritev = no_space  # type: ignore[assignment]
             case {"do": "slow", "write_s": write_s}:
                 FAULTS.write_s = write_s
-            case {"do": "generate", "id": name, "prompt": prompt, "max_tokens": max_tokens}:
-                self.keep(name, self.generate(name, prompt, max_tokens))
+            case {"do": "generate", "id": name, "prompt": prompt}:
+                self.keep(name, self.generate(name, prompt, sampling_of(command)))
             case {"do": "cancel", "id": name}:
                 self.tasks[name].cancel()
             case {"do": "drain"}:
@@ -324,13 +349,18 @@ class Node:
         os._exit(0)
 
 
-def main(spec: str, media: Media) -> None:
-    """Run the node that `spec` (JSON) describes, in this process. `media` are the transports that need torch, if it has them."""
+def no_ranks(mesh: Mesh) -> InstancePlace:
+    raise AssertionError(f"an instance here has one rank, and {mesh} has more")
+
+
+def main(spec: str) -> None:
+    """Run the node that `spec` (JSON) describes, in this process."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    torch.set_num_threads(1)
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {os.getpid()} %(name)s %(message)s"
     )
     watch("decode", DecodeHandoff)
     watch("prefill", PushHandoff)
     wrong_checksums()
-    asyncio.run(Node(json.loads(spec), media).run())
+    asyncio.run(Node(json.loads(spec)).run())

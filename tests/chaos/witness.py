@@ -1,7 +1,7 @@
 """A device whose tokens tell on whoever touches its KV cache: the next token is a hash of every KV byte that is read back.
 
 A token's KV is a hash of all tokens up to it, so a block that is stale, torn, shared by mistake or written by somebody else changes
-the sequence's tokens at once. No torch: a process starts in a moment."""
+the sequence's tokens at once."""
 
 import hashlib
 import time

@@ -74,6 +74,9 @@ class Stream:
     tokens: list[int] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     error: str | None = None
+    finish: str | None = None
+    lost: list[str] = field(default_factory=list)
+    """Instances that it lost."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     last_s: float = 0.0
 
@@ -126,7 +129,6 @@ class World:
 
     async def start(self, name: str, port: int = 0) -> Process:
         role = name.rstrip("01")
-        with_torch = self.wanted.get("transfer.transport") == "gloo" and role in ("prefill", "decode")
         spec = {
             "name": name,
             "role": role,
@@ -135,7 +137,7 @@ class World:
             "overrides": self.overrides,
             "apart": self.apart,
         }
-        process = await asyncio.to_thread(ForkedNode, spec, self.folder / "log", with_torch)
+        process = await asyncio.to_thread(ForkedNode, spec, self.folder / "log")
         output = await process.connect()
         node = self.nodes[name] = Process(name=name, role=role, process=process)
         self.pids.add(process.pid)
@@ -156,14 +158,21 @@ class World:
     def thaw(self, name: str) -> None:
         self.nodes[name].process.signal(signal.SIGCONT)
 
-    def generate(self, frontend: str, prompt: tuple[int, ...], max_tokens: int) -> str:
+    def generate(
+        self, frontend: str, prompt: tuple[int, ...], max_tokens: int, *, grammar: str = "", seed: int = 0
+    ) -> str:
         name = f"s{self._count}"
         self._count += 1
         self.streams[name] = Stream(
             prompt=prompt, max_tokens=max_tokens, last_s=asyncio.get_running_loop().time()
         )
         self.nodes[frontend].do(
-            do="generate", id=f"{name}@{frontend}", prompt=list(prompt), max_tokens=max_tokens
+            do="generate",
+            id=f"{name}@{frontend}",
+            prompt=list(prompt),
+            max_tokens=max_tokens,
+            grammar=grammar,
+            seed=seed,
         )
         return name
 
@@ -225,6 +234,7 @@ class World:
         now = asyncio.get_running_loop().time()
         if event["event"] == "end":
             stream.error = event["error"]
+            stream.finish, stream.lost = event.get("finish"), event.get("lost", [])
             stream.done.set()
             return
         assert event["index"] == len(stream.tokens), "a token came twice, or out of order"

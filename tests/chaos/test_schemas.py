@@ -1,0 +1,112 @@
+"""Hundreds of JSON schemas over prefill and decode apart, while decode instances are killed: what ends keeps to its schema."""
+
+import asyncio
+import json
+import random
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import Phase, given, settings
+
+from cluster.ingress.api.structured import schema_grammar
+from tests.chaos.world import Stream, World
+from tests.engine.execution.test_grammar_masks import SCHEMAS, VOCAB, text
+from tests.engine.execution.test_schema_keywords import TAKEN
+from tests.models.served import make_served
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+NUM_DRAWN, NUM_KILLS, AT_ONCE, LENGTH = 300, 5, 16, 120
+
+
+def drawn_schemas(count: int) -> list[dict[str, Any]]:
+    """As many different ones, the same each time."""
+    found: dict[str, dict[str, Any]] = {}
+
+    @settings(max_examples=2 * count, phases=[Phase.generate], derandomize=True, database=None)
+    @given(schema=SCHEMAS)
+    def draw(schema: dict[str, Any]) -> None:
+        found[json.dumps(schema)] = schema
+
+    draw()
+    return list(found.values())[-count:]  # the first are the simplest
+
+
+class Clients:
+    """Ask for an answer to each schema, `AT_ONCE` of them at a time."""
+
+    def __init__(self, world: World, schemas: list[dict[str, Any]]) -> None:
+        self.world, self.schemas = world, schemas
+        self.answers: dict[int, Stream] = {}
+
+    @property
+    def num_ended(self) -> int:
+        return sum(answer.done.is_set() for answer in self.answers.values())
+
+    @property
+    def half_way(self) -> set[int]:
+        return {n for n, answer in self.answers.items() if answer.tokens and not answer.done.is_set()}
+
+    async def ask_all(self) -> None:
+        todo = deque(range(len(self.schemas)))
+
+        async def ask_some(frontend: str) -> None:
+            while todo:
+                self.answers[number] = answer = self.ask(number := todo.popleft(), frontend)
+                await answer.done.wait()
+
+        await asyncio.gather(*(ask_some(f"frontend{i % 2}") for i in range(AT_ONCE)))
+
+    def ask(self, number: int, frontend: str) -> Stream:
+        rng = random.Random(number)
+        prompt = tuple(rng.randrange(1, VOCAB) for _ in range(rng.randint(6, 30)))
+        grammar = schema_grammar(self.schemas[number])
+        return self.world.streams[self.world.generate(frontend, prompt, LENGTH, grammar=grammar, seed=number)]
+
+
+async def kill_one_by_one(clients: Clients) -> set[int]:
+    """The answers that were half-way at a kill, at the one that was killed or at the other."""
+    world, half_way = clients.world, set[int]()
+    for number in range(NUM_KILLS):
+        victim = world.nodes[f"decode{number % 2}"]
+        wanted = (number + 1) * len(clients.schemas) // (NUM_KILLS + 2)
+        while clients.num_ended < wanted or await num_at(world, victim.address) < AT_ONCE // 4:
+            await asyncio.sleep(0.005)
+        half_way |= clients.half_way
+        await world.kill(victim.name)
+        await world.start(victim.name)
+    return half_way
+
+
+async def num_at(world: World, decode: str) -> int:
+    routes = (await world.nodes["scheduler"].status())["routes"]
+    return sum(route[2] == decode for route in routes)
+
+
+async def test_what_ends_keeps_to_its_schema_though_decode_instances_are_killed(tmp_path: Path) -> None:
+    schemas = [*drawn_schemas(NUM_DRAWN), *TAKEN.values()]
+    assert len(schemas) >= NUM_DRAWN
+    model = tmp_path / "model"
+    model.mkdir()
+    make_served(model, "llama", 0)
+    overrides = {"model.path": str(model), "engine.num_blocks": 1200, "engine.num_threads": 1}
+    async with World(tmp_path / "world", overrides) as world:
+        clients = Clients(world, schemas)
+        half_way, _ = await asyncio.gather(kill_one_by_one(clients), clients.ask_all())
+        answers = [clients.answers[number] for number in range(len(schemas))]
+        assert [answer.error for answer in answers] == [""] * len(answers)
+        lost = {number for number, answer in enumerate(answers) if answer.lost}
+        assert len(lost & half_way) >= NUM_KILLS, "else this says little"
+        ended = [number for number, answer in enumerate(answers) if answer.finish == "stop"]
+        assert len(ended) > 0.9 * len(answers), "else this says little"
+        for number in ended:
+            says = json.loads(text(tuple(answers[number].tokens)))
+            checks_formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
+            jsonschema.validate(says, schemas[number], format_checker=checks_formats)
+        for number in lost:
+            again = clients.ask(number, "frontend0")
+            await again.done.wait()
+            assert (again.lost, again.tokens) == ([], answers[number].tokens), "what it says undisturbed"
+        await world.settled()
