@@ -99,6 +99,8 @@ class Sampled:
     embedding: bytes = b""
     more: tuple[Drawn, ...] = ()
     """The tokens behind it: one for each of the work's first drafts that were right."""
+    run: tuple[TokenId, ...] = ()
+    """The tokens that the sequence's grammar forces behind all of these, as far as is known."""
 
     @property
     def drawn(self) -> tuple[Drawn, ...]:

@@ -4,8 +4,8 @@ A sequence whose mask is late draws nothing. The planner gives it its last token
 step planned meanwhile computes for it stands on a token that does not exist yet, so nothing is drawn from that either."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, chain, islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 
 import torch
 
@@ -21,7 +21,23 @@ NOTHING = -1
 """In place of a token, where a sequence has drawn none."""
 
 
-_Drawing = tuple[SeqWork, RankSeq]
+@dataclass(frozen=True, slots=True)
+class _Drawing:
+    """A sequence that draws."""
+
+    item: SeqWork
+    seq: RankSeq
+    rows: range
+    """Its rows of the logits."""
+
+    def cut(self, num_rows: int | None) -> "_Drawing":
+        """Return it with at most so many rows: guesses behind which there is no mask are not verified."""
+        surplus = len(self.rows) - num_rows if num_rows is not None else 0
+        if surplus <= 0:
+            return self
+        item = self.item
+        fewer = replace(item, count=item.count - surplus, drafts=item.drafts[:-surplus])
+        return _Drawing(fewer, self.seq, self.rows[:-surplus])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,49 +69,62 @@ class Draws:
 
         `hidden` (N, hidden_size) are the states of the last known token, and of the drafts behind it, of the sequences that draw,
         in their order."""
-        drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
+        drawing = _drawing(work, seqs)
         if not drawing:
             return ()
         logits = self._model.logits(hidden)
-        if all(seq.sampling.grammar is None for _, seq in drawing):
-            drawn = self._sampled(logits, drawing, range(len(drawing)))
+        if all(one.seq.sampling.grammar is None for one in drawing):
+            drawn = self._sampled(logits, drawing)
         elif self._peers.owns_matchers:
-            drawn = self._sampled(logits, drawing, self._ready(drawing))
+            drawn = self._sampled(logits, self._ready(drawing))
             self._peers.total(tokens_of(work, drawn).to(logits.device))
         else:
             nothing = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
             drawn = _heard(drawing, self._peers.total(nothing))
-        seq_of = {item.key: seq for item, seq in drawing}
+        seq_of = {one.item.key: one.seq for one in drawing}
         return tuple(self._appended(one, seq_of[one.key]) for one in drawn)
 
-    def _ready(self, drawing: Sequence[_Drawing]) -> list[int]:
-        """Return the places in `drawing` of what can be drawn."""
-        late = self._grammars.late(item.key for item, _ in drawing) if self._grammars is not None else ()
+    def _ready(self, drawing: Sequence[_Drawing]) -> list[_Drawing]:
+        """Return what can be drawn of `drawing`."""
+        grammars = self._grammars
+        if grammars is None:
+            return [one for one in drawing if one.item.known_end == one.seq.num_tokens]
+        late = grammars.late(one.item.key for one in drawing)
         return [
-            place
-            for place, (item, seq) in enumerate(drawing)
-            if item.known_end == seq.num_tokens and item.key not in late
+            one.cut(grammars.num_rows(one.item.key))
+            for one in drawing
+            if one.item.known_end == one.seq.num_tokens and one.item.key not in late
         ]
 
-    def _sampled(
-        self, logits: torch.Tensor, drawing: Sequence[_Drawing], places: Sequence[int]
-    ) -> list[Sampled]:
-        if not places:
+    def _sampled(self, logits: torch.Tensor, drawing: Sequence[_Drawing]) -> list[Sampled]:
+        if not drawing:
             return []
-        work = [drawing[place][0] for place in places]
+        work = [one.item for one in drawing]
         keys = [item.key for item in work for _ in range(item.num_draws)]
-        seqs = list(chain(*(histories(*drawing[place]) for place in places)))
+        seqs = list(chain(*(histories(one.item, one.seq) for one in drawing)))
         masks = self._grammars.masks(keys) if self._grammars is not None else None
-        part = logits if len(places) == len(drawing) else logits[_rows(drawing, places)]
+        rows = [row for one in drawing for row in one.rows]
+        part = logits if len(rows) == len(logits) else logits[rows]
         return verified(work, sample(part, keys, seqs, self._model.ops, masks))
 
     def _appended(self, drawn: Sampled, seq: RankSeq) -> Sampled:
         drawn = with_prompt(drawn, seq, self._model.readout)
-        for one in drawn.drawn:
-            seq.append(one.token)
-            if self._grammars is not None:
-                self._grammars.drawn(drawn.key, one.token)
+        tokens = [one.token for one in drawn.drawn]
+        for token in tokens:
+            seq.append(token)
+        if self._grammars is not None:
+            self._grammars.drawn(drawn.key, tokens)
         return drawn
+
+
+def _drawing(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> list[_Drawing]:
+    out: list[_Drawing] = []
+    row = 0
+    for item, seq in zip(work, seqs, strict=True):
+        if item.samples:
+            out.append(_Drawing(item, seq, range(row, row + item.num_draws)))
+            row += item.num_draws
+    return out
 
 
 def tokens_of(work: Sequence[SeqWork], drawn: Sequence[Sampled]) -> torch.Tensor:
@@ -116,14 +145,9 @@ def by_work(work: Iterable[SeqWork], tokens: torch.Tensor) -> list[list[int]]:
 
 
 def _heard(drawing: Sequence[_Drawing], tokens: torch.Tensor) -> list[Sampled]:
-    work = [item for item, _ in drawing]
+    work = [one.item for one in drawing]
     return [
         Sampled(item.key, drawn[0], more=tuple(Drawn(token) for token in drawn[1:]))
         for item, drawn in zip(work, by_work(work, tokens), strict=True)
         if drawn
     ]
-
-
-def _rows(drawing: Sequence[_Drawing], places: Sequence[int]) -> list[int]:
-    starts = [0, *accumulate(item.num_draws for item, _ in drawing)]
-    return [row for place in places for row in range(starts[place], starts[place + 1])]

@@ -1,21 +1,23 @@
 """Which tokens the grammars of a rank's sequences allow next. Threads work it out while the model computes.
 
-A drawn token goes to a thread at once, and the next draw takes the mask that the thread has made of it. A draw whose mask is not
+Drawn tokens go to a thread at once, and the next draw takes the mask that the thread has made of them. A draw whose mask is not
 made yet is put off: the step goes on without it, and a listener hears when the mask is made. A mask that takes long holds up
-neither a step nor the masks of others."""
+neither a step nor the masks of others. Guesses behind which no mask is made yet are not verified."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
+from typing import Any, TypeVar
 
 import numpy as np
 
 from core.plan import StepPlan
 from core.ports import OnReady
 from core.types import TokenId
-from engine.execution.matching import Matchers, Matching
+from engine.execution.matching import Mask, Matchers, Matching
 
 _GRACE_S = 0.001
 """How long a draw waits for masks of sequences that are mostly quick. Putting it off costs more: a token is computed again."""
@@ -23,6 +25,8 @@ _SLOW_S = 0.002
 """The processor time of a mask from which on its sequence counts as slow."""
 _LARGE_BYTES = 16 << 10
 """The size from which on a grammar may take long to compile."""
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,13 @@ class RowMasks:
     """(len(rows), words) int32, as in `Ops.mask`"""
     complete: frozenset[int]
     """The rows whose output can only end."""
+    runs: dict[int, tuple[TokenId, ...]]
+    """What must come next, by row, where a row can draw one token alone."""
+
+    def run_behind(self, row: int, token: TokenId) -> tuple[TokenId, ...]:
+        """Return what must follow `token`, if the row has drawn it."""
+        run = self.runs.get(row, ())
+        return run[1:] if run and run[0] == token else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,13 @@ class _NextMask:
     """The number of the sequence's tokens before the one that this mask is for."""
     is_slow: bool
     """Whether an earlier mask of the sequence took long."""
+    behind: Future[list[Mask]] | None = None
+    """The masks behind the guesses that the step verifies, if it has any."""
+
+    def all(self) -> list[Mask]:
+        """Return the masks of the rows that can be drawn: waits for the first one, not for those behind guesses."""
+        first = self.made.result().matching.mask
+        return [first, *(self.behind.result() if self.behind is not None and self.behind.done() else ())]
 
 
 class GrammarMasks:
@@ -69,7 +87,7 @@ class GrammarMasks:
         self._hear = hear
 
     def begin(self, plan: StepPlan) -> None:
-        """Take note of the sequences that have left and come."""
+        """Take note of the sequences that have left and come, and of the guesses of those that are here."""
         for key in plan.drop:
             self._sequences.pop(key, None)
         for new in plan.new:
@@ -77,35 +95,58 @@ class GrammarMasks:
                 thread = self._starting[len(grammar.text) > _LARGE_BYTES]
                 made = thread.submit(_started, partial(self._matchers.start, new, grammar))
                 self._sequences[new.key] = _NextMask(made, len(new.tokens), is_slow=False)
+        for item in plan.work:
+            if item.drafts and (mask := self._sequences.get(item.key)) is not None:
+                behind = self._after(mask.made, mask.is_slow, partial(_behind, mask.made, item.drafts))
+                self._sequences[item.key] = replace(mask, behind=behind)
 
     def late(self, keys: Iterable[str]) -> frozenset[str]:
         """Return those of these sequences whose next mask is not made yet. The listener of `on_ready` will hear of each."""
-        awaited = {key: mask for key in keys if (mask := self._sequences.get(key)) and not mask.made.done()}
-        wait([mask.made for mask in awaited.values() if not mask.is_slow], _GRACE_S)
-        late = {key: mask for key, mask in awaited.items() if not mask.made.done()}
+        asked = {key: mask for key in keys if (mask := self._sequences.get(key)) is not None}
+        quick = [mask for mask in asked.values() if not mask.is_slow]
+        awaited: list[Future[Any]] = [mask.made for mask in quick]
+        awaited += [mask.behind for mask in quick if mask.behind is not None]
+        wait(awaited, _GRACE_S)
+        late = {key: mask for key, mask in asked.items() if not mask.made.done()}
         for key, mask in late.items():
             mask.made.add_done_callback(partial(self._tell, key, mask.num_tokens))
         return frozenset(late)
 
+    def num_rows(self, key: str) -> int | None:
+        """Return how many rows of a sequence that is not late have a mask: one, and one for each guess that could be right as far
+        as is known. None where it has no grammar."""
+        return len(mask.all()) if (mask := self._sequences.get(key)) is not None else None
+
     def masks(self, keys: Sequence[str]) -> RowMasks | None:
-        """Return the masks for this batch; None where no sequence has a grammar. Waits for masks that are late."""
-        found = [
-            (row, self._sequences[key].made.result().matching)
-            for row, key in enumerate(keys)
-            if key in self._sequences
-        ]
+        """Return the masks for this batch; None where no sequence has a grammar. The rows of one sequence stand together: its
+        draw and those behind its guesses, at most `num_rows` of them. Waits for masks that are late."""
+        found: dict[int, Mask] = {}
+        for key, rows in groupby(range(len(keys)), keys.__getitem__):
+            if (mask := self._sequences.get(key)) is not None:
+                found |= zip(rows, mask.all(), strict=False)
         if not found:
             return None
-        complete = frozenset(row for row, matching in found if matching.is_complete)
-        return RowMasks([row for row, _ in found], np.stack([one.bits for _, one in found]), complete)
+        return RowMasks(
+            list(found),
+            np.stack([mask.bits for mask in found.values()]),
+            frozenset(row for row, mask in found.items() if mask.is_complete),
+            {row: mask.run for row, mask in found.items() if mask.run},
+        )
 
-    def drawn(self, key: str, token: TokenId) -> None:
-        """Advance the sequence's matcher by the drawn `token`."""
+    def drawn(self, key: str, tokens: Sequence[TokenId]) -> None:
+        """Advance the sequence's matcher by the drawn `tokens`."""
         if (mask := self._sequences.get(key)) is not None:
             made = mask.made.result()
             is_slow = mask.is_slow or made.took_s > _SLOW_S
-            advanced = self._advancing[is_slow].submit(_advanced, made.matching, token)
-            self._sequences[key] = _NextMask(advanced, mask.num_tokens + 1, is_slow)
+            advance = partial(_advanced, made.matching, tokens)
+            advanced = self._after(mask.behind or mask.made, is_slow, advance)
+            self._sequences[key] = _NextMask(advanced, mask.num_tokens + len(tokens), is_slow)
+
+    def _after(self, before: Future[Any], is_slow: bool, task: Callable[[], _T]) -> Future[_T]:
+        """Give `task` to a thread when `before` is done, so that no thread waits for another one."""
+        out: Future[_T] = Future()
+        before.add_done_callback(lambda _: self._advancing[is_slow].submit(_fulfil, out, task))
+        return out
 
     def _tell(self, key: str, num_tokens: int, _: "Future[_Made]") -> None:
         self._hear(key, num_tokens)
@@ -115,7 +156,18 @@ def _started(start: Callable[[], Matching]) -> _Made:
     return _Made(start(), 0.0)
 
 
-def _advanced(matching: Matching, token: TokenId) -> _Made:
+def _advanced(matching: Matching, tokens: Sequence[TokenId]) -> _Made:
     started = time.thread_time()
-    matching.advance(token)
+    matching.advance(tokens)
     return _Made(matching, time.thread_time() - started)
+
+
+def _behind(made: Future[_Made], guesses: Sequence[TokenId]) -> list[Mask]:
+    return made.result().matching.behind(guesses)
+
+
+def _fulfil(out: Future[_T], task: Callable[[], _T]) -> None:
+    try:
+        out.set_result(task())
+    except BaseException as error:
+        out.set_exception(error)

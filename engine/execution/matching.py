@@ -6,6 +6,8 @@ same mask."""
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -24,21 +26,32 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own limits on states, items and the work for one mask."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What one draw may give."""
+
+    bits: np.ndarray
+    """(words,) int32, as in `Ops.mask`"""
+    is_complete: bool = False
+    """Whether the output can only end."""
+    run: tuple[TokenId, ...] = ()
+    """Tokens of which each is all that is allowed behind those before it: this draw gives the first one."""
+
+
 class Matching(Protocol):
-    """What a sequence may say next. One thread at a time changes it, and none while a draw reads it."""
+    """What a sequence may say next. One thread at a time calls it."""
 
     @property
-    def bits(self) -> np.ndarray:
-        """(words,) int32, as in `Ops.mask`"""
+    def mask(self) -> Mask:
+        """The mask of the next draw."""
         ...
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the output can only end."""
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        """Follow the drawn `tokens`. Returns when `mask` is that of the next draw."""
         ...
 
-    def advance(self, token: TokenId) -> None:
-        """Follow the drawn `token`. Returns when `bits` are those of the next draw."""
+    def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
+        """Return the masks of the draws behind each of `guesses`, up to the first one that cannot be drawn. Nothing changes."""
         ...
 
 
@@ -83,15 +96,29 @@ class GuidanceMatching:
         self._is_free = grammar.think_end is not None and grammar.think_begin is None
         """True within the reasoning, which the grammar does not constrain."""
         self._may_think = grammar.think_begin is not None
-        self.bits = np.empty((vocab_size + 31) // 32, np.int32)
-        self.is_complete = False
-        for token in new.tokens[new.num_prompt :]:
-            self._follow(token)
-        self._fill()
+        self._num_words = (vocab_size + 31) // 32
+        self.advance(new.tokens[new.num_prompt :])
 
-    def advance(self, token: TokenId) -> None:
-        self._follow(token)
-        self._fill()
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        for token in tokens:
+            self._follow(token)
+        self.mask = self._made()
+        if self._matcher.is_error():
+            _log.warning(
+                "request %s ends early: its grammar has hit a limit: %s", self._key, self._matcher.get_error()
+            )
+
+    def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
+        ahead = copy(self)
+        ahead._matcher = self._matcher.deep_copy()  # one that has hit a limit cannot be rolled back
+        masks: list[Mask] = []
+        for token in guesses:
+            if ahead.mask.is_complete or not _allows(ahead.mask.bits, token):
+                break
+            ahead._follow(token)
+            ahead.mask = ahead._made()
+            masks.append(ahead.mask)
+        return masks
 
     def _follow(self, token: TokenId) -> None:
         grammar = self._grammar
@@ -103,33 +130,42 @@ class GuidanceMatching:
             self._matcher.consume_token(token)
         self._may_think = False
 
-    def _fill(self) -> None:
-        """Fill the mask of the next draw. A stop token is allowed only where the output may end. A matcher that has hit one of
+    def _made(self) -> Mask:
+        """Return the mask of the next draw. A stop token is allowed only where the output may end. A matcher that has hit one of
         its limits allows nothing else."""
-        matcher = self._matcher
+        matcher, bits = self._matcher, np.zeros(self._num_words, np.int32)
         if self._is_free:
-            self.bits.fill(-1)
-            self._allow(self._stops, False)
-            return
-        self.is_complete = matcher.is_stopped()
-        if not self.is_complete:
-            matcher.unsafe_compute_mask_ptr(self.bits.ctypes.data, self.bits.nbytes)
-            self.is_complete = matcher.is_error()
-        if self.is_complete:
-            self.bits.fill(0)
-        if matcher.is_error():
-            _log.warning(
-                "request %s ends early: its grammar has hit a limit: %s", self._key, matcher.get_error()
-            )
-        self._allow(self._stops, self.is_complete or matcher.is_accepting())
+            bits.fill(-1)
+            _allow(bits, self._stops, False)
+            return Mask(bits)
+        is_complete = matcher.is_stopped()
+        if not is_complete:
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+            is_complete = matcher.is_error()
+        if is_complete:
+            bits.fill(0)
+        _allow(bits, self._stops, is_complete or matcher.is_accepting())
         if self._may_think and self._grammar.think_begin is not None:
-            self._allow((self._grammar.think_begin,), True)
+            _allow(bits, (self._grammar.think_begin,), True)
+        run = matcher.compute_ff_tokens() if not is_complete and _is_single(bits) else ()
+        return Mask(bits, is_complete, tuple(run))
 
-    def _allow(self, tokens: Sequence[TokenId], allowed: bool) -> None:
-        words = self.bits.view(np.uint32)
-        for token in tokens:
-            bit = np.uint32(1 << (token % 32))
-            words[token // 32] = words[token // 32] | bit if allowed else words[token // 32] & ~bit
+
+def _allow(bits: np.ndarray, tokens: Sequence[TokenId], allowed: bool) -> None:
+    words = bits.view(np.uint32)
+    for token in tokens:
+        bit = np.uint32(1 << (token % 32))
+        words[token // 32] = words[token // 32] | bit if allowed else words[token // 32] & ~bit
+
+
+def _allows(bits: np.ndarray, token: TokenId) -> bool:
+    return bool(int(bits[token // 32]) >> (token % 32) & 1)
+
+
+def _is_single(bits: np.ndarray) -> bool:
+    """Return whether one token alone is allowed."""
+    words = bits[bits != 0]
+    return len(words) == 1 and (int(words[0]) & 0xFFFFFFFF).bit_count() == 1
 
 
 def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:

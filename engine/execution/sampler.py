@@ -64,7 +64,15 @@ def sample(
         known = dict(zip(asking, _logprobs(raw, tokens[asking], asked, ops), strict=True))
     ids: list[int] = tokens.tolist()
     found = [known.get(row, (None, ())) for row in range(len(ids))]
-    return [Sampled(key, token, *more) for key, token, more in zip(keys, ids, found, strict=True)]
+    runs = (
+        [masks.run_behind(row, token) for row, token in enumerate(ids)]
+        if masks is not None
+        else [()] * len(ids)
+    )
+    return [
+        Sampled(key, token, *more, run=run)
+        for key, token, more, run in zip(keys, ids, found, runs, strict=True)
+    ]
 
 
 def _draw_of(seq: History) -> Draw:

@@ -43,4 +43,4 @@ def _verified(work: SeqWork, rows: Sequence[Sampled]) -> Sampled:
     while right < len(work.drafts) and rows[right].token == work.drafts[right]:
         right += 1
     more = tuple(Drawn(row.token, row.logprob, row.top) for row in rows[1 : right + 1])
-    return replace(rows[0], more=more) if more else rows[0]
+    return replace(rows[0], more=more, run=rows[right].run) if more else rows[0]

@@ -10,7 +10,7 @@ from math import inf
 
 from core.messages import Grant
 from core.plan import KVPush, NewSeq, Sampled
-from core.types import FinishReason, Request, TokenOut
+from core.types import FinishReason, Request, TokenId, TokenOut
 
 
 class State(Enum):
@@ -57,6 +57,8 @@ class Sequence:
     """The number of tokens known when the mask of the next one was late."""
     num_masked: int = 0
     """The number of tokens behind which a late mask is made. The ranks may say so before its lateness is known here."""
+    run: tuple[TokenId, ...] = ()
+    """What its grammar forces behind the known tokens, as far as the ranks have said."""
     announced: bool = False
     """Whether the ranks know this sequence."""
     aborted: bool = False
@@ -142,6 +144,7 @@ class Sequence:
             if token.finish is not None:
                 break
         self.num_computed += len(out) - 1
+        self.run = sampled.run
         if sampled.prompt_scores or sampled.embedding:
             out[0] = replace(out[0], prompt_scores=sampled.prompt_scores, embedding=sampled.embedding)
         return out

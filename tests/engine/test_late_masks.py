@@ -2,9 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import takewhile
 from threading import Event
 
 import numpy as np
@@ -19,6 +20,7 @@ from engine.execution.draws import Draws
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import KVPool
+from engine.execution.matching import Mask
 from engine.execution.runner import Runner
 from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
@@ -36,15 +38,17 @@ class EvenTokens:
     """Allows tokens of even ids. Makes its third mask when `gate` is open."""
 
     def __init__(self, gate: Event, num_output: int) -> None:
-        self.bits = np.full((VOCAB + 31) // 32, 0x55555555, np.int32)
-        self.is_complete = False
+        self.mask = Mask(np.full((VOCAB + 31) // 32, 0x55555555, np.int32))
         self._gate, self._num_output = gate, num_output
 
-    def advance(self, token: TokenId) -> None:
-        assert token % 2 == 0
-        self._num_output += 1
-        if self._num_output == 2:
+    def advance(self, tokens: Sequence[TokenId]) -> None:
+        assert all(token % 2 == 0 for token in tokens)
+        before, self._num_output = self._num_output, self._num_output + len(tokens)
+        if before < 2 <= self._num_output:
             assert self._gate.wait(60)
+
+    def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
+        return [self.mask for _ in takewhile(lambda token: token % 2 == 0, guesses)]
 
 
 class GatedMatchers:

@@ -1,7 +1,10 @@
 """Decides which guesses the next step computes, and when it is worth while to look for some.
 
 Guesses need known tokens, while a step that is planned ahead does not know what the one before it draws. So where guesses pay,
-steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again."""
+steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again.
+
+What a grammar forces is guessed, too, whoever else guesses: the ranks say so with the token before it (`Sequence.run`), so nobody
+has to look for it."""
 
 from collections import deque
 from collections.abc import Sequence as SeqOf
@@ -15,29 +18,31 @@ from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.acceptance import Acceptance
 from engine.planning.speculation.draft_lengths import draft_lengths
 from engine.planning.speculation.drafter import Draft, Drafter
+from engine.planning.speculation.pause import Pause
 from engine.planning.speculation.prompt_lookup import PromptLookup
 from engine.planning.speculation.suffix_drafter import SuffixDrafter
 
-_LONGEST_PAUSE = 64
-"""Steps between two looks where guesses do not pay."""
-_PAUSE_WITHOUT_DRAFTS = 4
-"""The same where there was nothing to guess from: the text may repeat itself soon."""
+_LONGEST_RUN = 64
+"""Tokens of a forced run in one step. It is not `engine.speculate_tokens`, since these guesses are right."""
+_LONGEST_MATCH = 32
+"""What a forced run counts as."""
 
 Drafts = dict[str, tuple[TokenId, ...]]
+_Guess = tuple[Sequence, Draft]
 
 
 class Speculator:
     """Owned by one StepScheduler."""
 
-    def __init__(self, drafter: Drafter, config: EngineConfig, max_context_tokens: int) -> None:
+    def __init__(self, drafter: Drafter | None, config: EngineConfig, max_context_tokens: int) -> None:
         self._drafter, self._most = drafter, config.speculate_tokens
         self._max_batch_tokens, self._max_context_tokens = config.max_batch_tokens, max_context_tokens
         self._most_rows = max(config.max_num_seqs, 1 + config.speculate_tokens)
         """Logits of one step: memory is reckoned for `max_num_seqs` of them."""
+        self._looks, self._runs = Pause(), Pause()
         self._acceptance = Acceptance()
         self._guessed: dict[str, Draft] = {}
         """The last draft of each sequence, by key. A step in flight may compute some of it."""
-        self._pause, self._next_pause = 0, 1
         self.counts = (0, 0)
         """The number of guesses that steps have computed, and of those that were right."""
 
@@ -48,26 +53,32 @@ class Speculator:
             return False
         if any(work.drafts for work in in_flight[-1].work):
             return True
-        return self._pause <= 0 and not table.has_prompts and table.has_pending
+        if not (self._may_look or self._may_run(table.running)):
+            return False
+        return not table.has_prompts and table.has_pending
 
     def draft(self, decoding: SeqOf[Sequence], table: SequenceTable, steps: StepModels) -> Drafts:
         """Return guesses for sequences that the next step decodes, by key. There are none while prompts are computed or wait,
         which have better use for the step's time."""
-        if self._pause > 0 or not decoding or table.has_prompts or any(seq.num_pending for seq in decoding):
-            self._pause -= 1
+        may_look, may_run = self._may_look, self._may_run(decoding)
+        self._looks.passed()
+        self._runs.passed()
+        unknown = table.has_prompts or any(seq.num_pending for seq in decoding)
+        if unknown or not (may_look or may_run):
             return {}
-        able = [(seq, most) for seq in decoding if (most := self._room(seq)) > 0]
-        found = self._drafter.draft([seq for seq, _ in able], self._most) if able else []
-        drafts = [
-            (seq, Draft(draft.tokens[:most], draft.source, draft.match))
-            for (seq, most), draft in zip(able, found, strict=True)
-            if draft is not None
-        ]
+        runs = self._forced(decoding) if may_run else []
+        guesses = self._found(decoding) if may_look else []
+        drafts = runs + guesses
         lengths = self._lengths(drafts, decoding, steps)
-        is_trial = not any(lengths) and self._next_pause == _LONGEST_PAUSE
-        self._look_again(bool(drafts), any(lengths))
-        if is_trial and drafts:
-            lengths[0] = 1  # what guesses cost, and how often they are right, is learned from guesses alone
+        if may_run:
+            self._runs.tried(any_found=bool(runs), any_chosen=any(lengths[: len(runs)]))
+        if may_look:
+            is_trial = not any(lengths) and self._looks.is_longest
+            self._looks.tried(any_found=bool(guesses), any_chosen=any(lengths[len(runs) :]))
+            if is_trial and guesses:
+                lengths[-1] = (
+                    1  # what guesses cost, and how often they are right, is learned from guesses alone
+                )
         self._guessed |= {seq.key: draft for seq, draft in drafts}
         return {
             seq.key: draft.tokens[:length]
@@ -84,21 +95,48 @@ class Speculator:
     def left(self, seq: Sequence) -> None:
         """Forget a sequence that is not here any more."""
         self._guessed.pop(seq.key, None)
-        self._drafter.left(seq)
+        if self._drafter is not None:
+            self._drafter.left(seq)
 
-    def _room(self, seq: Sequence) -> int:
+    @property
+    def _may_look(self) -> bool:
+        return self._drafter is not None and self._looks.is_over
+
+    def _may_run(self, seqs: SeqOf[Sequence]) -> bool:
+        """Return whether a step could compute tokens that are forced. One of them is drawn by a step in flight, if there is
+        one."""
+        return self._runs.is_over and any(len(seq.run) > bool(seq.num_pending) for seq in seqs)
+
+    def _forced(self, seqs: SeqOf[Sequence]) -> list[_Guess]:
+        return [
+            (seq, Draft(seq.run[:most], "grammar", _LONGEST_MATCH))
+            for seq in seqs
+            if seq.run and (most := self._room(seq, _LONGEST_RUN)) > 0
+        ]
+
+    def _found(self, seqs: SeqOf[Sequence]) -> list[_Guess]:
+        """Return what the drafter guesses for sequences of which nothing is forced."""
+        able = [(seq, most) for seq in seqs if not seq.run and (most := self._room(seq, self._most)) > 0]
+        if self._drafter is None or not able:
+            return []
+        found = self._drafter.draft([seq for seq, _ in able], self._most)
+        return [
+            (seq, Draft(draft.tokens[:most], draft.source, draft.match))
+            for (seq, most), draft in zip(able, found, strict=True)
+            if draft is not None
+        ]
+
+    def _room(self, seq: Sequence, most: int) -> int:
         """Return how many guesses its output has room for. A sequence whose KV is sent on has none: it may change over after
         any token."""
-        if seq.push is not None or seq.num_missing != 1 or seq.request.sampling.grammar is not None:
+        if seq.push is not None or seq.num_missing != 1:
             return 0
-        most = min(
+        left = min(
             seq.request.sampling.max_tokens - seq.num_output, self._max_context_tokens - len(seq.tokens)
         )
-        return min(self._most, most - 1)
+        return min(most, left - 1)
 
-    def _lengths(
-        self, drafts: list[tuple[Sequence, Draft]], decoding: SeqOf[Sequence], steps: StepModels
-    ) -> list[int]:
+    def _lengths(self, drafts: list[_Guess], decoding: SeqOf[Sequence], steps: StepModels) -> list[int]:
         num_seqs, law = len(decoding), steps.decode
         context = sum(len(seq.tokens) for seq in decoding)
         chances = [
@@ -113,22 +151,15 @@ class Speculator:
             min(self._most_rows, self._max_batch_tokens) - num_seqs,
         )
 
-    def _look_again(self, any_found: bool, any_chosen: bool) -> None:
-        """Look at the next step where something was chosen, else ever later."""
-        if any_chosen:
-            self._pause, self._next_pause = 0, 1
-            return
-        self._pause = self._next_pause
-        longest = _LONGEST_PAUSE if any_found else _PAUSE_WITHOUT_DRAFTS
-        self._next_pause = min(longest, 2 * self._next_pause)
 
-
-def make_speculator(config: EngineConfig, max_context_tokens: int) -> Speculator | None:
-    """Return what `engine.speculate` asks for, or None where nothing is guessed."""
+def make_speculator(config: EngineConfig, max_context_tokens: int) -> Speculator:
+    """Return one with the drafter that `engine.speculate` asks for."""
+    drafter: Drafter | None = None
     match config.speculate:
         case "ngram":
-            return Speculator(PromptLookup(), config, max_context_tokens)
+            drafter = PromptLookup()
         case "suffix":
-            return Speculator(SuffixDrafter(), config, max_context_tokens)
+            drafter = SuffixDrafter()
         case "none":
-            return None
+            pass
+    return Speculator(drafter, config, max_context_tokens)
