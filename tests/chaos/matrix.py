@@ -25,14 +25,15 @@ from tests.chaos.cases import (
     mistreat,
     slow_link,
 )
-from tests.chaos.world import OVERRIDES, World
+from tests.chaos.world import ON_DEVICE, OVERRIDES, World
 
 _CASE_S = 90.0
 SHM: dict[str, Any] = {}
 TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
 NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
 GLOO: dict[str, Any] = {"transfer.transport": "gloo", "transfer.checksum": True}
-REMOTE = {"tcp": TCP, "gloo": GLOO} | ({"nixl": NIXL} if available() else {})
+DEVICE: dict[str, Any] = TCP | {ON_DEVICE: True}
+REMOTE = {"tcp": TCP, "device": DEVICE, "gloo": GLOO} | ({"nixl": NIXL} if available() else {})
 _WRITTEN_BY_OTHERS = (
     "decode.GRANTED", "decode.FENCING", "decode.RECALLING", "decode.REVOKING", "decode.CLOSING",
     "prefill.COMPUTING", "prefill.SENDING",
@@ -89,7 +90,7 @@ def _message_entries() -> list[Entry]:
                 return await mistreat(world, name, message, kind)
 
             made.append(Entry(f"shm: {kind} {message}", SHM, run))
-    for overrides, transport in ((SHM, "shm"), (TCP, "tcp")):
+    for overrides, transport in ((SHM, "shm"), (TCP, "tcp"), (DEVICE, "device")):
         made.append(Entry(f"{transport}: slow link", overrides, slow_link))
     return made
 

@@ -29,9 +29,10 @@ import torch
 
 from cluster.ingress.frontend import Frontend
 from cluster.ingress.timeline import Timeline
+from cluster.instance.device_access import device_access
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
-from cluster.instance.pool_access import remote_access
+from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.scheduler.global_scheduler import GlobalScheduler
@@ -44,6 +45,7 @@ from core.messages import RegionKey
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
 from core.types import Grammar, Request, SamplingParams
+from device.simulated import SimulatedDevice
 from engine.execution.inline_group import InlineGroup
 from engine.tiers import disk_tier
 from engine.tiers.build_tiers import build_tiers
@@ -55,6 +57,7 @@ from kvtransfer.transport.base import Sender
 from kvtransfer.transport.shm import host_id
 from net.mail import TcpMail
 from parallel.mesh import Mesh
+from tests.chaos.device_witness import DeviceWitnessRank, simulated_memory
 from tests.chaos.witness import SHARD, WitnessRank
 from tests.net.faulty import Fate, FaultyChannel
 
@@ -167,6 +170,9 @@ class Node:
         self.name, self.role = spec["name"], spec["role"]
         self.folder, self.apart = Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
+        self.on_device = spec["on_device"]
+        """Whether KV pools lie on simulated devices."""
+        self.device: SimulatedDevice | None = None
         self.mail = TcpMail(
             KEY,
             port=spec["port"],
@@ -227,19 +233,11 @@ class Node:
         if self.has_model:
             return remote_parts(self.config, Path(self.config.model.path), role, self.mail, KEY, no_ranks)
         num_blocks = self.config.engine.num_blocks
-        size = SHARD.pool_bytes(num_blocks)
-        access = remote_access(
-            self.config.transfer,
-            role != "prefill",
-            self.mail.me,
-            "127.0.0.1",
-            key=KEY,
-            num_bytes=size,
-            media=MEDIA,
-        )
+        access = self.device_access(num_blocks) if self.on_device else self.host_access(role, num_blocks)
 
         def group(sink: LayerSink | None) -> InlineGroup:
-            rank = WitnessRank(access.buffer, num_blocks, sink, LAYER_S)
+            kind = DeviceWitnessRank if self.on_device else WitnessRank
+            rank = kind(access.buffer, num_blocks, sink, LAYER_S)  # type: ignore[arg-type]
 
             def step(plan: StepPlan) -> StepResult:
                 self.num_computed += plan.num_tokens
@@ -261,10 +259,28 @@ class Node:
             make_senders=senders,
             make_group=group,
             host=host_id(),
+            source=access.source,
             staging=None,
             tiers=tiers,
-            gate=LayerGate(),
+            gate=None if self.on_device else LayerGate(),
             model="witness",
+        )
+
+    def host_access(self, role: Role, num_blocks: int) -> PoolAccess:
+        return remote_access(
+            self.config.transfer,
+            role != "prefill",
+            self.mail.me,
+            "127.0.0.1",
+            key=KEY,
+            num_bytes=SHARD.pool_bytes(num_blocks),
+            media=MEDIA,
+        )
+
+    def device_access(self, num_blocks: int) -> PoolAccess:
+        memory, self.device = simulated_memory(num_blocks, seed=os.getpid())
+        return device_access(
+            self.config.transfer, self.mail.me, "127.0.0.1", key=KEY, memory=memory, media={}
         )
 
     async def generate(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:
@@ -329,8 +345,9 @@ class Node:
             case _:
                 self.instance.check_integrity()
                 instance = self.instance
-                held = [instance.num_jobs, instance.num_used_blocks, instance.num_grants]
-                return {"held": held if any(held) else 0, "computed": self.num_computed}
+                kept: list[Any] = [instance.num_jobs, instance.num_used_blocks, instance.num_grants]
+                kept += self.device.violations if self.device else []
+                return {"held": kept if any(kept) else 0, "computed": self.num_computed}
 
     def keep(self, name: str, work: Any) -> None:
         self.tasks[name] = asyncio.create_task(work)

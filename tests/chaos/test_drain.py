@@ -2,17 +2,22 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chaos.world import World
+from tests.chaos.world import ON_DEVICE, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-async def test_running_sequences_move_with_their_kv(tmp_path: Path, transport: str) -> None:
-    async with World(tmp_path, {"transfer.transport": transport}) as world:
+@pytest.mark.parametrize(
+    "wanted",
+    [{"transfer.transport": "shm"}, {"transfer.transport": "tcp"}, {ON_DEVICE: True}],
+    ids=["shm", "tcp", "device"],
+)
+async def test_running_sequences_move_with_their_kv(tmp_path: Path, wanted: dict[str, Any]) -> None:
+    async with World(tmp_path, wanted) as world:
         names = [world.generate(f"frontend{i % 2}", world.fresh_prompt(20), 90) for i in range(4)]
         streams = [world.streams[name] for name in names]
         while min(len(stream.tokens) for stream in streams) < 10:

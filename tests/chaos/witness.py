@@ -11,7 +11,7 @@ import numpy as np
 
 from core.kv import KVLayout, KVShard
 from core.plan import NewSeq, Sampled, SeqWork, StepPlan, StepResult
-from core.ports import LayerSink
+from core.ports import LayerDone, LayerSink
 
 VOCAB_SIZE = 50_000
 LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32")
@@ -65,7 +65,7 @@ class WitnessRank:
             self._seqs.pop(key, None)
         for new in plan.new:
             self._learn(new)
-        layer_done = self._sink.step_started(plan) if self._sink is not None else None
+        layer_done = self._started(plan)
         for copy in plan.copies:
             self._pool[:, copy.dst, : copy.num_tokens] = self._pool[:, copy.src, : copy.num_tokens]
         contents = [self._computed(work) for work in plan.work]
@@ -74,10 +74,13 @@ class WitnessRank:
             for work, content in zip(plan.work, contents, strict=True):
                 blocks, slots = self._places(work, work.start, work.start + work.count)
                 self._pool[layer, blocks, slots] = content[:, layer]
-            if layer_done is not None:
-                layer_done(0, layer)
+            layer_done(0, layer)
         sampled = tuple(self._sample(work) for work in plan.work if work.samples)
         return StepResult(step=plan.step, sampled=sampled, duration_s=time.perf_counter() - started)
+
+    def _started(self, plan: StepPlan) -> LayerDone:
+        told = self._sink.step_started(plan) if self._sink is not None else None
+        return told or (lambda rank, layer: None)
 
     def _learn(self, new: NewSeq) -> None:
         self._seqs[new.key] = list(new.tokens)

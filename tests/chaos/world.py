@@ -21,6 +21,8 @@ OVERRIDES: dict[str, Any] = {
     "transfer.drain_timeout_s": 1.0,
     "schedule.local_threshold_tokens": 0,
 }
+ON_DEVICE = "on_device"
+"""A key beside the configuration's: KV pools lie in the memory of simulated devices."""
 ROLES = ("prefill", "prefill", "decode", "decode", "frontend", "frontend")
 _READY_S = 90.0
 _IDLE_S = 20.0
@@ -134,7 +136,8 @@ class World:
             "role": role,
             "folder": str(self.folder),
             "port": port,
-            "overrides": self.overrides,
+            "overrides": {key: value for key, value in self.overrides.items() if key != ON_DEVICE},
+            "on_device": self.overrides.get(ON_DEVICE, False),
             "apart": self.apart,
         }
         process = await asyncio.to_thread(ForkedNode, spec, self.folder / "log")
