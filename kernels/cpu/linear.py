@@ -4,16 +4,15 @@ float32, bfloat16 and float16 are added up in float32. With int8 and int4 each r
 its largest magnitude; products are exact within a group of inputs that share a scale. A row's result has the same bits whatever
 other rows come with it, and however many threads compute it."""
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache, partial
+from functools import cache
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import Isa, instruction_sets, native
-from kernels.packed import Prepacked
 
 MOST_INPUTS_OF_BYTES: Final = 65_536
 """Sums of products of bytes, 255 times 127, have 32 bits."""
@@ -29,72 +28,114 @@ class Layout(IntEnum):
     INT4 = 4
 
 
+_SCALES: Final = {
+    torch.float32: Layout.FLOAT32,
+    torch.bfloat16: Layout.BFLOAT16,
+    torch.float16: Layout.FLOAT16,
+}
 _torch_library = torch.library.Library("baton", "DEF")
 _torch_library.define(
-    "linear(Tensor x, Tensor panels, Tensor? bias, int outputs, int layout, int group, bool has_zeros, int isa) -> Tensor"
+    "linear(Tensor x, Tensor panels, Tensor? bias, int outputs, int layout, int group, bool has_zeros, int scales, int isa)"
+    " -> Tensor"
 )
 
 
-def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Prepacked:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """A matrix (N, K)."""
+
+    data: Tensor
+    """uint8"""
+    outputs: int
+    inputs: int
+    layout: Layout
+    group: int = 0
+    """Inputs that share a scale, with INT8 and INT4."""
+    has_zeros: bool = False
+    scales: Layout = Layout.FLOAT32
+    isa: Isa
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.outputs, self.inputs
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """(x (T, K), bias (N,) or None) -> (T, N)"""
+        own = None if bias is None else bias.float().contiguous()
+        about = self.outputs, self.layout, self.group, self.has_zeros, self.scales, self.isa
+        found = torch.ops.baton.linear.default(x.float().contiguous(), self.data, own, *about)
+        return found.to(x.dtype)
+
+
+def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
     """matrix (N, K) to the nearest numbers of `layout`; `group`: inputs that share a scale with INT4, a multiple of 8. `isa`: the
     instruction set that multiplies; None: the fastest. Needs `native`."""
     matrix = matrix.float().contiguous()
-    return _in_panels(matrix.shape, layout, group, False, isa, partial(_pack_floats, layout, matrix, group))
+    group = -(-matrix.shape[1] // 4) * 4 if layout == Layout.INT8 else group
+    scales = Layout.FLOAT16 if layout == Layout.INT4 else Layout.FLOAT32
+    panels = _panels(matrix.shape, layout, group, False, scales, isa)
+    at, threads = (matrix.data_ptr(), panels.data.data_ptr()), torch.get_num_threads()
+    _library().baton_pack_floats(layout, *matrix.shape, group, *at, threads)
+    return panels
 
 
-def packed_int8(values: Tensor, scales: Tensor, isa: Isa | None = None) -> Prepacked:
-    """values (N, K) int8, scales (N,)."""
-    values, scales = values.contiguous(), scales.float().contiguous()
-    _check(
-        values.dtype == torch.int8 and scales.shape == values.shape[:1],
-        "int8 values, and a scale for each row",
-    )
-    return _in_panels(values.shape, Layout.INT8, 0, False, isa, partial(_pack_int8, values, scales))
+def packed_int8(
+    values: Tensor, scales: Tensor, zeros: Tensor | None = None, group: int = 0, isa: Isa | None = None
+) -> Panels:
+    """(values - zeros) * scales: values (N, K) int8; scales and zeros, whole numbers, are (N, K / group), rounded up; zeros None:
+    all are 0. `group`, a multiple of 4, is 0 where each output has one scale."""
+    _check(values.dtype == torch.int8, "int8 values")
+    group = group or -(-values.shape[1] // 4) * 4
+    return _packed_whole(values, scales, None if zeros is None else zeros.half(), Layout.INT8, group, isa)
 
 
 def packed_int4(
     values: Tensor, scales: Tensor, zeros: Tensor | None, group: int, isa: Isa | None = None
-) -> Prepacked:
-    """(values - zeros) * scales: values (N, K) uint8 of 0..15; scales, which become float16, and zeros, uint8, are
-    (N, K / group), rounded up; zeros None: all are 8."""
-    groups = -(-values.shape[1] // group)
-    values, scales = values.contiguous(), scales.half().contiguous()
+) -> Panels:
+    """(values - zeros) * scales: values (N, K) uint8 of 0..15; scales and zeros, uint8, are (N, K / group), rounded up; zeros
+    None: all are 8."""
+    _check(values.dtype == torch.uint8, "nibbles")
+    _check(zeros is None or zeros.dtype == torch.uint8, "zeros of a byte")
+    return _packed_whole(values, scales, zeros, Layout.INT4, group, isa)
+
+
+def _packed_whole(
+    values: Tensor, scales: Tensor, zeros: Tensor | None, layout: Layout, group: int, isa: Isa | None
+) -> Panels:
+    values, scales = values.contiguous(), scales.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
-    _check(
-        values.dtype == torch.uint8 and scales.shape == (len(values), groups),
-        "nibbles, and a scale for each group",
-    )
-    _check(
-        zeros is None or (zeros.dtype == torch.uint8 and zeros.shape == scales.shape), "zeros for each scale"
-    )
-    write = partial(_pack_int4, values, scales, zeros, group)
-    return _in_panels(values.shape, Layout.INT4, group, zeros is not None, isa, write)
+    _check(scales.dtype in _SCALES, "scales of float32, bfloat16 or float16")
+    kind = _SCALES[scales.dtype]
+    panels = _panels(values.shape, layout, group, zeros is not None, kind, isa)
+    groups = len(values), -(-values.shape[1] // group)
+    _check(scales.shape == groups, f"a scale for each group, {groups}")
+    _check(zeros is None or zeros.shape == groups, f"zeros for each scale, {groups}")
+    pointers = [None if part is None else part.data_ptr() for part in (values, scales, zeros, panels.data)]
+    _library().baton_pack_whole(layout, *values.shape, group, kind, *pointers, torch.get_num_threads())
+    return panels
 
 
-def _in_panels(
-    shape: torch.Size,
-    layout: Layout,
-    group: int,
-    has_zeros: bool,
-    isa: Isa | None,
-    write: Callable[[Tensor], None],
-) -> Prepacked:
+def _panels(
+    shape: torch.Size, layout: Layout, group: int, has_zeros: bool, scales: Layout, isa: Isa | None
+) -> Panels:
+    """Return panels without content."""
     outputs, inputs = shape
-    _check(layout != Layout.INT4 or (group > 0 and group % 8 == 0), f"groups of 8, not of {group}")
+    unit = {Layout.INT8: 4, Layout.INT4: 8}.get(layout)
+    _check(unit is None or (group > 0 and group % unit == 0), f"groups of {unit}, not of {group}")
     _check(
         layout < Layout.INT8 or inputs <= MOST_INPUTS_OF_BYTES,
         f"at most {MOST_INPUTS_OF_BYTES} inputs, not {inputs}",
     )
-    panels = torch.empty(_packed_bytes(layout, outputs, inputs, group, has_zeros), dtype=torch.uint8)
-    write(panels)
-    about = outputs, int(layout), group, has_zeros, int(instruction_sets()[-1] if isa is None else isa)
-    multiply = torch.ops.baton.linear.default
-
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        own = None if bias is None else bias.float().contiguous()
-        return multiply(x.float().contiguous(), panels, own, *about).to(x.dtype)
-
-    return Prepacked((outputs, inputs), product)
+    return Panels(
+        data=torch.empty(_packed_bytes(layout, outputs, inputs, group, has_zeros, scales), dtype=torch.uint8),
+        outputs=outputs,
+        inputs=inputs,
+        layout=layout,
+        group=group,
+        has_zeros=has_zeros,
+        scales=scales,
+        isa=instruction_sets()[-1] if isa is None else isa,
+    )
 
 
 def _library():
@@ -104,24 +145,8 @@ def _library():
 
 
 @cache
-def _packed_bytes(layout: int, outputs: int, inputs: int, group: int, has_zeros: bool) -> int:
-    return _library().baton_packed_bytes(layout, outputs, inputs, group, has_zeros)
-
-
-def _pack_floats(layout: Layout, matrix: Tensor, group: int, panels: Tensor) -> None:
-    shape, threads = matrix.shape, torch.get_num_threads()
-    _library().baton_pack_floats(layout, *shape, group, matrix.data_ptr(), panels.data_ptr(), threads)
-
-
-def _pack_int8(values: Tensor, scales: Tensor, panels: Tensor) -> None:
-    pointers = [each.data_ptr() for each in (values, scales, panels)]
-    _library().baton_pack_int8(*values.shape, *pointers, torch.get_num_threads())
-
-
-def _pack_int4(values: Tensor, scales: Tensor, zeros: Tensor | None, group: int, panels: Tensor) -> None:
-    zeros_at = None if zeros is None else zeros.data_ptr()
-    pointers = values.data_ptr(), scales.data_ptr(), zeros_at, panels.data_ptr()
-    _library().baton_pack_int4(*values.shape, group, *pointers, torch.get_num_threads())
+def _packed_bytes(layout: int, outputs: int, inputs: int, group: int, has_zeros: bool, scales: int) -> int:
+    return _library().baton_packed_bytes(layout, outputs, inputs, group, has_zeros, scales)
 
 
 def _linear(
@@ -132,6 +157,7 @@ def _linear(
     layout: int,
     group: int,
     has_zeros: bool,
+    scales: int,
     isa: int,
 ) -> Tensor:
     """Pointers know no types and no bounds, so everything is checked here."""
@@ -140,7 +166,7 @@ def _linear(
             f"baton::linear takes contiguous rows (T, K) of float32, not {tuple(x.shape)} of {x.dtype}"
         )
     rows, inputs = x.shape
-    needed = _packed_bytes(layout, outputs, inputs, group, has_zeros)
+    needed = _packed_bytes(layout, outputs, inputs, group, has_zeros, scales)
     if panels.dtype != torch.uint8 or not panels.is_contiguous() or panels.numel() != needed:
         raise ValueError(f"baton::linear takes {needed} bytes of panels for such rows, not {panels.numel()}")
     if bias is not None and (
@@ -152,7 +178,7 @@ def _linear(
     out = torch.empty(rows, outputs)
     if rows:
         bias_at = None if bias is None else bias.data_ptr()
-        shape = layout, outputs, inputs, group, has_zeros
+        shape = layout, outputs, inputs, group, has_zeros, scales
         pointers = panels.data_ptr(), x.data_ptr(), rows, bias_at, out.data_ptr()
         _library().baton_linear(isa, *shape, *pointers, torch.get_num_threads())
     return out
@@ -166,6 +192,7 @@ def _fake_linear(
     layout: int,
     group: int,
     has_zeros: bool,
+    scales: int,
     isa: int,
 ) -> Tensor:
     return x.new_empty(x.shape[0], outputs)

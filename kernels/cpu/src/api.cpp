@@ -19,8 +19,8 @@ enum Isa { AVX2 = 0, AVX512 = 1 };
 
 const Kernels& kernels_of(int isa) { return isa == AVX512 ? baton::avx512_kernels : baton::avx2_kernels; }
 
-Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros) {
-    return {static_cast<Format>(format), outputs, inputs, group, has_zeros != 0};
+Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros, int scales) {
+    return {static_cast<Format>(format), outputs, inputs, group, has_zeros != 0, static_cast<Format>(scales)};
 }
 
 }  // namespace
@@ -35,31 +35,31 @@ BATON_API int baton_has(int isa) {
            __builtin_cpu_supports("avx512vnni");
 }
 
-BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros) {
-    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros);
+BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
+                                     int scales) {
+    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
     return layout.num_panels() * layout.panel_bytes();
 }
 
+// Scales are float32 with int8, float16 with int4.
 BATON_API void baton_pack_floats(int format, int64_t outputs, int64_t inputs, int64_t group, const float* matrix,
                                  uint8_t* panels, int threads) {
-    baton::pack_floats(layout_of(format, outputs, inputs, group, 0), matrix, panels, threads);
+    const auto scales = static_cast<Format>(format) == Format::int8 ? Format::f32 : Format::f16;
+    baton::pack_floats(layout_of(format, outputs, inputs, group, 0, static_cast<int>(scales)), matrix, panels, threads);
 }
 
-BATON_API void baton_pack_int8(int64_t outputs, int64_t inputs, const int8_t* values, const float* scales,
-                               uint8_t* panels, int threads) {
-    baton::pack_int8(layout_of(static_cast<int>(Format::int8), outputs, inputs, 1, 0), values, scales, panels, threads);
-}
-
-BATON_API void baton_pack_int4(int64_t outputs, int64_t inputs, int64_t group, const uint8_t* values,
-                               const uint16_t* scales, const uint8_t* zeros, uint8_t* panels, int threads) {
-    const Layout layout = layout_of(static_cast<int>(Format::int4), outputs, inputs, group, zeros != nullptr);
-    baton::pack_int4(layout, values, scales, zeros, panels, threads);
+// int8 or int4: `format_of_scales` says what `scales` are; zeros may be null.
+BATON_API void baton_pack_whole(int format, int64_t outputs, int64_t inputs, int64_t group, int format_of_scales,
+                                const uint8_t* values, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels,
+                                int threads) {
+    const Layout layout = layout_of(format, outputs, inputs, group, zeros != nullptr, format_of_scales);
+    baton::pack_whole(layout, values, scales, zeros, panels, threads);
 }
 
 BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
-                            const uint8_t* panels, const float* x, int64_t rows, const float* bias, float* out,
-                            int threads) {
-    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros);
+                            int scales, const uint8_t* panels, const float* x, int64_t rows, const float* bias,
+                            float* out, int threads) {
+    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
     baton::multiply(kernels_of(isa), layout, panels, x, rows, bias, out, threads);
 }
 

@@ -28,7 +28,6 @@ struct Int4Panels {
     static void add_groups(const baton::PanelProduct& work, int first, Floats (&totals)[ROWS][VECTORS]) {
         const auto* x = static_cast<const int32_t*>(work.x);
         const baton::Layout& layout = *work.layout;
-        const auto* scales = reinterpret_cast<const baton::Float16*>(work.panel + layout.scales_at()) + first;
         const uint8_t* zeros = work.panel + layout.zeros_at() + first;
         const uint8_t* w = work.panel + first * 4;
         const int64_t groups = layout.num_groups(), steps = layout.group / 8;
@@ -51,7 +50,7 @@ struct Int4Panels {
                 }
             }
             for (int v = 0; v < VECTORS; ++v) {
-                const Floats scale = load(scales + group * baton::PANEL + v * LANES);
+                const Floats scale = load_scales(work, group * baton::PANEL + first + v * LANES);
                 const Floats zero = HAS_ZEROS ? load_bytes(zeros + group * baton::PANEL + v * LANES) : all(8.0f);
                 const Floats offset = times(scale, zero);
                 for (int row = 0; row < ROWS; ++row) {

@@ -1,4 +1,4 @@
-// Products of rows and panels of 8 bits, exact in 32; a scale for each row and for each output. To be included behind vectors.
+// Products of rows and panels of 8 bits: exact within a group of inputs, in float32 over groups. To be included behind vectors.
 #pragma once
 #include "tiles.h"
 
@@ -8,43 +8,61 @@ struct Int8Panels {
     template <int ROWS>
     static void multiply(const baton::PanelProduct& work) {
         constexpr int VECTORS = int8_vectors(ROWS);
-        const auto* x = static_cast<const int32_t*>(work.x);
-        const int64_t steps = work.layout->padded_inputs() / 4;
-        int32_t sums_of[ROWS * baton::PANEL];
+        float tile[ROWS * baton::PANEL];
         for (int first = 0; first < baton::PANEL; first += VECTORS * LANES) {
-            const uint8_t* w = work.panel + first * 4;
+            float* totals = tile + first;
+            if (work.layout->has_zeros)
+                add_groups<ROWS, VECTORS, true>(work, first, totals);
+            else
+                add_groups<ROWS, VECTORS, false>(work, first, totals);
+            for (int row = 0; row < ROWS; ++row)
+                for (int v = 0; v < VECTORS; ++v) {
+                    float* total = totals + row * baton::PANEL + v * LANES;
+                    store(total, times(load(total), all(work.x_scales[row])));
+                }
+        }
+        write_tile(work, tile);
+    }
+
+  private:
+    // Totals over groups are in memory: sums within a group need the registers.
+    template <int ROWS, int VECTORS, bool HAS_ZEROS>
+    static void add_groups(const baton::PanelProduct& work, int first, float* totals) {
+        const auto* x = static_cast<const int32_t*>(work.x);
+        const baton::Layout& layout = *work.layout;
+        const auto* zeros = reinterpret_cast<const baton::Float16*>(work.panel + layout.zeros_at()) + first;
+        const uint8_t* w = work.panel + first * 4;
+        const int64_t groups = layout.num_groups(), steps = layout.group / 4;
+        for (int row = 0; row < ROWS; ++row)
+            for (int v = 0; v < VECTORS; ++v) store(totals + row * baton::PANEL + v * LANES, none());
+        for (int64_t group = 0; group < groups; ++group) {
             Ints sums[ROWS][VECTORS];
             for (auto& row : sums)
                 for (auto& sum : row) sum = no_ints();
-            for (int64_t k = 0; k < steps; ++k, w += baton::PANEL * 4) {
+            for (int64_t k = 0; k < steps; ++k, w += baton::PANEL * 4, x += ROWS) {
                 prefetch(w);
                 prefetch(w + 64);
                 Bytes weights[VECTORS];
                 for (int v = 0; v < VECTORS; ++v) weights[v] = load_weights(w + v * LANES * 4);
                 for (int row = 0; row < ROWS; ++row) {
-                    const Ints four = all(x[k * ROWS + row]);
+                    const Ints four = all(x[row]);
                     for (int v = 0; v < VECTORS; ++v) sums[row][v] = dot_bytes(sums[row][v], weights[v], four);
                 }
             }
-            for (int row = 0; row < ROWS; ++row)
-                for (int v = 0; v < VECTORS; ++v)
-                    store(sums_of + row * baton::PANEL + first + v * LANES, sums[row][v]);
-        }
-        write_scaled(work, sums_of);
-    }
-
-  private:
-    static void write_scaled(const baton::PanelProduct& work, const int32_t* sums) {
-        const auto* scales = reinterpret_cast<const float*>(work.panel + work.layout->scales_at());
-        float tile[INT8_ROWS * baton::PANEL];
-        for (int64_t row = 0; row < work.rows; ++row) {
-            const auto offset = static_cast<int32_t>(OFFSET * work.x_sums[row]);
-            for (int64_t n = 0; n < baton::PANEL; ++n) {
-                const int64_t at = row * baton::PANEL + n;
-                tile[at] = static_cast<float>(sums[at] - offset) * (work.x_scales[row] * scales[n]);
+            const float* x_sums = work.x_sums + group * ROWS;
+            for (int v = 0; v < VECTORS; ++v) {
+                const Floats scale = load_scales(work, group * baton::PANEL + first + v * LANES);
+                const Floats zero = HAS_ZEROS ? load(zeros + group * baton::PANEL + v * LANES) : none();
+                for (int row = 0; row < ROWS; ++row) {
+                    float* at = totals + row * baton::PANEL + v * LANES;
+                    // Whole numbers: 128 times a sum of many inputs has no room in a float.
+                    const Ints sum = minus(sums[row][v], all(OFFSET * static_cast<int32_t>(x_sums[row])));
+                    Floats total = fma(to_floats(sum), scale, load(at));
+                    if (HAS_ZEROS) total = minus_product(total, all(x_sums[row]), times(scale, zero));
+                    store(at, total);
+                }
             }
         }
-        write_tile(work, tile);
     }
 };
 

@@ -11,7 +11,7 @@ struct PanelProduct {
     const uint8_t* panel;
     const void* x;         // (K, rows) float, or (K / 4, rows) of 4 bytes
     const float* x_scales;  // (rows,): int8 and int4
-    const float* x_sums;    // (groups, rows): of the rounded inputs; one group with int8
+    const float* x_sums;    // (groups, rows): of the rounded inputs
     int64_t rows;
     const float* bias;  // (columns,) or null
     float* out;         // (rows, columns), rows `stride` floats apart

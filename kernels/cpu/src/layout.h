@@ -2,10 +2,11 @@
 //
 // Panels of 32 outputs follow each other; behind the N-th output they have zeros. A panel has, by format:
 //   f32, bf16, f16   K times 32 numbers;
-//   int8             K / 4 times 32 outputs of 4 neighbours, each number plus 128; then 32 float32 scales;
-//   int4             K / 8 times 32 outputs of 8 neighbours, in 4 bytes: the first 4 in the low halves; then for each group of
-//                    inputs 32 scales (float16); then for each group 32 zero points (bytes), where it has any: else all are 8.
-// K is rounded up: to 4 with int8, to whole groups with int4.
+//   int8             K / 4 times 32 outputs of 4 neighbours, each number plus 128;
+//   int4             K / 8 times 32 outputs of 8 neighbours, in 4 bytes: the first 4 in the low halves.
+// Behind numbers of 8 and 4 bits there are for each group of inputs 32 scales, as wide as they were given, and then, where the
+// matrix has any, for each group 32 zero points: float16 with int8, which else have 0; bytes with int4, which else have 8.
+// K is rounded up to whole groups.
 #pragma once
 #include <cstdint>
 
@@ -24,35 +25,34 @@ struct Float16 {
 
 inline int64_t rounded_up(int64_t number, int64_t step) { return (number + step - 1) / step * step; }
 
+// `group` and what follows it are for int8 and int4.
 struct Layout {
     Format format;
     int64_t outputs;
     int64_t inputs;
-    int64_t group;  // int4: inputs that share a scale, a multiple of 8
+    int64_t group;  // inputs that share a scale, a multiple of 8 with int4, of 4 with int8
     bool has_zeros;
+    Format scales;  // f32, bf16 or f16
+
+    bool is_whole() const { return format == Format::int8 || format == Format::int4; }
 
     int64_t num_panels() const { return (outputs + PANEL - 1) / PANEL; }
 
     int64_t num_groups() const { return (inputs + group - 1) / group; }
 
-    int64_t padded_inputs() const {
-        if (format == Format::int8) return rounded_up(inputs, 4);
-        return format == Format::int4 ? num_groups() * group : inputs;
-    }
+    int64_t padded_inputs() const { return is_whole() ? num_groups() * group : inputs; }
 
-    int64_t scales_at() const {
-        return padded_inputs() * (format == Format::int8 ? PANEL : PANEL / 2);
-    }
+    int64_t scales_at() const { return padded_inputs() * (format == Format::int8 ? PANEL : PANEL / 2); }
 
-    int64_t zeros_at() const { return scales_at() + num_groups() * PANEL * 2; }
+    int64_t scale_bytes() const { return scales == Format::f32 ? 4 : 2; }
+
+    int64_t zero_bytes() const { return format == Format::int8 ? 2 : 1; }
+
+    int64_t zeros_at() const { return scales_at() + num_groups() * PANEL * scale_bytes(); }
 
     int64_t panel_bytes() const {
-        switch (format) {
-            case Format::f32: return inputs * PANEL * 4;
-            case Format::int8: return scales_at() + PANEL * 4;
-            case Format::int4: return rounded_up(zeros_at() + (has_zeros ? num_groups() * PANEL : 0), 64);
-            default: return inputs * PANEL * 2;
-        }
+        if (is_whole()) return rounded_up(zeros_at() + (has_zeros ? num_groups() * PANEL * zero_bytes() : 0), 64);
+        return inputs * PANEL * (format == Format::f32 ? 4 : 2);
     }
 };
 

@@ -62,8 +62,7 @@ Rows transposed(const Layout& layout, const float* x, const Blocks& blocks, Scra
 Rows rounded(const Kernels& kernels, const Layout& layout, const float* x, const Blocks& blocks, Scratch& scratch,
              int threads) {
     const int64_t padded = layout.padded_inputs();
-    const int64_t group = layout.format == Format::int4 ? layout.group : padded;
-    const int64_t num_sums = padded / group;
+    const int64_t num_sums = layout.num_groups();
     reserve(scratch.bytes, blocks.rows * padded);
     reserve(scratch.scales, blocks.rows);
     reserve(scratch.sums, blocks.rows * num_sums);
@@ -72,7 +71,7 @@ Rows rounded(const Kernels& kernels, const Layout& layout, const float* x, const
         reserve(spare, padded);
         const int64_t size = blocks.size(block), first = block * blocks.each;
         for (int64_t row = 0; row < size; ++row)
-            kernels.round_row({x + (first + row) * layout.inputs, layout.inputs, padded, group, size,
+            kernels.round_row({x + (first + row) * layout.inputs, layout.inputs, padded, layout.group, size,
                                scratch.bytes.data() + first * padded + row * 4, scratch.scales.data() + first + row,
                                scratch.sums.data() + first * num_sums + row, spare.data()});
     };
@@ -87,7 +86,7 @@ void multiply(const Kernels& kernels, const Layout& layout, const uint8_t* panel
     static thread_local Scratch scratch;
     const auto format = static_cast<int>(layout.format);
     const Blocks blocks(num_rows, kernels.most_rows[format]);
-    const bool rounds = layout.format == Format::int8 || layout.format == Format::int4;
+    const bool rounds = layout.is_whole();
     const Rows rows = rounds ? rounded(kernels, layout, x, blocks, scratch, threads)
                              : transposed(layout, x, blocks, scratch, threads);
     const int64_t panel_bytes = layout.panel_bytes(), num_panels = layout.num_panels();

@@ -51,20 +51,27 @@ void put_floats(const Layout& layout, const float* row, int64_t place, uint8_t* 
     for (int64_t k = 0; k < layout.inputs; ++k) to[k * PANEL] = convert(row[k]);
 }
 
-template <class Value>
-void put_int8(const Layout& layout, Value value, float scale, int64_t place, uint8_t* panel) {
-    reinterpret_cast<float*>(panel + layout.scales_at())[place] = scale;
-    for (int64_t k = 0; k < layout.padded_inputs(); ++k) {
-        const int number = k < layout.inputs ? value(k) : 0;
-        panel[k / 4 * (PANEL * 4) + place * 4 + k % 4] = static_cast<uint8_t>(number + 128);
-    }
+void put_byte(uint8_t* panel, int64_t k, int64_t place, int number) {
+    panel[k / 4 * (PANEL * 4) + place * 4 + k % 4] = static_cast<uint8_t>(number + 128);
+}
+
+// An output's `bytes` for each group, in a table from `start` on that has a line for each group.
+void put_column(uint8_t* start, const uint8_t* column, int64_t bytes, int64_t groups, int64_t place) {
+    for (int64_t group = 0; group < groups; ++group)
+        std::memcpy(start + (group * PANEL + place) * bytes, column + group * bytes, bytes);
 }
 
 void round_to_int8(const Layout& layout, const float* row, int64_t place, uint8_t* panel) {
-    float most = 0;
-    for (int64_t k = 0; k < layout.inputs; ++k) most = std::max(most, std::fabs(row[k]));
-    const float scale = most > 0 ? most / 127.0f : 1.0f;
-    put_int8(layout, [&](int64_t k) { return static_cast<int>(std::nearbyint(row[k] / scale)); }, scale, place, panel);
+    auto* scales = reinterpret_cast<float*>(panel + layout.scales_at()) + place;
+    for (int64_t group = 0; group < layout.num_groups(); ++group) {
+        const int64_t first = group * layout.group, end = std::min(layout.inputs, first + layout.group);
+        float most = 0;
+        for (int64_t k = first; k < end; ++k) most = std::max(most, std::fabs(row[k]));
+        const float scale = most > 0 ? most / 127.0f : 1.0f;
+        scales[group * PANEL] = scale;
+        for (int64_t k = first; k < end; ++k)
+            put_byte(panel, k, place, static_cast<int>(std::nearbyint(row[k] / scale)));
+    }
 }
 
 void put_half(uint8_t* panel, int64_t k, int64_t place, uint8_t half) {
@@ -106,22 +113,19 @@ void pack_floats(const Layout& layout, const float* matrix, uint8_t* panels, int
     });
 }
 
-void pack_int8(const Layout& layout, const int8_t* values, const float* scales, uint8_t* panels, int threads) {
+void pack_whole(const Layout& layout, const uint8_t* values, const uint8_t* scales, const uint8_t* zeros,
+                uint8_t* panels, int threads) {
+    const int64_t groups = layout.num_groups(), width = layout.scale_bytes(), zero_width = layout.zero_bytes();
     by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
-        const int8_t* row = values + output * layout.inputs;
-        put_int8(layout, [&](int64_t k) { return static_cast<int>(row[k]); }, scales[output], place, panel);
-    });
-}
-
-void pack_int4(const Layout& layout, const uint8_t* values, const uint16_t* scales, const uint8_t* zeros,
-               uint8_t* panels, int threads) {
-    const int64_t groups = layout.num_groups();
-    by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
-        for (int64_t k = 0; k < layout.inputs; ++k) put_half(panel, k, place, values[output * layout.inputs + k]);
-        for (int64_t group = 0; group < groups; ++group) {
-            *scale_of(layout, panel, group, place) = scales[output * groups + group];
-            if (zeros != nullptr) panel[layout.zeros_at() + group * PANEL + place] = zeros[output * groups + group];
-        }
+        const uint8_t* row = values + output * layout.inputs;
+        for (int64_t k = 0; k < layout.inputs; ++k)
+            if (layout.format == Format::int8)
+                put_byte(panel, k, place, static_cast<int8_t>(row[k]));
+            else
+                put_half(panel, k, place, row[k]);
+        put_column(panel + layout.scales_at(), scales + output * groups * width, width, groups, place);
+        if (zeros != nullptr)
+            put_column(panel + layout.zeros_at(), zeros + output * groups * zero_width, zero_width, groups, place);
     });
 }
 

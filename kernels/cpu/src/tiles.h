@@ -11,6 +11,16 @@ inline void prefetch(const void* at) {
     _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
 }
 
+// The scales of LANES outputs, from the `number`-th of the panel on.
+inline Floats load_scales(const baton::PanelProduct& work, int64_t number) {
+    const uint8_t* scales = work.panel + work.layout->scales_at();
+    switch (work.layout->scales) {
+        case baton::Format::f32: return load(reinterpret_cast<const float*>(scales) + number);
+        case baton::Format::bf16: return load(reinterpret_cast<const baton::Bfloat16*>(scales) + number);
+        default: return load(reinterpret_cast<const baton::Float16*>(scales) + number);
+    }
+}
+
 inline void write_tile(const baton::PanelProduct& work, const float* tile) {
     for (int64_t row = 0; row < work.rows; ++row) {
         float* out = work.out + row * work.stride;

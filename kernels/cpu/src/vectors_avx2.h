@@ -39,6 +39,7 @@ inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm256_fnmadd
 inline Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 inline Ints low_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline Ints minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 inline Ints both(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
 inline Ints high_halves(Ints x) { return low_halves(_mm256_srli_epi16(x, 4)); }
 
@@ -49,7 +50,7 @@ inline Ints dot_halves(Ints sum, Ints halves, Ints x) {
 
 // Bytes with an offset of 128, made ready to be multiplied. Two products of whole unsigned bytes would not fit into 16 bits: they
 // are magnitudes, of at most 128, with the weights' signs on the other side.
-constexpr float OFFSET = 0;
+constexpr int32_t OFFSET = 0;
 struct Bytes {
     Ints magnitude, value;
 };

@@ -13,7 +13,7 @@ using Ints = __m512i;
 // Rows of a block, and vectors of outputs at once, by how many of the 32 registers they take.
 constexpr int FLOAT_ROWS = 12, INT8_ROWS = 12, INT4_ROWS = 12;
 constexpr int float_vectors(int) { return 2; }
-constexpr int int8_vectors(int) { return 2; }
+constexpr int int8_vectors(int rows) { return rows <= 8 ? 2 : 1; }
 constexpr int int4_vectors(int rows) { return rows <= 6 ? 2 : 1; }
 
 inline Floats none() { return _mm512_setzero_ps(); }
@@ -39,6 +39,7 @@ inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm512_fnmadd
 inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 inline Ints low_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline Ints minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 inline Ints both(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
 inline Ints high_halves(Ints x) { return low_halves(_mm512_srli_epi16(x, 4)); }
 
@@ -46,7 +47,7 @@ inline Ints high_halves(Ints x) { return low_halves(_mm512_srli_epi16(x, 4)); }
 inline Ints dot_halves(Ints sum, Ints halves, Ints x) { return _mm512_dpbusd_epi32(sum, halves, x); }
 
 // Weights come with an offset of 128, so that they are unsigned: 128 times the sum of the inputs is to be taken off.
-constexpr float OFFSET = 128;
+constexpr int32_t OFFSET = 128;
 using Bytes = Ints;
 inline Bytes load_weights(const uint8_t* at) { return load_ints(at); }
 inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) { return _mm512_dpbusd_epi32(sum, w, x); }

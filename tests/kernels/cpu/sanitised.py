@@ -13,6 +13,8 @@ import numpy as np
 LIBRARY = CDLL(sys.argv[1])
 LIBRARY.baton_packed_bytes.restype = c_int64
 SHAPES = [(1, 1, 8), (3, 7, 33), (13, 33, 77), (25, 64, 130), (97, 40, 64)]
+SCALES = (0, 0, 0, 0, 2)
+"""Formats of the scales of each layout: float32, and float16 with int4."""
 RNG = np.random.default_rng(0)
 
 
@@ -22,7 +24,8 @@ def at(array: np.ndarray | None) -> c_void_p:
 
 def room(layout: int, matrix: np.ndarray, group: int, has_zeros: bool) -> np.ndarray:
     outputs, inputs = matrix.shape
-    shape = c_int(layout), c_int64(outputs), c_int64(inputs), c_int64(group), c_int(has_zeros)
+    about = c_int64(group), c_int(has_zeros), c_int(SCALES[layout])
+    shape = c_int(layout), c_int64(outputs), c_int64(inputs), *about
     return np.empty(LIBRARY.baton_packed_bytes(*shape), np.uint8)
 
 
@@ -30,7 +33,8 @@ def product(
     isa: int, layout: int, group: int, has_zeros: bool, panels: np.ndarray, x: np.ndarray, bias: np.ndarray
 ) -> np.ndarray:
     out = np.empty((len(x), len(bias)), np.float32)
-    shape = c_int(layout), c_int64(len(bias)), c_int64(x.shape[1]), c_int64(group), c_int(has_zeros)
+    about = c_int64(group), c_int(has_zeros), c_int(SCALES[layout])
+    shape = c_int(layout), c_int64(len(bias)), c_int64(x.shape[1]), *about
     LIBRARY.baton_linear(c_int(isa), *shape, at(panels), at(x), c_int64(len(x)), at(bias), at(out), c_int(2))
     return out
 
@@ -42,21 +46,18 @@ def packed(layout: int, matrix: np.ndarray, group: int) -> np.ndarray:
     return panels
 
 
-def packed_int8(matrix: np.ndarray) -> np.ndarray:
-    values = np.rint(matrix * 40).clip(-128, 127).astype(np.int8)
-    scales, panels = np.full(len(matrix), 1 / 40, np.float32), room(3, matrix, 1, False)
-    shape = c_int64(matrix.shape[0]), c_int64(matrix.shape[1])
-    LIBRARY.baton_pack_int8(*shape, at(values), at(scales), at(panels), c_int(2))
-    return panels
-
-
-def packed_int4(matrix: np.ndarray, group: int) -> np.ndarray:
+def packed_whole(layout: int, matrix: np.ndarray, group: int) -> np.ndarray:
+    """With zero points of 7."""
     groups = -(-matrix.shape[1] // group)
-    values = (np.rint(matrix * 3) + 7).clip(0, 15).astype(np.uint8)
-    scales = np.full((len(matrix), groups), 1 / 3, np.float16)
-    zeros, panels = np.full((len(matrix), groups), 7, np.uint8), room(4, matrix, group, True)
-    shape = c_int64(matrix.shape[0]), c_int64(matrix.shape[1]), c_int64(group)
-    LIBRARY.baton_pack_int4(*shape, at(values), at(scales), at(zeros), at(panels), c_int(2))
+    is_int8 = layout == 3
+    steps, least, most, number = (40, -128, 127, np.int8) if is_int8 else (3, 0, 15, np.uint8)
+    values = (np.rint(matrix * steps) + 7).clip(least, most).astype(number)
+    scales = np.full((len(matrix), groups), 1 / steps, np.float32 if is_int8 else np.float16)
+    zeros = np.full((len(matrix), groups), 7, np.float16 if is_int8 else np.uint8)
+    panels = room(layout, matrix, group, True)
+    shape = c_int(layout), c_int64(matrix.shape[0]), c_int64(matrix.shape[1]), c_int64(group)
+    given = at(values), at(scales), at(zeros), at(panels)
+    LIBRARY.baton_pack_whole(*shape, c_int(SCALES[layout]), *given, c_int(2))
     return panels
 
 
@@ -67,7 +68,7 @@ def check(isa: int, count: int, outputs: int, inputs: int) -> None:
     )
     wanted = x.astype(np.float64) @ matrix.T + bias
     made = [(layout, 32, False, packed(layout, matrix, 32)) for layout in range(5)]
-    made += [(3, 1, False, packed_int8(matrix)), (4, 8, True, packed_int4(matrix, 8))]
+    made += [(3, 12, True, packed_whole(3, matrix, 12)), (4, 8, True, packed_whole(4, matrix, 8))]
     for (layout, group, has_zeros, panels), most in zip(
         made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.1, 0.3), strict=True
     ):

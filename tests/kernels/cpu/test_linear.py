@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.library import Isa, instruction_sets
-from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Layout, packed, packed_int4, packed_int8
-from kernels.packed import Prepacked
+from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Layout, Panels, packed, packed_int4, packed_int8
 from kernels.rounding import Rounding, as_floats, round_to, rounded
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
@@ -74,7 +73,7 @@ def test_8_bits_are_multiplied_by_rows_of_8_bits(
 ):
     weight, x, bias = random(outputs, inputs), random(count, inputs), random(outputs) if has_bias else None
     values, scales = rounded(weight, torch.int8)
-    for made in (packed(weight, Layout.INT8, isa=isa), packed_int8(values, scales, isa)):
+    for made in (packed(weight, Layout.INT8, isa=isa), packed_int8(values, scales[:, None], isa=isa)):
         assert error(made.product(x, bias), in_bytes(x), values * scales[:, None], bias) < MOST
 
 
@@ -86,23 +85,52 @@ def test_4_bits_are_multiplied_by_rows_of_8_bits(isa: Isa, count: int, outputs: 
     assert error(got, in_bytes(x), in_four_bits(weight, group), None) < MOST
 
 
+def spread(each: Tensor, group: int, inputs: int) -> Tensor:
+    return each.float().repeat_interleave(group, 1)[:, :inputs]
+
+
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("group", [16, 64])
 @pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_4_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
-    isa: Isa, count: int, outputs: int, inputs: int, group: int, has_zeros: bool
+    isa: Isa, count: int, outputs: int, inputs: int, group: int, has_zeros: bool, dtype: torch.dtype
 ):
     groups = -(-inputs // group)
     values = integers(0, 16, outputs, inputs).to(torch.uint8)
     zeros = integers(0, 17, outputs, groups).to(torch.uint8) if has_zeros else None
-    scales, x, bias = random(outputs, groups).half(), random(count, inputs), random(outputs)
-
-    def spread(each: Tensor) -> Tensor:
-        return each.float().repeat_interleave(group, 1)[:, :inputs]
-
-    weight = (values.float() - (8 if zeros is None else spread(zeros))) * spread(scales)
+    scales, x, bias = random(outputs, groups).to(dtype), random(count, inputs), random(outputs)
+    numbers = values.float() - (8 if zeros is None else spread(zeros, group, inputs))
     got = packed_int4(values, scales, zeros, group, isa).product(x, bias)
-    assert error(got, in_bytes(x), weight, bias) < MOST
+    assert error(got, in_bytes(x), numbers * spread(scales, group, inputs), bias) < MOST
+
+
+@pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
+@pytest.mark.parametrize("group", [12, 64])
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_8_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
+    isa: Isa, count: int, outputs: int, inputs: int, group: int, has_zeros: bool, dtype: torch.dtype
+):
+    groups = -(-inputs // group)
+    values = integers(-128, 128, outputs, inputs).to(torch.int8)
+    zeros = integers(-128, 129, outputs, groups).to(torch.int16) if has_zeros else None
+    scales, x, bias = random(outputs, groups).to(dtype), random(count, inputs), random(outputs)
+    numbers = values.float() - (0 if zeros is None else spread(zeros, group, inputs))
+    got = packed_int8(values, scales, zeros, group, isa).product(x, bias)
+    assert error(got, in_bytes(x), numbers * spread(scales, group, inputs), bias) < MOST
+
+
+def test_panels_are_no_larger_than_what_they_hold(isa: Isa):
+    """4 bits and a scale of 16 for each 128, 8 bits and one for each 32; with zero points one byte and two more for each."""
+    values, ones = integers(0, 16, 96, 512).to(torch.uint8), torch.ones(96, 4).half()
+    zeros, scales = torch.full((96, 4), 7, dtype=torch.uint8), torch.ones(96, 16).half()
+    four, eight, numbers = packed_int4, packed_int8, 96 * 512
+    assert four(values, ones, None, 128, isa).data.nbytes == numbers // 2 + 2 * 96 * 4
+    assert four(values, ones, zeros, 128, isa).data.nbytes == numbers // 2 + 3 * 96 * 4
+    assert eight(values.to(torch.int8), scales, None, 32, isa).data.nbytes == numbers + 2 * 96 * 16
+    assert eight(values.to(torch.int8), scales, scales, 32, isa).data.nbytes == numbers + 4 * 96 * 16
+    assert eight(values.to(torch.int8), torch.ones(96, 1), isa=isa).data.nbytes == numbers + 4 * 96
 
 
 def test_the_largest_bytes_do_not_overflow(isa: Isa):
@@ -111,7 +139,7 @@ def test_the_largest_bytes_do_not_overflow(isa: Isa):
     x = torch.full((5, inputs), 3.0)
     for value in (-128, 127):
         values = torch.full((40, inputs), value, dtype=torch.int8)
-        got = packed_int8(values, torch.ones(40), isa).product(x, None)
+        got = packed_int8(values, torch.ones(40, 1), isa=isa).product(x, None)
         assert torch.equal(got, torch.full_like(got, 3.0 * value * inputs))
 
 
@@ -120,13 +148,16 @@ def test_rows_of_zeros_are_zeros(isa: Isa):
         assert not packed(random(40, 64), layout, 32, isa).product(torch.zeros(3, 64), None).any()
 
 
-MAKE: dict[str, Callable[[Isa], Prepacked]] = {
+MAKE: dict[str, Callable[[Isa], Panels]] = {
     layout.name: lambda isa, layout=layout: packed(random(200, 300), layout, 64, isa) for layout in Layout
 }
+MAKE["INT8 in groups"] = lambda isa: packed_int8(
+    integers(-128, 128, 200, 300).to(torch.int8), random(200, 5).half(), integers(-128, 128, 200, 5), 60, isa
+)
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_a_row_has_the_same_bits_in_every_batch(isa: Isa, make: Callable[[Isa], Prepacked]):
+def test_a_row_has_the_same_bits_in_every_batch(isa: Isa, make: Callable[[Isa], Panels]):
     weight, x, bias = make(isa), random(120, 300), random(200)
     whole = weight.product(x, bias)
     for count in (1, 2, 5, 11, 12, 13, 29):
@@ -135,7 +166,7 @@ def test_a_row_has_the_same_bits_in_every_batch(isa: Isa, make: Callable[[Isa], 
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_threads_and_callers_change_nothing(isa: Isa, make: Callable[[Isa], Prepacked]):
+def test_threads_and_callers_change_nothing(isa: Isa, make: Callable[[Isa], Panels]):
     weight, x = make(isa), random(50, 300)
     before = torch.get_num_threads()
     try:
@@ -159,7 +190,7 @@ def test_rows_of_16_bits_have_products_of_16_bits(isa: Isa):
 def test_what_kernels_would_read_wrongly_is_refused():
     panels, x = torch.zeros(32 * 64 * 4, dtype=torch.uint8), torch.zeros(2, 64)
     multiply = torch.ops.baton.linear
-    about = 32, int(Layout.FLOAT32), 0, False, int(Isa.AVX2)
+    about = 32, int(Layout.FLOAT32), 0, False, 0, int(Isa.AVX2)
     assert multiply(x, panels, None, *about).shape == (2, 32)
     for wrong in (x.double(), x[0], x.T, torch.zeros(2, 65)):
         with pytest.raises(ValueError, match="takes"):
@@ -175,7 +206,7 @@ def test_what_kernels_would_read_wrongly_is_refused():
 
 def test_the_operator_can_be_traced():
     panels, x = torch.zeros(32 * 64 * 4, dtype=torch.uint8), torch.randn(2, 64)
-    about = x, panels, torch.zeros(32), 32, int(Layout.FLOAT32), 0, False, int(Isa.AVX2)
+    about = x, panels, torch.zeros(32), 32, int(Layout.FLOAT32), 0, False, 0, int(Isa.AVX2)
     torch.library.opcheck(
         torch.ops.baton.linear.default, about, test_utils=("test_schema", "test_faketensor")
     )

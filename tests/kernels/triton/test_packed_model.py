@@ -24,9 +24,9 @@ from tests.models.stored import (
     BLOCKS,
     W8A8_WAYS,
     compressed,
-    four_bit_checkpoint,
     four_bits,
     mxfp4_checkpoint,
+    packed_checkpoint,
     packed_parts,
     quantise_all,
     scaled,
@@ -139,7 +139,7 @@ def test_experts_of_eight_bits(device: torch.device, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["awq", "gptq", "packed"])
 def test_four_bits(kind: str, device: torch.device, tmp_path: Path) -> None:
     stored, plain = tmp_path / "stored", tmp_path / "plain"
-    made = four_bit_checkpoint(stored, kind, 16)
+    made = packed_checkpoint(stored, kind, 16)
     seen = Seen(triton_ops(device))
     model = load(stored, seen.ops, device)
     if kind == "packed":
