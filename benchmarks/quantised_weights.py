@@ -3,7 +3,8 @@
     python -m benchmarks.quantised_weights [--json FILE] [--rounds N]
 
 A model of Llama's shape (hidden 1024, 4 layers) with random bits, on one rank and as the first of two. Bytes are those of all
-tensors that the loaded model holds. A CPU has no kernel for packed weights, so that `Ops.linear` makes them floats in every step:
+tensors that the loaded model holds. PyTorch's operations have no product with packed
+weights, so that `Ops.linear` makes them floats in every step:
 the time of a step of 8 sequences so, over that with floats made at loading; medians of steps in turns, one thread."""
 
 import gc
@@ -38,7 +39,7 @@ SIZES = {
     "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
     "num_hidden_layers": 4, "vocab_size": 2048,
 }  # fmt: skip
-ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit"))
+ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4"))
 GROUP, BATCH = 128, 8
 Quantise = Callable[[torch.Tensor], dict[str, torch.Tensor]]
 

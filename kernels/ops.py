@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.packed import Kind, LinearWeight, Weight, tensors_of
+from kernels.packed import ExpertWeight, Kind, LinearWeight, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
 from kernels.sampling import Draw, Penalties
@@ -81,9 +81,9 @@ class FixedDecode(Protocol):
 class ExpertWeights:
     """The experts that a rank holds, S slots of them, each whole or with a part of its inner dimension I."""
 
-    gate_up: Weight
+    gate_up: ExpertWeight
     """(S, 2I, hidden): gates, then ups."""
-    down: Weight
+    down: ExpertWeight
     """(S, hidden, I)"""
     gate_up_bias: Tensor | None = None
     """(S, 2I)"""
@@ -136,6 +136,8 @@ class Ops:
     pack: Callable[[Weight, torch.dtype], LinearWeight]
     """(weight, what x will be) -> the same in the form that `linear` multiplies fastest. Called once for a weight, as a model is
     loaded."""
+    pack_experts: Callable[[ExpertWeights], ExpertWeights]
+    """Experts in the form that `experts` multiplies fastest. Called once, as they are loaded."""
     linear: Callable[[Activations, LinearWeight, Tensor | None], Tensor]
     """(x (T, N), weight (M, N), bias (M,) or None) -> (T, M). x is rounded first as `rounds` says, unless it has been."""
     rounds: Callable[[Weight], Rounding | None]

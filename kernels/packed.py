@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["float8", "int8", "four_bit"]
+Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4"]
+"""`int8_groups` are `Int8Groups`; `four_bit` and `mxfp4` are `FourBit` with and without zeros."""
 SCALE_BLOCK = 128
 """Rows and columns that share a scale in 8-bit weights scaled by blocks."""
 FLOAT8_CAPABILITY = 90
@@ -46,6 +47,28 @@ class EightBit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Groups:
+    """(value - zero) * scale."""
+
+    values: Tensor
+    """(N, K) int8"""
+    scales: Tensor
+    """(N, K / group), rounded up: floating point."""
+    zeros: Tensor | None
+    """(N, K / group) int16, rounded up: -128..128; None: all are 0."""
+    group: int
+    """Inputs that share a scale, a multiple of 4."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.values.view(torch.uint8), self.scales, *(() if self.zeros is None else (self.zeros,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FourBit:
     """(nibble - zero) * scale; or, without zeros, E2M1 numbers times powers of two.
 
@@ -72,7 +95,7 @@ class FourBit:
         return self.words, self.scales, *(() if self.zeros is None else (self.zeros,))
 
 
-Weight = Tensor | EightBit | FourBit
+Weight = Tensor | EightBit | Int8Groups | FourBit
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +111,26 @@ class Prepacked:
 LinearWeight = Weight | Prepacked
 
 
-def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
+@dataclass(frozen=True, slots=True)
+class PrepackedExperts:
+    """S matrices of that kind, which are alike."""
+
+    data: Tensor
+    """(S, bytes) uint8"""
+    shape: tuple[int, int, int]
+    """(S, N, K)"""
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """(one's bytes, x (T, K), bias (N,) or None) -> (T, N)"""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.data,)
+
+
+ExpertWeight = Weight | PrepackedExperts
+
+
+def tensors_of(weight: ExpertWeight) -> tuple[Tensor, ...]:
     """Return the tensors that a weight consists of. They may be written to."""
     return (weight,) if isinstance(weight, Tensor) else weight.tensors
 
@@ -98,6 +140,8 @@ def as_float(weight: Weight, dtype: torch.dtype) -> Tensor:
     match weight:
         case EightBit():
             return _from_eight_bits(weight).to(dtype)
+        case Int8Groups():
+            return _from_groups(weight).to(dtype)
         case FourBit():
             return _from_four_bits(weight).to(dtype)
         case _:
@@ -112,17 +156,30 @@ def _from_eight_bits(weight: EightBit) -> Tensor:
     return weight.values.float() * scales[..., :rows, :columns]
 
 
-def _from_four_bits(weight: FourBit) -> Tensor:
+def _from_groups(weight: Int8Groups) -> Tensor:
+    def spread(each: Tensor) -> Tensor:
+        return each.float().repeat_interleave(weight.group, -1)[..., : weight.shape[-1]]
+
+    values = weight.values.float()
+    return (values if weight.zeros is None else values - spread(weight.zeros)) * spread(weight.scales)
+
+
+def nibbles_of(weight: FourBit) -> Tensor:
+    """(..., K, N) int32 of 0..15"""
     words = weight.words.unflatten(-2, (-1, WORDS))
     shifts = torch.arange(8, dtype=torch.int32, device=words.device)[:, None, None] * 4
-    nibbles = ((words.unsqueeze(-3) >> shifts) & 15).flatten(-4, -2)[..., : weight.inputs, :]
+    return ((words.unsqueeze(-3) >> shifts) & 15).flatten(-4, -2)[..., : weight.inputs, :]
+
+
+def _from_four_bits(weight: FourBit) -> Tensor:
+    nibbles = nibbles_of(weight)
 
     def spread(each: Tensor) -> Tensor:
         return each.float().repeat_interleave(weight.group, -2)[..., : weight.inputs, :]
 
     if weight.zeros is not None:
         return ((nibbles - spread(weight.zeros)) * spread(weight.scales)).mT
-    table = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=words.device)
+    table = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=nibbles.device)
     return (table[nibbles.long()] * torch.exp2(spread(weight.scales) - 127)).mT
 
 
@@ -166,6 +223,9 @@ def _fits(first: Weight, other: Weight) -> bool:
     match first, other:
         case EightBit(), EightBit():
             return first.values.dtype == other.values.dtype and first.by_blocks == other.by_blocks
+        case Int8Groups(), Int8Groups():
+            alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
+            return alike and first.scales.dtype == other.scales.dtype
         case FourBit(), FourBit():
             alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
             return alike and first.scales.dtype == other.scales.dtype
@@ -186,6 +246,15 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
             # Matrices of one input are given one scale for it; of two, the larger one cuts nothing off.
             shared = combine(given, 0).amax(0, keepdim=True) if len(given) == len(own) else None
             return EightBit(values, scales, shared)
+        case Int8Groups():
+            own = [part for part in parts if isinstance(part, Int8Groups)]
+            zeros = [p.zeros for p in own if p.zeros is not None]
+            return Int8Groups(
+                values=combine([p.values for p in own], -2),
+                scales=combine([p.scales for p in own], -2),
+                zeros=combine(zeros, -2) if zeros else None,
+                group=first.group,
+            )
         case FourBit():
             own = [part for part in parts if isinstance(part, FourBit)]
             zeros = [p.zeros for p in own if p.zeros is not None]

@@ -77,6 +77,6 @@ def _mxfp4(
     groups = inputs // MXFP4_GROUP
     blocks = ordered(checkpoint.take(f"{name}_blocks", (*rows, groups, MXFP4_GROUP // 2), torch.uint8))
     scales = ordered(checkpoint.take(f"{name}_scales", (*rows, groups), torch.uint8))
-    if "four_bit" in checkpoint.keeps:
+    if "mxfp4" in checkpoint.keeps:
         return packed_mxfp4(blocks.flatten(-2), scales)
     return from_mxfp4(blocks, scales, checkpoint.dtype)

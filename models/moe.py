@@ -41,7 +41,7 @@ class Moe:
         if moe.choice_bias:
             name = f"{router}.e_score_correction_bias"
             self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
-        self.held = read_experts(checkpoint, f"{prefix}experts", moe, hidden)
+        self.held = ops.pack_experts(read_experts(checkpoint, f"{prefix}experts", moe, hidden))
         """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
         accordingly)."""
         self._down_bias = None

@@ -1,5 +1,5 @@
-"""Matrices of four bits as AutoAWQ, GPTQ and compressed-tensors store them, made float32: eight numbers to a 32-bit word,
-(number - zero) * scale, with scale and zero shared by a group of inputs."""
+"""Matrices of four and eight bits as AutoAWQ, GPTQ and compressed-tensors pack them, made float32: eight or four numbers to a
+32-bit word, (number - zero) * scale, with scale and zero shared by a group of inputs."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,18 +13,16 @@ Fetch = Callable[[str], Tensor | None]
 """Returns the whole tensor of that suffix behind the matrix's name, if the checkpoint has it."""
 
 MARKS = {"awq": "qweight", "gptq": "qweight", "packed": "weight_packed"}
-"""The tensor by which a matrix of four bits is recognised."""
+"""The tensor by which such a matrix is recognised."""
 SUFFIXES = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx",
 )  # fmt: skip
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each four bits of a word hold, the lowest first."""
-_IN_ORDER = tuple(range(8))
-_SIGNED = 8
-"""The number that compressed-tensors adds to numbers and zero points, so that none is negative."""
+WORD_BITS = 32
 
 
-def from_four_bits(how: Quantisation, fetch: Fetch, name: str, shape: tuple[int, ...]) -> Tensor:
+def from_words(how: Quantisation, fetch: Fetch, name: str, shape: tuple[int, ...]) -> Tensor:
     """Return (outputs, inputs) float32. Raises UnsupportedModel where the tensors do not fit `shape`."""
     outputs, inputs = shape
 
@@ -42,27 +40,36 @@ def from_four_bits(how: Quantisation, fetch: Fetch, name: str, shape: tuple[int,
             raise UnsupportedModel(f"the checkpoint lacks the tensor {name + '.' + suffix!r}")
         return tensor
 
-    size = how.group or inputs
-    groups, words = -(-inputs // size), -(-outputs // 8)
+    size, each = how.group or inputs, WORD_BITS // how.bits
+    groups, words, column_words = -(-inputs // size), -(-outputs // each), -(-inputs // each)
+    signed = (
+        1 << how.bits - 1
+    )  # What compressed-tensors adds to numbers and zero points, so that none is negative.
     order = get("weight_g_idx" if how.kind == "packed" else "g_idx", inputs)
     group = torch.arange(inputs) // size if order is None else order.long()
     if how.kind == "packed":
-        numbers = _unpack(need("weight_packed", outputs, -(-inputs // 8)), 1)[:, :inputs] - _SIGNED
+        numbers = unpacked(need("weight_packed", outputs, column_words), 1, how.bits)[:, :inputs] - signed
         scales = need("weight_scale", outputs, groups).float()
         stored = get("weight_zero_point", words, groups)
-        zeros = torch.zeros_like(scales) if stored is None else _unpack(stored, 0)[:outputs] - _SIGNED
+        zeros = torch.zeros_like(scales)
+        if stored is not None:
+            zeros = unpacked(stored, 0, how.bits)[:outputs] - signed
         return (numbers - zeros[:, group]) * scales[:, group]
-    nibbles = _AWQ_ORDER if how.kind == "awq" else _IN_ORDER
-    zeros = _unpack(need("qzeros", groups, words), 1, nibbles) + how.zero_offset
+    inside = _AWQ_ORDER if how.kind == "awq" else range(each)
+    zeros = unpacked(need("qzeros", groups, words), 1, how.bits, inside)[:, :outputs] + how.zero_offset
     scales = need("scales", groups, outputs).float()
     if how.kind == "awq":
-        numbers = _unpack(need("qweight", inputs, words), 1, nibbles)
+        numbers = unpacked(need("qweight", inputs, words), 1, how.bits, inside)[:, :outputs]
     else:
-        numbers = _unpack(need("qweight", -(-inputs // 8), outputs), 0)
+        numbers = unpacked(need("qweight", column_words, outputs), 0, how.bits)[:inputs]
     return ((numbers - zeros[group]) * scales[group]).T.contiguous()
 
 
-def _unpack(words: Tensor, dim: int, order: Sequence[int] = _IN_ORDER) -> Tensor:
-    """Unpack int32 into eight times as many along `dim`. The number in a word's lowest bits comes to order[0] of its eight."""
-    shifts = torch.tensor([4 * order.index(i) for i in range(8)], dtype=torch.int32)
-    return ((words.unsqueeze(dim + 1) >> shifts.view(-1, *(1,) * (1 - dim))) & 15).flatten(dim, dim + 1)
+def unpacked(words: Tensor, dim: int, bits: int, order: Sequence[int] = ()) -> Tensor:
+    """Unpack int32 into several times as many along `dim`. The number in a word's lowest bits comes to order[0] of its word's;
+    without an order, to the first."""
+    count = WORD_BITS // bits
+    order = order or range(count)
+    shifts = torch.tensor([bits * order.index(i) for i in range(count)], dtype=torch.int32)
+    shifted = words.unsqueeze(dim + 1) >> shifts.view(-1, *(1,) * (1 - dim))
+    return (shifted & (1 << bits) - 1).flatten(dim, dim + 1)

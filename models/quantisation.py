@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from core.errors import UnsupportedModel
 
-_USE = "use float32, bfloat16, FP8, symmetric INT8, or four bits of AWQ, GPTQ or compressed-tensors"
+_USE = "use float32, bfloat16, FP8, symmetric INT8, four bits of AWQ, or four or eight of GPTQ or packed compressed-tensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +14,15 @@ class Quantisation:
     """How any matrix may be stored, though none has to be: a checkpoint's tensors say which are."""
 
     kind: Literal["scaled", "awq", "gptq", "packed"]
-    """`scaled`: FP8 or INT8 times a scale; the others have four bits, as AutoAWQ, GPTQ and compressed-tensors pack them."""
+    """`scaled`: FP8 or INT8 times a scale; the others have `bits`, as AutoAWQ, GPTQ and compressed-tensors pack them."""
+    bits: Literal[4, 8] = 4
+    """For all but `scaled`."""
+    is_int8: bool = False
+    """For `scaled`: INT8, not FP8."""
     block: tuple[int, int] | None = None
     """For `scaled`, the rows and columns that share a scale. None means a scale for each row, or one for all."""
     group: int = 0
-    """Inputs of a four-bit weight that share a scale; 0: all of them."""
+    """Inputs of a packed weight that share a scale; 0: all of them."""
     zero_offset: int = 0
     """The number to be added to the zero points that are stored."""
     rounds_activations: bool = False
@@ -56,11 +60,10 @@ def _awq(asked: Mapping[str, Any]) -> Quantisation:
 
 def _gptq(asked: Mapping[str, Any]) -> Quantisation:
     bits, form = asked.get("bits"), str(asked.get("checkpoint_format", "gptq"))
-    if bits != 4 or form not in ("gptq", "gptq_v2"):
+    if bits not in (4, 8) or form not in ("gptq", "gptq_v2"):
         raise _refused(f"gptq, {bits} bits, checkpoint_format {form}")
-    return Quantisation(
-        kind="gptq", group=_group(asked.get("group_size", 128)), zero_offset=int(form == "gptq")
-    )
+    group, offset = _group(asked.get("group_size", 128)), int(form == "gptq")
+    return Quantisation(kind="gptq", bits=bits, group=group, zero_offset=offset)
 
 
 def _compressed(asked: Mapping[str, Any]) -> Quantisation:
@@ -68,7 +71,11 @@ def _compressed(asked: Mapping[str, Any]) -> Quantisation:
         raise _refused("compressed-tensors with sparsity or transforms")
     groups = list((asked.get("config_groups") or {}).values())
     found = {
-        _compressed_weights(group.get("weights") or {}, group.get("input_activations") or {})
+        _compressed_weights(
+            group.get("weights") or {},
+            group.get("input_activations") or {},
+            str(group.get("format") or asked.get("format")),
+        )
         for group in groups
     }
     if len(found) != 1:
@@ -76,19 +83,23 @@ def _compressed(asked: Mapping[str, Any]) -> Quantisation:
     return found.pop()
 
 
-def _compressed_weights(weights: Mapping[str, Any], activations: Mapping[str, Any]) -> Quantisation:
+def _compressed_weights(
+    weights: Mapping[str, Any], activations: Mapping[str, Any], form: str
+) -> Quantisation:
     bits, kind, strategy = (weights.get(key) for key in ("num_bits", "type", "strategy"))
     match bits, kind, strategy:
+        case 4 | 8, "int", "channel" | "group" if bits == 4 or form == "pack-quantized":
+            group = _group(weights["group_size"]) if strategy == "group" else 0
+            return Quantisation(kind="packed", bits=bits, group=group)
         case 8, "float" | "int", "tensor" | "channel" | "block" if weights.get("symmetric", True):
             block = _block(weights["block_structure"]) if strategy == "block" else None
             alike = (activations.get("num_bits"), activations.get("type")) == (bits, kind)
             return Quantisation(
-                kind="scaled", block=block, rounds_activations=alike and activations.get("symmetric", True)
+                kind="scaled",
+                is_int8=kind == "int",
+                block=block,
+                rounds_activations=alike and activations.get("symmetric", True),
             )
-        case 4, "int", "channel":
-            return Quantisation(kind="packed")
-        case 4, "int", "group":
-            return Quantisation(kind="packed", group=_group(weights["group_size"]))
         case _:
             symmetric = "" if weights.get("symmetric", True) else ", asymmetric"
             raise _refused(f"compressed-tensors, {bits} bits, {kind}, {strategy}{symmetric}")

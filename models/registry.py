@@ -40,7 +40,7 @@ def choose_weights(
     spec: ModelSpec, wanted: str, quantization: str, deterministic: bool, device: torch.device
 ) -> WeightFormat:
     """Return how ranks keep matrices of a model whose `dtype` is `wanted`. With `auto` a CPU keeps those of a 16-bit checkpoint
-    in 16 bits and adds up in float32. Raises UnsupportedModel."""
+    in 16 bits, and those of a quantised one as they are stored, and adds up in float32. Raises UnsupportedModel."""
     if spec.implementation == "transformers" and deterministic:
         raise UnsupportedModel(
             f"transformers computes {spec.architecture}: engine.deterministic is for Baton's own architectures"
@@ -56,7 +56,8 @@ def choose_weights(
                 "them, or a C++ compiler; the log says what is missing"
             )
         return "int8" if quantization == "int8" else "int4"
-    halves = wanted == "auto" and spec.dtype in ("bfloat16", "float16") and spec.quantisation is None
+    small = spec.dtype in ("bfloat16", "float16") or spec.quantisation is not None
+    halves = wanted == "auto" and small
     return "half" if halves and device.type == "cpu" and native() is not None else "full"
 
 

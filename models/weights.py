@@ -15,8 +15,8 @@ from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
 from kernels.packed import Kind, Weight, on_device
-from models.four_bit import MARKS, SUFFIXES, from_four_bits
-from models.packed import eight_bit_kind, eight_bits, four_bits
+from models.packed import eight_bit_kind, eight_bits, whole_numbers, without_rounding
+from models.packed_words import MARKS, SUFFIXES, from_words
 from models.quantisation import Quantisation
 from models.quantised import from_scaled, indices
 from models.spec import read_json
@@ -103,7 +103,7 @@ class Checkpoint:
         Raises UnsupportedModel when it is missing or has another shape."""
         wanted, cut, how = dtype or self.dtype, self._shard(name, shape), self._quantisation
         if how is not None and how.kind != "scaled" and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
-            matrix = from_four_bits(how, partial(self._beside, name), _stem(name), shape)
+            matrix = from_words(how, partial(self._beside, name), _stem(name), shape)
             rows, columns = indices(cut)
             self._num_floats += 1
             return matrix[rows][:, columns].to(self._device, wanted)
@@ -127,15 +127,18 @@ class Checkpoint:
             return None
         if how.kind == "scaled":
             stored = self._stored(name, shape)
-            if eight_bit_kind(how, stored, shape) not in self.keeps or stored not in _SCALED:
+            kind = eight_bit_kind(how, stored, shape)
+            if kind not in self.keeps or stored not in _SCALED:
                 return None
             cut = self._shard(name, shape)
             scales, block = self._scales(name, shape, how.block)
             read, given = partial(self._read, name, cut), self._input_scale(name)
-            return eight_bits(name, read, scales, block, shape=shape, cut=cut, input_scale=given)
-        if "four_bit" not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
+            found = eight_bits(name, read, scales, block, shape=shape, cut=cut, input_scale=given)
+            return without_rounding(found) if found is not None and kind == "int8_groups" else found
+        kind = "four_bit" if how.bits == 4 else "int8_groups"
+        if kind not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
             return None
-        return four_bits(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
+        return whole_numbers(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> str:
         """Return safetensors' name of its dtype. Raises UnsupportedModel."""
@@ -183,7 +186,7 @@ class Checkpoint:
         return scale.float().view(1) if scale.numel() == 1 else None
 
     def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
-        """Return one of the tensors of a four-bit matrix: the part of it that `cut` says, or all."""
+        """Return one of the tensors of a packed matrix: the part of it that `cut` says, or all."""
         own = f"{_stem(name)}.{suffix}"
         if own not in self._where:
             return None

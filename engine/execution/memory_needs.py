@@ -17,6 +17,8 @@ from parallel.plans import ModelShare, even_part, part_of
 _FLOAT, _DOUBLE = 4, 8
 _MXFP4_BYTES = 0.5 + 1 / 32
 """Four bits a number, and an exponent of one byte for each 32 numbers."""
+_SCALE_BYTES = 4
+"""A group's scale and zero point, at the most where scales have 16 bits."""
 _TILE_TOKENS = 128
 """The number of queries that PyTorch's attention computes at once on a CPU."""
 
@@ -26,7 +28,8 @@ class Stored:
     """How a rank keeps a model, in bytes for each number."""
 
     matrix: float
-    """Bytes of a number in the projections and the head."""
+    """Bytes of a number in the projections."""
+    head: float
     expert: float
     other: int
     """Bytes of a number in the embedding, activations and biases: those of the dtype that the model computes in."""
@@ -38,21 +41,25 @@ def stored_as(
     spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, deterministic: bool
 ) -> Stored:
     """Return how weights are kept where the model computes in `dtype`. A GPU keeps quantised weights as they are unless it is
-    `deterministic`."""
-    wide = DTYPE_BYTES[dtype]
+    `deterministic`; a CPU with `half`, but for FP8."""
+    wide, how = DTYPE_BYTES[dtype], spec.quantisation
     if device.type == "cpu":
-        matrix = bytes_per_number(weights, getattr(torch, dtype))
-        return Stored(matrix=matrix, expert=wide, other=wide, on_cpu=True)
-    kept = wide if spec.quantisation is None or deterministic else quantised_bytes(spec.quantisation)
+        head = matrix = bytes_per_number(weights, getattr(torch, dtype))
+        if how is None or weights != "half":
+            return Stored(matrix=matrix, head=head, expert=wide, other=wide, on_cpu=True)
+        kept = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
+        return Stored(matrix=kept, head=head, expert=kept, other=wide, on_cpu=True)
+    kept = wide if how is None or deterministic else quantised_bytes(how)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
-    return Stored(matrix=kept, expert=_MXFP4_BYTES if is_mxfp4 else kept, other=wide, on_cpu=False)
+    expert = _MXFP4_BYTES if is_mxfp4 else kept
+    return Stored(matrix=kept, head=wide, expert=expert, other=wide, on_cpu=False)
 
 
 def quantised_bytes(how: Quantisation) -> float:
     """Return the bytes of each number, with its share of the scales."""
     if how.kind == "scaled":
         return 1.0
-    return 0.5 + (3 / how.group if how.group else 0)
+    return how.bits / 8 + (_SCALE_BYTES / how.group if how.group else 0)
 
 
 def needs_of(
@@ -87,7 +94,7 @@ def _counted_bytes(spec: ModelSpec, num_weights: int, stored: Stored) -> int:
     rest = num_weights - table * (1 if spec.tied else 2)
     if spec.encodes:
         return int(rest * stored.matrix + table * stored.other)
-    return int(rest * stored.matrix + table * (stored.other + stored.matrix))
+    return int(rest * stored.matrix + table * (stored.other + stored.head))
 
 
 def _weight_bytes(
@@ -102,7 +109,7 @@ def _weight_bytes(
     total += table * stored.other * is_first
     shares_head = spec.tied and is_first and not stored.on_cpu
     if is_last and not shares_head:
-        total += table * stored.matrix
+        total += table * stored.head
     return int(total)
 
 

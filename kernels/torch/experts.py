@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights
-from kernels.packed import as_float, one_of
+from kernels.packed import ExpertWeight, PrepackedExperts, as_float, one_of
 from kernels.routing import Routing
 
 _TINY = 1e-20
@@ -77,8 +77,19 @@ def experts(
             continue
         run = slice(start, start + count)
         bias = None if held.gate_up_bias is None else held.gate_up_bias[slot]
-        gate_up, down = (as_float(one_of(weight, slot), x.dtype) for weight in (held.gate_up, held.down))
-        inner = activate(linear(x[rows[run]], gate_up, bias))
-        out.index_add_(0, rows[run], linear(inner, down, None).float() * scales[run])
+        inner = activate(_multiply(x[rows[run]], held.gate_up, slot, bias, linear))
+        out.index_add_(0, rows[run], _multiply(inner, held.down, slot, None, linear).float() * scales[run])
         start += count
     return out.to(x.dtype)
+
+
+def _multiply(
+    x: Tensor,
+    weight: ExpertWeight,
+    slot: int,
+    bias: Tensor | None,
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+) -> Tensor:
+    if isinstance(weight, PrepackedExperts):
+        return weight.product(weight.data[slot], x, bias)
+    return linear(x, as_float(one_of(weight, slot), x.dtype), bias)

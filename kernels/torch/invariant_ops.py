@@ -21,7 +21,7 @@ from kernels.routing import Routing
 from kernels.torch import reference
 from kernels.torch.experts import experts, route, top_stable
 from kernels.torch.invariant_attention import InvariantAttention, InvariantLatentAttention
-from kernels.torch.prepacked import WeightFormat, pack
+from kernels.torch.prepacked import WeightFormat, in_panels, kept, pack, pack_experts
 from kernels.torch.row_tiles import RowTiles
 
 
@@ -37,6 +37,8 @@ def invariant_ops(weights: WeightFormat = "full") -> Ops:
         gelu_tanh_mul=partial(_by_rows, tiles, reference.gelu_tanh_mul),
         clamped_swiglu=partial(_clamped_swiglu, tiles),
         pack=reference.as_stored if native() is None else partial(_pack, weights),
+        pack_experts=pack_experts,
+        keeps=kept(weights),
         linear=linear,
         by_rows=partial(_by_rows, tiles),
         rope_write_kv=partial(reference.rope_write_kv, rms_norm),
@@ -51,7 +53,8 @@ def _pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWe
     """As native kernels multiply it, also where a library's products of bfloat16 were faster: their order is nobody's promise."""
     if weights != "full":
         return pack(weights, weight, dtype)
-    return packed(as_float(weight, dtype), Layout.BFLOAT16 if dtype == torch.bfloat16 else Layout.FLOAT32)
+    layout = Layout.BFLOAT16 if dtype == torch.bfloat16 else Layout.FLOAT32
+    return in_panels(packed(as_float(weight, dtype), layout))
 
 
 def _by_rows(tiles: RowTiles, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

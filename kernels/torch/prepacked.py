@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import native
-from kernels.cpu.linear import Layout, packed
-from kernels.ops import Ops
-from kernels.packed import LinearWeight, Prepacked, Weight, as_float
+from kernels.cpu.linear import Layout, Panels, packed
+from kernels.cpu.stored import KEPT, stored_experts, stored_panels
+from kernels.ops import ExpertWeights, Ops
+from kernels.packed import Kind, LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations, as_floats
 from kernels.torch import reference
 
 WeightFormat = Literal["full", "half", "int8", "int4"]
-"""`full` is what the model computes in; `half` has 16 bits. All but `full` need native kernels."""
+"""`full` is what the model computes in; `half` has 16 bits, but what a checkpoint stores in fewer stays as it is. All but `full`
+need native kernels."""
 INT4_GROUP: Final = 32
 """Inputs that share a scale of 16 bits."""
 _LEAST_PACKED: Final = 1 << 18
@@ -27,7 +29,18 @@ _LEAST_PACKED: Final = 1 << 18
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
-    return replace(reference.reference_ops(), linear=linear, pack=partial(pack, weights))
+    return replace(
+        reference.reference_ops(),
+        linear=linear,
+        pack=partial(pack, weights),
+        pack_experts=pack_experts,
+        keeps=kept(weights),
+    )
+
+
+def kept(weights: WeightFormat) -> frozenset[Kind]:
+    """`Ops.keeps`"""
+    return KEPT if weights == "half" and native() is not None else frozenset()
 
 
 def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
@@ -40,16 +53,27 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
 
 def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWeight:
     """`Ops.pack`. A matrix that 16 bits cannot hold stays as wide as it is."""
+    if weights == "half" and (stored := stored_panels(weight)) is not None:
+        return in_panels(stored)
     matrix = as_float(weight, dtype)
     match weights:
         case "int8":
-            return packed(matrix, Layout.INT8)
+            return in_panels(packed(matrix, Layout.INT8))
         case "int4":
-            return packed(matrix, Layout.INT4, INT4_GROUP)
+            return in_panels(packed(matrix, Layout.INT4, INT4_GROUP))
         case "half":
-            return packed(matrix, _narrowest(matrix))
+            return in_panels(packed(matrix, _narrowest(matrix)))
         case "full":
             return _full(matrix)
+
+
+def in_panels(panels: Panels) -> Prepacked:
+    return Prepacked(panels.shape, panels.product)
+
+
+def pack_experts(held: ExpertWeights) -> ExpertWeights:
+    """`Ops.pack_experts`"""
+    return replace(held, gate_up=stored_experts(held.gate_up), down=stored_experts(held.down))
 
 
 def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
@@ -85,7 +109,7 @@ def _full(matrix: Tensor) -> LinearWeight:
         return matrix
     is_float32 = matrix.dtype == torch.float32
     if native() is not None and (is_float32 or not has_bfloat16()):
-        return packed(matrix, Layout.FLOAT32 if is_float32 else Layout.BFLOAT16)
+        return in_panels(packed(matrix, Layout.FLOAT32 if is_float32 else Layout.BFLOAT16))
     return in_blocks(matrix if is_float32 or has_bfloat16() else matrix.float())
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta, Gate, HeadNorms, KVLayer, Ops
+from kernels.ops import AttentionMeta, ExpertWeights, Gate, HeadNorms, KVLayer, Ops
 from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
@@ -101,6 +101,11 @@ def as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
     return weight
 
 
+def experts_as_stored(held: ExpertWeights) -> ExpertWeights:
+    """`Ops.pack_experts` likewise."""
+    return held
+
+
 def no_rounding(weight: Weight) -> Rounding | None:
     """`Ops.rounds` where weights of 8 bits are multiplied as the floats that they mean."""
     del weight
@@ -131,6 +136,7 @@ def reference_ops() -> Ops:
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
         pack=as_stored,
+        pack_experts=experts_as_stored,
         linear=linear,
         rounds=no_rounding,
         norm_rounded=norm_rounded,

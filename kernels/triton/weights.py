@@ -7,7 +7,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import ExpertWeights
-from kernels.packed import FLOAT8_CAPABILITY, EightBit, FourBit, Kind, LinearWeight, Prepacked, Weight
+from kernels.packed import (
+    FLOAT8_CAPABILITY,
+    EightBit,
+    FourBit,
+    Int8Groups,
+    Kind,
+    LinearWeight,
+    Prepacked,
+    PrepackedExperts,
+    Weight,
+)
 from kernels.rounding import Activations, rounding_of
 from kernels.triton.gemm_four_bit import linear_four_bit, most_rows
 from kernels.triton.gemm_scaled import linear_scaled
@@ -19,7 +29,7 @@ from kernels.triton.quantise import round_to
 
 def kept(device: torch.device) -> frozenset[Kind]:
     """`Ops.keeps`."""
-    every: frozenset[Kind] = frozenset(("float8", "int8", "four_bit"))
+    every: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4"))
     return every if capability(device) >= FLOAT8_CAPABILITY else every - {"float8"}
 
 
@@ -31,6 +41,7 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, EightBit)
         return linear_scaled(x.values, weight.values, x.scales, weight.scales, x.dtype, bias)
     assert isinstance(x, Tensor), "rounded for another weight"
+    assert not isinstance(weight, Int8Groups), "CPUs alone keep them"
     match weight:
         case FourBit():
             return linear_four_bit(x, weight, bias)
@@ -43,14 +54,17 @@ def experts(
     block_m: int = 0,
 ) -> Tensor:  # fmt: skip
     """`Ops.experts`; `block_m`: see `group_rows`."""
+    gate_up, down = held.gate_up, held.down
+    assert not isinstance(gate_up, PrepackedExperts)
+    assert not isinstance(down, PrepackedExperts)
     width = slots.shape[1]
     flat = slots.flatten()
-    most = min(_most_rows(weight, x.device) for weight in (held.gate_up, held.down))
-    groups = group_rows(flat, held.down.shape[0], block_m, most)
-    inner = torch.empty((flat.numel(), held.gate_up.shape[1]), dtype=x.dtype, device=x.device)
-    _multiply(x, held.gate_up, held.gate_up_bias, groups, inner, width=width)
-    pairs = torch.empty((flat.numel(), held.down.shape[1]), dtype=x.dtype, device=x.device)
-    _multiply(activate(inner), held.down, None, groups, pairs, scatter=True)
+    most = min(_most_rows(weight, x.device) for weight in (gate_up, down))
+    groups = group_rows(flat, down.shape[0], block_m, most)
+    inner = torch.empty((flat.numel(), gate_up.shape[1]), dtype=x.dtype, device=x.device)
+    _multiply(x, gate_up, held.gate_up_bias, groups, inner, width=width)
+    pairs = torch.empty((flat.numel(), down.shape[1]), dtype=x.dtype, device=x.device)
+    _multiply(activate(inner), down, None, groups, pairs, scatter=True)
     return combine(pairs, slots.contiguous(), weights.contiguous())
 
 
@@ -67,6 +81,7 @@ def _most_rows(weight: Weight, device: torch.device) -> int:
 def _multiply(
     x: Tensor, weight: Weight, bias: Tensor | None, groups: Groups, out: Tensor, *, width: int = 0, scatter: bool = False
 ) -> None:  # fmt: skip
+    assert not isinstance(weight, Int8Groups), "CPUs alone keep them"
     if isinstance(weight, Tensor):
         grouped_linear(x, weight, bias, groups, out, width=width, scatter=scatter)
     else:

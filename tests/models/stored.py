@@ -81,44 +81,53 @@ def quantise_all(
     rewrite(folder, tensors, **config)
 
 
-def four_bits(kind: str, parts: dict[str, torch.Tensor], size: int) -> torch.Tensor:
+def four_bits(kind: str, parts: dict[str, torch.Tensor], size: int, bits: int = 4) -> torch.Tensor:
     """AutoAWQ's and GPTQ's words by definition, number by number: (outputs, inputs)."""
     order = [0, 4, 1, 5, 2, 6, 3, 7]  # of AWQ: in which nibble column c of a word's eight is
 
+    each, mask = 32 // bits, 2**bits - 1
+
     def nibble(words: torch.Tensor, row: int, column: int) -> int:
-        at = order[column % 8] if kind == "awq" else column % 8
-        return int(words[row, column // 8]) >> 4 * at & 15
+        at = order[column % each] if kind == "awq" else column % each
+        return int(words[row, column // each]) >> bits * at & mask
 
     scales, zeros, words = parts["scales"].double(), parts["qzeros"], parts["qweight"]
-    inputs = len(words) * (1 if kind == "awq" else 8)
+    inputs = len(words) * (1 if kind == "awq" else each)
     found = torch.empty(scales.shape[1], inputs, dtype=torch.float64)
     for k in range(inputs):
         group = int(parts["g_idx"][k]) if "g_idx" in parts else k // size
         for n in range(len(found)):
-            number = nibble(words, k, n) if kind == "awq" else int(words[k // 8, n]) >> 4 * (k % 8) & 15
+            number = (
+                nibble(words, k, n) if kind == "awq" else int(words[k // each, n]) >> bits * (k % each) & mask
+            )
             zero = nibble(zeros, group, n) + (1 if kind == "gptq" else 0)
             found[n, k] = (number - zero) * scales[group, n]
     return found.float()
 
 
-def packed_parts(kind: str, weight: torch.Tensor, size: int) -> dict[str, torch.Tensor]:
-    """Any bits at all, for a matrix of `weight`'s shape; `packed` is compressed-tensors'."""
+def packed_parts(
+    kind: str, weight: torch.Tensor, size: int, bits: int = 4, *, symmetric: bool = False
+) -> dict[str, torch.Tensor]:
+    """Any bits at all, for a matrix of `weight`'s shape; `packed` is compressed-tensors'. `symmetric`: it has no zero points."""
+    each = 32 // bits
 
     def words(*shape: int) -> torch.Tensor:
         return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32)
 
     outputs, inputs = weight.shape
     if kind == "packed":
-        return {
-            "weight_packed": words(outputs, inputs // 8),
-            "weight_scale": torch.rand(outputs, inputs // size) * 0.01 + 0.001,
+        groups = inputs // size if size else 1
+        parts = {
+            "weight_packed": words(outputs, inputs // each),
+            "weight_scale": torch.rand(outputs, groups) * 0.16 / 2**bits + 0.001,
             "weight_shape": torch.tensor([outputs, inputs]),
-            "weight_zero_point": words(outputs // 8, inputs // size),
         }
+        zeros = {"weight_zero_point": words(outputs // each, groups)}
+        return parts if symmetric else parts | zeros
     parts = {
-        "qweight": words(inputs, outputs // 8) if kind == "awq" else words(inputs // 8, outputs),
-        "qzeros": words(inputs // size, outputs // 8),
-        "scales": (torch.rand(inputs // size, outputs) * 0.01 + 0.001).half(),
+        "qweight": words(inputs, outputs // 8) if kind == "awq" else words(inputs // each, outputs),
+        "qzeros": words(inputs // size, outputs // each),
+        "scales": (torch.rand(inputs // size, outputs) * 0.16 / 2**bits + 0.001).half(),
     }
     if kind == "gptq, any order":
         parts["g_idx"] = torch.randint(0, inputs // size, (inputs,), dtype=torch.int32)
@@ -159,16 +168,20 @@ def w8a8(
     quantise_all(folder, family, quantise, sizes, quantization_config=how)
 
 
-def four_bit_checkpoint(folder: Path, kind: str, size: int) -> list[dict[str, torch.Tensor]]:
-    """The tensors of its matrices, in their order."""
+def packed_checkpoint(
+    folder: Path, kind: str, size: int, bits: int = 4, family: str = "llama", *, symmetric: bool = False, **sizes: int
+) -> list[dict[str, torch.Tensor]]:  # fmt: skip
+    """The tensors of its matrices, in their order. `size`: of a group; 0: all of a row."""
     made: list[dict[str, torch.Tensor]] = []
 
     def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        made.append(packed_parts(kind, weight, size))
+        made.append(packed_parts(kind, weight, size, bits, symmetric=symmetric))
         return made[-1]
 
-    how: dict[str, Any] = {"quant_method": kind, "bits": 4, "group_size": size}
+    how: dict[str, Any] = {"quant_method": kind.split(",")[0], "bits": bits, "group_size": size}
     if kind == "packed":
-        how = compressed(num_bits=4, type="int", strategy="group", group_size=size, symmetric=False)
-    quantise_all(folder, "llama", quantise, quantization_config=how)
+        group = {"strategy": "group", "group_size": size} if size else {"strategy": "channel"}
+        how = compressed(num_bits=bits, type="int", symmetric=symmetric, **group)
+        how["format"] = "pack-quantized"
+    quantise_all(folder, family, quantise, sizes, quantization_config=how)
     return made

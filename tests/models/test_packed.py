@@ -19,10 +19,10 @@ from parallel.mesh import Mesh
 from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, Paged
 from tests.models.parts import Meeting
-from tests.models.stored import BLOCKS, four_bit_checkpoint, mxfp4_checkpoint, w8a8
+from tests.models.stored import BLOCKS, mxfp4_checkpoint, packed_checkpoint, w8a8
 
 PROMPT = list(range(2, 30))
-ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit"))
+ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4"))
 
 
 def load(
@@ -46,7 +46,7 @@ def test_two_ranks_equal_the_whole(kind: str, tmp_path: Path) -> None:
     elif kind == "float8 blocks":
         w8a8(tmp_path, "float", "block", **BLOCKS | {"head_dim": 64})
     else:
-        four_bit_checkpoint(tmp_path, kind, 16)
+        packed_checkpoint(tmp_path, kind, 16)
     spec, meeting = read_spec(tmp_path), Meeting(2)
     (want,) = Paged(load(tmp_path, packed=False), 1, random.Random(0)).step([(0, 0, PROMPT)])
     bytes_read: list[int] = []
@@ -82,7 +82,7 @@ def test_mxfp4_is_held_as_it_is_stored(tmp_path: Path) -> None:
 
 def test_a_cut_inside_a_group_is_refused(tmp_path: Path) -> None:
     """96 inputs of down_proj are three groups of 32, which two ranks cannot share; floats can be cut anywhere."""
-    four_bit_checkpoint(tmp_path, "awq", 32)
+    packed_checkpoint(tmp_path, "awq", 32)
     spec = read_spec(tmp_path)
     sharding = Sharding(dims_of(spec), Mesh(tp=2), 0, rules_of(spec))
     with pytest.raises(

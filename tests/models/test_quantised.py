@@ -24,6 +24,7 @@ from tests.models.stored import (
     compressed,
     four_bits,
     mxfp4_checkpoint,
+    packed_checkpoint,
     packed_parts,
     quantise_all,
     rewrite,
@@ -88,22 +89,10 @@ def test_eight_bits_of_compressed_tensors(kind: str, strategy: str, tmp_path: Pa
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
 @pytest.mark.parametrize("strategy", ["channel", "group"])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_four_bits_of_compressed_tensors(symmetric: bool, strategy: str, tmp_path: Path) -> None:
-    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        outputs, inputs = weight.shape
-        groups = inputs // 16 if strategy == "group" else 1
-        parts = {
-            "weight_packed": torch.randint(-(2**31), 2**31, (outputs, inputs // 8), dtype=torch.int32),
-            "weight_scale": torch.rand(outputs, groups) * 0.01 + 0.001,
-            "weight_shape": torch.tensor([outputs, inputs]),
-        }
-        if not symmetric:
-            parts["weight_zero_point"] = torch.randint(-(2**31), 2**31, (outputs // 8, groups), dtype=torch.int32)  # fmt: skip
-        return parts
-
-    group = {"group_size": 16} if strategy == "group" else {}
-    how = compressed(num_bits=4, type="int", strategy=strategy, symmetric=symmetric, **group)
-    quantise_all(tmp_path, "llama", quantise, quantization_config=how)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_compressed_tensors(bits: int, symmetric: bool, strategy: str, tmp_path: Path) -> None:
+    size = 16 if strategy == "group" else 0
+    packed_checkpoint(tmp_path, "packed", size, bits, symmetric=symmetric)
     compare(tmp_path, transformers.CompressedTensorsConfig(dequantize=True))
 
 
@@ -133,21 +122,24 @@ def equal_models(stored: Path, plain: Path) -> None:
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["awq", "gptq", "gptq_v2", "gptq, any order"])
-def test_four_bits_of_awq_and_gptq(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("awq", 4), *((kind, bits) for kind in ("gptq", "gptq_v2", "gptq, any order") for bits in (4, 8))],
+)
+def test_words_of_awq_and_gptq(kind: str, bits: int, tmp_path: Path) -> None:
     size, made = 16, []
 
     def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        made.append(packed_parts(kind, weight, size))
+        made.append(packed_parts(kind, weight, size, bits))
         return made[-1]
 
-    how = {"quant_method": kind.split(",")[0].split("_")[0], "bits": 4, "group_size": size}
+    how = {"quant_method": kind.split(",")[0].split("_")[0], "bits": bits, "group_size": size}
     if kind == "gptq_v2":
         how["checkpoint_format"] = "gptq_v2"
     plain, stored = tmp_path / "plain", tmp_path / "stored"
     quantise_all(stored, "llama", quantise, quantization_config=how)
     again = iter(list(made))
-    quantise_all(plain, "llama", lambda _: {"weight": four_bits(kind.split(",")[0], next(again), size)})
+    quantise_all(plain, "llama", lambda _: {"weight": four_bits(kind.split(",")[0], next(again), size, bits)})
     equal_models(stored, plain)
 
 
