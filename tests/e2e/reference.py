@@ -45,6 +45,21 @@ def greedy(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
     return tuple(ids[:-1] if ids and ids[-1] in ends else ids)
 
 
+def beams(prompt: tuple[int, ...], max_tokens: int, width: int) -> list[str]:
+    """The texts of a beam search, best first."""
+    with torch.inference_mode():
+        found = _model().generate(
+            torch.tensor([prompt]),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            num_beams=width,
+            num_return_sequences=width,
+            pad_token_id=0,
+            attention_mask=torch.ones(1, len(prompt)),
+        )
+    return tokenizer().batch_decode(found[:, len(prompt) :], skip_special_tokens=True)
+
+
 def greedy_text(prompt: tuple[int, ...], max_tokens: int) -> str:
     return tokenizer().decode(greedy(prompt, max_tokens), skip_special_tokens=True)
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import ipaddress
+import json
 import random
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import anthropic
@@ -12,12 +15,14 @@ import openai
 import pytest
 from pydantic import BaseModel, Field, StringConstraints
 
+from tests.clients.run_client import install, said
 from tests.e2e.cluster_process import ServeProcess, serving
-from tests.e2e.reference import corpus_prompts, greedy_text, last_states, tokenizer
+from tests.e2e.reference import beams, corpus_prompts, greedy_text, last_states, tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 MODEL = "baton-embedded"
+NODE_CLIENT, NODE_PACKAGE = Path(__file__).with_name("node_client.mjs"), "openai@7.57.0"
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +137,57 @@ async def test_seeded_sampling_is_the_same_wherever_it_runs(client: openai.Async
 
     alone = await once()
     assert set(await asyncio.gather(*(once() for _ in range(6)))) == {alone}
+
+
+async def test_several_answers_are_those_of_separate_requests_and_the_best_of_them_the_likeliest(
+    client: openai.AsyncOpenAI,
+) -> None:
+    request: Any = {
+        "model": MODEL,
+        "prompt": list(corpus_prompts(5, min_tokens=60)[4]),
+        "max_tokens": 24,
+        "temperature": 0.9,
+    }
+    together = await client.completions.create(**request, n=3, seed=20, logprobs=0)
+    apart = await asyncio.gather(*(client.completions.create(**request, seed=20 + i) for i in range(3)))
+    texts = [choice.text for choice in together.choices]
+    assert texts == [answer.choices[0].text for answer in apart]
+    assert len(set(texts)) > 1
+    best = await client.completions.create(**request, best_of=3, seed=20)
+
+    def likelihood(index: int) -> float:
+        logprobs = together.choices[index].logprobs
+        assert logprobs is not None
+        values = [value for value in logprobs.token_logprobs or () if value is not None]
+        return sum(values) / len(values)
+
+    assert [choice.text for choice in best.choices] == [texts[max(range(3), key=likelihood)]]
+
+
+async def test_a_beam_search_finds_what_transformers_finds(client: openai.AsyncOpenAI) -> None:
+    for prompt in corpus_prompts(3, min_tokens=40):
+        answer = await client.completions.create(
+            model=MODEL, prompt=list(prompt), max_tokens=12, n=3, extra_body={"use_beam_search": True}
+        )
+        assert [choice.text for choice in answer.choices] == beams(prompt, 12, 3)
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+async def test_the_node_sdk_hears_what_the_python_sdk_does(
+    client: openai.AsyncOpenAI, server: ServeProcess, tmp_path: Path
+) -> None:
+    shutil.copy(NODE_CLIENT, tmp_path)
+    install(["npm", "install", "--no-audit", "--no-fund", NODE_PACKAGE], tmp_path)
+    asked: Any = {"model": MODEL, "temperature": 0, "max_tokens": 24}
+    chat = await client.chat.completions.create(**asked, messages=[{"role": "user", "content": "Tell"}])
+    text = chat.choices[0].message.content
+    embedded = await client.embeddings.create(model=MODEL, input="Tell")
+    whole, streamed, response, called, size = map(
+        json.loads, await said(["node", NODE_CLIENT.name, f"{server.base_url}/v1", MODEL], tmp_path)
+    )
+    assert (whole, streamed, response, size) == (text, text, text, len(embedded.data[0].embedding))
+    assert called["name"] == "cook"
+    assert json.loads(called["arguments"])["dish"] in ("soup", "bread")
 
 
 async def test_chat_streams_and_counts(client: openai.AsyncOpenAI) -> None:
