@@ -165,15 +165,15 @@ class ChatFormat:
         names = [tool.name for tool in callables]
         template, special = self._tokenizer.template, self._tokenizer.special_tokens
         markup = markup_of(self.formats.tools, names, special, template)
-        if markup is None:
-            raise _unguaranteed(
-                f"calls in the format {self.formats.tools}", "tool_choice" if must_call else "tools"
-            )
+        assert markup is not None, "harmony has a grammar of its own"
         if body.structured_outputs is not None:
             raise _exclusive()
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         answer = answer_schema(body.response_format)
-        return call_grammar(markup, callables, must_call=must_call, one_call=one_call, answer=answer)
+        try:
+            return call_grammar(markup, callables, must_call=must_call, one_call=one_call, answer=answer)
+        except ValueError as error:
+            raise RequestError(f"tools: {error}", field="tools") from None
 
     def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
         """Return what `reasoning_effort` means to the template. `medium` is OpenAI's default and means the model's own way."""
@@ -266,8 +266,3 @@ def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Callabl
 
 def _exclusive() -> RequestError:
     return RequestError("structured_outputs and tools exclude each other", field="structured_outputs")
-
-
-def _unguaranteed(what: str, field: str) -> RequestError:
-    message = f"{what} cannot be guaranteed by a grammar yet; tool_choice 'auto' without strict tools goes"
-    return RequestError(message, field=field, code="unsupported_parameter")

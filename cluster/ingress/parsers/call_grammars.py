@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.ingress.parsers import deepseek, hermes, mistral
+from cluster.ingress.parsers import deepseek, hermes, mistral, qwen_coder
+from cluster.ingress.parsers.argument_rules import ArgumentMarkup, argument_rules
 from cluster.ingress.parsers.model_formats import ToolFormat
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
@@ -29,7 +30,8 @@ class CallMarkup:
     """Parts of Lark rules: `opening first call (following call)* closing`."""
 
     opening: str = ""
-    """The mark by which calls are told from text. Where it is empty, an answer that begins with a brace is a call."""
+    """The mark by which calls are told from text. Where it is empty, an answer that begins with `bracket` is a call."""
+    bracket: str = "{"
     first: str = ""
     following: str = ""
     closing: str = ""
@@ -38,13 +40,15 @@ class CallMarkup:
     tail: str = ""
     """What stands behind the object or the arguments."""
     arguments_key: str = "arguments"
+    one_by_one: ArgumentMarkup | None = None
+    """How each argument is written. None: they are one JSON object."""
 
 
 def markup_of(
     tools: ToolFormat, names: Sequence[str], special_tokens: Mapping[str, int], template: str
 ) -> CallMarkup | None:
-    """Return a family's markup, or None where no grammar here describes its calls: Python's syntax and XML. The calls of harmony
-    are on channels, of which `harmony_grammar` makes one grammar with everything else."""
+    """Return a family's markup, or None where it has none of its own: the calls of harmony are on channels, of which
+    `harmony_grammar` makes one grammar with everything else."""
 
     def mark(text: str) -> str:
         return f"<[{special_tokens[text]}]>" if text in special_tokens else _text(text)
@@ -85,7 +89,29 @@ def markup_of(
                 heads=fenced,
                 tail=f"{_text(_FENCE_END)} {end}",
             )
-        case "none" | "pythonic" | "qwen3_coder" | "harmony":
+        case "pythonic":
+            return CallMarkup(
+                bracket="[",
+                first=_text("["),
+                following=_text(", "),
+                closing=_text("]"),
+                heads={name: _text(f"{name}(") for name in names},
+                tail=_text(")"),
+                one_by_one=ArgumentMarkup(behind_key="=", separator=", ", keys_are_names=True),
+            )
+        case "qwen3_coder":
+            begin, line = mark(qwen_coder.BEGIN), _text("\n")
+            return CallMarkup(
+                opening=begin,
+                first=line,
+                following=f"{line} {begin} {line}",
+                heads={name: _text(f"{qwen_coder.FUNCTION}{name}>\n") for name in names},
+                tail=f"{_text(qwen_coder.FUNCTION_END)} {line} {mark(qwen_coder.END)}",
+                one_by_one=ArgumentMarkup(
+                    before=qwen_coder.PARAMETER, behind_key=">", end=qwen_coder.PARAMETER_END, space="\n"
+                ),
+            )
+        case "none" | "harmony":
             return None
 
 
@@ -98,8 +124,10 @@ def call_grammar(
     answer: Mapping[str, Any] | None = None,
 ) -> str:
     """Return a grammar in Lark. With `must_call` it allows nothing but calls. Otherwise free text, or JSON of the schema
-    `answer`, may stand in their place."""
-    rules = [f"call_{i}: {_call(markup, tool)}" for i, tool in enumerate(tools)]
+    `answer`, may stand in their place.
+
+    Raises ValueError for a strict tool whose arguments it cannot hold to their schema."""
+    rules = [rule for i, tool in enumerate(tools) for rule in _call(markup, tool, f"call_{i}")]
     rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(tools))))
     more = "" if one_call else f"({markup.following} call)*"
     rules.append(f"calls: {markup.first} call {more} {markup.closing}")
@@ -110,7 +138,7 @@ def call_grammar(
             rules.append(f"answer: %json {_json(answer, {'whitespace_pattern': WHITESPACE})}")
     elif not markup.opening:
         start = "calls | TEXT"
-        rules.append(r"TEXT: /([^{](.|\n)*)?/")
+        rules.append(rf"TEXT: /\s*([^\s\{markup.bracket}](.|\n)*)?/")
     elif markup.opening.startswith("<["):
         start = f"TEXT ({markup.opening} calls)?"
         rules.append(r"TEXT: /(.|\n)*/")
@@ -133,9 +161,27 @@ def _options(tool: CallableTool) -> dict[str, Any]:
     return {"whitespace_pattern": WHITESPACE, **({} if tool.strict else {"lenient": True})}
 
 
-def _call(markup: CallMarkup, tool: CallableTool) -> str:
-    if tool.name in markup.heads:
-        return f"{markup.heads[tool.name]} {arguments_rule(tool)} {markup.tail}"
+def _call(markup: CallMarkup, tool: CallableTool, rule: str) -> list[str]:
+    """Return the rules of a call, of which `rule` is all of it."""
+    head = markup.heads.get(tool.name)
+    if head is None:
+        return [f"{rule}: {_call_object(markup, tool)} {markup.tail}"]
+    if markup.one_by_one is None:
+        return [f"{rule}: {head} {arguments_rule(tool)} {markup.tail}"]
+
+    def json_part(schema: Mapping[str, Any]) -> str:
+        return f"%json {_json(schema, _options(tool))}"
+
+    whole = f"{rule}: {head} {rule}_arguments {markup.tail}"
+    return [
+        whole,
+        *argument_rules(
+            tool.schema, markup.one_by_one, json_part, rule=f"{rule}_arguments", strict=tool.strict
+        ),
+    ]
+
+
+def _call_object(markup: CallMarkup, tool: CallableTool) -> str:
     arguments = _arguments(tool)
     # What `#/$defs/...` points to is looked for at the top.
     definitions = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
@@ -147,7 +193,7 @@ def _call(markup: CallMarkup, tool: CallableTool) -> str:
         "additionalProperties": False,
         **definitions,
     }
-    return f"%json {_json(whole, _options(tool))} {markup.tail}"
+    return f"%json {_json(whole, _options(tool))}"
 
 
 def _text(text: str) -> str:

@@ -3,6 +3,7 @@
 Text that begins like a call but names no tool of the request is text."""
 
 import ast
+import json
 from collections.abc import Collection
 
 from cluster.ingress.parsers.character_source import CharacterSource, Malformed, call_or_text, to_json
@@ -11,7 +12,6 @@ from cluster.ingress.parsers.markup_parser import EventWriter, Steps, plain_text
 
 PYTHON_TAG = "<|python_tag|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
-_WORDS = {"true": True, "false": False, "null": None}
 
 
 def llama_json_calls(writer: EventWriter, known: Collection[str]) -> Steps[None]:
@@ -100,10 +100,10 @@ def _python_argument(source: CharacterSource) -> Steps[tuple[str, str]]:
 
 
 def _as_json(text: str) -> str:
-    """Return a literal of Python or JSON as JSON. Anything else becomes a string."""
-    if text in _WORDS:
-        return text
-    try:
-        return to_json(ast.literal_eval(text))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return to_json(text)
+    """Return a literal of JSON or Python as JSON. Anything else becomes a string."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return to_json(read(text))
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            pass
+    return to_json(text)

@@ -16,8 +16,8 @@ from cluster.ingress.parsers.character_source import (
 from cluster.ingress.parsers.markup_parser import EventWriter, Steps, copy_until, skip_until
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each tool's parameters, by the tool's name."""
@@ -38,15 +38,15 @@ def qwen_coder_calls(writer: EventWriter, schemas: Schemas) -> Steps[None]:
 
 def _call(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Steps[None]:
     head = (yield from source.skip_space()) + (yield from source.until(">", MAX_NAME))
-    name = head.removeprefix(_FUNCTION).strip()
-    if not head.startswith(_FUNCTION) or not name:
+    name = head.removeprefix(FUNCTION).strip()
+    if not head.startswith(FUNCTION) or not name:
         raise Malformed
     writer.begin_call(name)
     properties = schemas.get(name, {}).get("properties", {})
     opening = "{"
-    while (yield from _next_marker(source)) == _PARAMETER:
+    while (yield from _next_marker(source)) == PARAMETER:
         key = (yield from source.until(">", MAX_NAME)).strip()
-        value = _without_newlines((yield from source.until(_PARAMETER_END)))
+        value = _without_newlines((yield from source.until(PARAMETER_END)))
         writer.arguments(f"{opening}{to_json(key)}: {_as_json(value, properties.get(key, {}))}")
         opening = ", "
     writer.arguments("{}" if opening == "{" else "}")
@@ -55,9 +55,9 @@ def _call(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Ste
 def _next_marker(source: CharacterSource) -> Steps[str]:
     """Return the mark of a parameter's beginning, or the end of the call where something else stands."""
     text = yield from source.skip_space()
-    while _PARAMETER.startswith(text) and text != _PARAMETER:
+    while PARAMETER.startswith(text) and text != PARAMETER:
         text += yield from source.read()
-    if text != _PARAMETER and not _FUNCTION_END.startswith(text):
+    if text != PARAMETER and not FUNCTION_END.startswith(text):
         raise Malformed
     return text
 

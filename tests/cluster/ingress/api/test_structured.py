@@ -14,6 +14,7 @@ from cluster.ingress.parsers import deepseek, hermes, mistral
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar, markup_of
 from cluster.ingress.parsers.model_formats import ModelFormats, ToolFormat, make_parser
 from cluster.ingress.parsers.output_events import CallArguments, CallBegins, Text
+from cluster.ingress.parsers.qwen_coder import Schemas
 from models.hub import resolve
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, SETTINGS, Api
@@ -131,14 +132,30 @@ CITY = {
     "additionalProperties": False,
 }
 YEAR = {"type": "object", "properties": {"year": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["year"], "additionalProperties": False}  # fmt: skip
-TOOLS = {"weather": CITY, "count": YEAR}
+STAY: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "nights": {"type": "integer", "minimum": 1, "maximum": 9},
+        "city": {"type": "string", "enum": ["Oslo", "Rome"]},
+        "guest": {"type": "object", "properties": {"adult": {"type": "boolean"}}, "required": ["adult"], "additionalProperties": False},
+        "meals": {"type": "array", "items": {"$ref": "#/$defs/meal"}, "maxItems": 2},
+        "note": {"type": ["string", "null"], "maxLength": 4},
+    },
+    "required": ["city", "meals"],
+    "$defs": {"meal": {"enum": ["soup", None, "it's, (so)"]}},
+    "additionalProperties": False,
+}  # fmt: skip
+TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "count": YEAR}
+FORMATS = ["hermes", "llama3_json", "mistral", "deepseek_v3", "pythonic", "qwen3_coder"]
 SPECIAL = {hermes.BEGIN: 1, hermes.END: 2, mistral.BEGIN: 1, deepseek.CALLS_BEGIN: 1, deepseek.CALLS_END: 2}
 MARKS = {1: "A", 2: "B"}
 
 
-def calls_of(formats: ModelFormats, answer: str) -> tuple[list[tuple[str, str]], str]:
+def calls_of(
+    formats: ModelFormats, answer: str, schemas: Schemas = TOOLS
+) -> tuple[list[tuple[str, str]], str]:
     """As the family's parser reads it: (name, arguments) of each call, and the text beside them."""
-    parser = make_parser(formats, schemas=TOOLS, opened=False)
+    parser = make_parser(formats, schemas=schemas, opened=False)
     found, free = list[tuple[str, str]](), ""
     for event in [*parser.push(answer), *parser.finish()]:
         match event:
@@ -155,7 +172,7 @@ def calls_of(formats: ModelFormats, answer: str) -> tuple[list[tuple[str, str]],
 
 @pytest.mark.parametrize("one_call", [True, False])
 @pytest.mark.parametrize("template", ["", "```json"])
-@pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("family", FORMATS)
 def test_forced_calls_are_calls_to_the_familys_parser(
     family: ToolFormat, template: str, one_call: bool
 ) -> None:
@@ -174,7 +191,7 @@ def test_forced_calls_are_calls_to_the_familys_parser(
             jsonschema.validate(json.loads(arguments), TOOLS[name])
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral", "deepseek_v3"])
+@pytest.mark.parametrize("family", FORMATS)
 def test_a_strict_tool_leaves_text_free_and_binds_calls(family: ToolFormat) -> None:
     markup = markup_of(family, ["weather"], {}, "")
     assert markup is not None
@@ -187,12 +204,73 @@ def test_a_strict_tool_leaves_text_free_and_binds_calls(family: ToolFormat) -> N
         "mistral": "[TOOL_CALLS][%s]",
         "deepseek_v3": f"{deepseek.CALLS_BEGIN}{deepseek.CALL_BEGIN}weather{deepseek.SEPARATOR}%s"
         f"{deepseek.CALL_END}{deepseek.CALLS_END}",
+        "pythonic": "[weather(city=%s)]",
+        "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>",
     }[family]
-    body = json.dumps(call["name"] and (call[markup.arguments_key] if family == "deepseek_v3" else call))
-    before = "" if family == "llama3_json" else "I look. "
+    shown = {"deepseek_v3": {"city": "Oslo"}, "pythonic": "Oslo", "qwen3_coder": "Oslo"}.get(family, call)
+    body = json.dumps(shown)
+    before = "" if family in ("llama3_json", "pythonic") else "I look. "
     assert accepts(wanted, "It rains.")
     assert accepts(wanted, before + written % body)
     assert not accepts(wanted, before + written % body.replace("Oslo", "Bonn"))
+    assert not accepts(wanted, " " + written % body.replace("Oslo", "Bonn"))
+
+
+BARE = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+    "required": ["b"],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "answer", "arguments"),
+    [
+        ("pythonic", '[f(a="x, (y", b=1)]', {"a": "x, (y", "b": 1}),
+        ("pythonic", "[f(b=1)]", {"b": 1}),
+        ("pythonic", '[f(a="x")]', None),
+        ("pythonic", '[f(b=1, a="x")]', None),
+        ("pythonic", "[f(b=1, c=2)]", None),
+        ("qwen3_coder", "<parameter=a>\n2\n</parameter>\n<parameter=b>\n1\n</parameter>\n", {"a": "2", "b": 1}),
+        ("qwen3_coder", "<parameter=a>\n\n</para\n\n</parameter>\n<parameter=b>\n1\n</parameter>\n", {"a": "\n</para\n", "b": 1}),
+        ("qwen3_coder", "<parameter=b>\n1\n</parameter>\n", {"b": 1}),
+        ("qwen3_coder", "<parameter=a>\nx\n</parameter>\n", None),
+        ("qwen3_coder", "<parameter=b>\nx\n</parameter>\n", None),
+    ],
+)  # fmt: skip
+def test_arguments_one_by_one(family: ToolFormat, answer: str, arguments: dict[str, Any] | None) -> None:
+    markup = markup_of(family, ["f"], {}, "")
+    assert markup is not None
+    wanted = call_grammar(
+        markup, [CallableTool(name="f", schema=BARE, strict=True)], must_call=True, one_call=True
+    )
+    if family == "qwen3_coder":
+        answer = f"<tool_call>\n<function=f>\n{answer}</function>\n</tool_call>"
+    assert accepts(wanted, answer) is (arguments is not None)
+    if arguments is not None:
+        ((_, said),), _ = calls_of(ModelFormats(family, "none"), answer, {"f": BARE})
+        assert json.loads(said) == arguments
+
+
+@pytest.mark.parametrize(
+    ("family", "schema", "says"),
+    [
+        ("pythonic", {"type": "object", "minProperties": 1}, "minProperties"),
+        ("pythonic", {"properties": {"a-b": {}}}, "'a-b'"),
+        ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "a"}}}, "pattern"),
+        ("qwen3_coder", {"properties": {"a>": {}}}, "'a>'"),
+    ],
+)
+async def test_a_strict_tool_that_cannot_be_held_one_by_one_is_refused_by_name(
+    family: ToolFormat, schema: dict[str, Any], says: str
+) -> None:
+    function = {"name": "f", "parameters": schema, "strict": True}
+    body = {**CHAT, "tools": [{"type": "function", "function": function}]}
+    settings = replace(CONSTRAINED, tool_call_parser=family)
+    answer = await Api(FakeGenerator("x"), settings).post(CHATS, body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "tools"
+    assert says in answer.json()["error"]["message"]
 
 
 def test_marks_that_are_tokens_are_forced_as_tokens() -> None:

@@ -76,6 +76,11 @@ RECORDED = {
         "[get_weather(city='Zürich', days=2), get_time()]",
         TWO_CALLS,
     ),
+    "llama pythonic with JSON's words": Recorded(
+        ModelFormats("pythonic", "none"),
+        '[get_weather(city={"names": ["a, (b", null], "near": true}, days=None)]',
+        call(0, "get_weather", '{"city": {"names": ["a, (b", null], "near": true}, "days": null}'),
+    ),
     "llama answers with a list": Recorded(
         ModelFormats("pythonic", "none"), "[1, 2] is a list", [Text("[1, 2] is a list")]
     ),
