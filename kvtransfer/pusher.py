@@ -229,9 +229,8 @@ class Pusher:
         return lambda rank, layer: self._layer_done([c for c in chunks if rank in c.plans], rank, layer)
 
     def _layer_done(self, chunks: list[Chunk], rank: int, layer: int) -> None:
-        if (
-            threading.current_thread() is self._loop_thread
-        ):  # modelled ranks, and those in processes of their own
+        if threading.current_thread() is self._loop_thread:
+            # Modelled ranks, and ranks in processes of their own, are heard of on the loop's thread.
             self._queue_layer(chunks, rank, layer, ())
             return
         after = self._source.mark()
@@ -299,7 +298,7 @@ class Pusher:
             self._over(push, size)
 
     def _failed(self, push: ActivePush, why: str) -> None:
-        if not push.stopped:  # of two writes under way the first has said so
+        if not push.stopped:  # another write of this push has failed before, and that was reported
             push.on_failed(push.grant.id, why)
 
     def _over(self, push: ActivePush, num_bytes: int) -> None:

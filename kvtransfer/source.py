@@ -124,7 +124,8 @@ class DeviceSource:
                 self._stream.copy(self._copies(group, slot))
             finally:
                 await self._memory.poller.done([self._stream.record()])
-            slot.pieces([sum(run.num_bytes for run in group)], write=False)  # from here on senders read it
+            # The copy is done: senders read the slot from now on.
+            slot.pieces([sum(run.num_bytes for run in group)], write=False)
             return slot
         except BaseException:
             ring.give_back(slot)

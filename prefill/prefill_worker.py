@@ -125,7 +125,7 @@ class PrefillWorker:
     def _revoke(self, sender: str, grant_id: str) -> None:
         if grant_id in self._jobs:
             self._on_fact(grant_id, PushFact.REVOKED)
-        else:  # over, of an earlier life, or still on its way
+        else:  # it is over, was given to an earlier incarnation, or has not arrived yet
             self._remember(grant_id)
             self._mail.send(sender, Drained(grant_id))
 

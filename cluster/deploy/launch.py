@@ -141,7 +141,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
         scaling.prefill_max if scaling.enabled and config.prefill_instances else config.prefill_instances
     )
     cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
-    # Logical CPUs: enough for every replica to be placed; how many threads really run is engine.num_threads.
+    # Logical CPUs, enough for Ray to place every replica. The number of threads that run is engine.num_threads.
     num_cpus = max(2, int(cpus + 0.1 * (config.serve.schedulers + 2 * config.ingress_instances) + 1))
     return LocalRay(num_cpus, num_gpus, _APP, ENVIRONMENT)
 

@@ -219,7 +219,7 @@ async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_
         for future in (waiting, *ends):  # a rank ends long after this loop
             future.cancel()
         await listener.close()
-        if why_not:  # now that nobody comes any more
+        if why_not:  # only now: until the listener was closed another rank could have come
             for sock in met.values():
                 sock.close()
     if why_not:

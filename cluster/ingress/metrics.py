@@ -355,7 +355,7 @@ _FACTS = {
 }
 
 _VLLM_FACTS = {
-    # vLLM's name: ours
+    # vLLM's metric: the key in `_FACTS` of what it shows
     "num_requests_running": "requests_running",
     "num_requests_waiting": "requests_waiting",
     "kv_cache_usage_perc": "kv_usage_ratio",

@@ -94,7 +94,7 @@ class Meter:
             reason = f"{most} sequences at once are allowed and {self.num_running} are running"
             return Excess(reason, 1.0 if num_sequences <= most else inf)
         if self._tokens is not None:
-            # Something, however little, must be left after what runs already has been paid for.
+            # An empty prompt costs nothing, but may begin only while the budget is not overdrawn.
             if wait_s := self._tokens.wait_s(max(1, num_prompt_tokens), now):
                 return Excess(f"{self.limits.tokens_per_min} tokens per minute are allowed", wait_s)
             self._tokens.take(num_prompt_tokens, now)

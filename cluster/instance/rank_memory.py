@@ -66,7 +66,7 @@ def _found(
 ) -> RankMemory:
     devices = _devices(config, parallel, spawner)
     if all(device.is_host for device in devices):
-        # The instance's cache comes out of its part of the free memory, all instances' out of the whole.
+        # This instance's host cache comes out of the free memory, the caches of all instances out of the total.
         cached = config.engine.host_cache_bytes
         all_cached = cached * num_on_host // parallel.num_ranks
         left = tuple(
@@ -80,7 +80,7 @@ def _found(
         return RankMemory(devices=left, num_sharers=num_on_host)
     if keeps_pool(devices[0].is_host, parallel.num_ranks):
         return RankMemory(devices=devices, num_sharers=num_in_process)
-    # The pool has a copy in host memory.
+    # The pool is mirrored in host memory, which bounds it, too.
     host = host_memory()
     most = host.budget_bytes(config.engine.memory_utilization, Sharing(num_on_host))
     return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most)

@@ -210,7 +210,8 @@ def _parts(
         source=access.source,
         staging=access.staging,
         tiers=tiers,
-        # A GPU's steps are launched ahead of what they compute, ranks of their own have no gate to wait at.
+        # A gate lets a step wait for blocks layer by layer. It works for a rank in this process on a CPU alone: a GPU's host
+        # code runs ahead of its layers, and a rank in another process cannot wait here.
         gate=LayerGate()
         if parallel.num_ranks == 1 and choose_device(config.engine.device).type == "cpu"
         else None,

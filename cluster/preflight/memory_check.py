@@ -19,7 +19,7 @@ def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -
     try:
         folder = folder_of(config.model.path)
     except ConfigError:
-        return  # another check says so
+        return  # the check of the model's folder reports it
     if folder is None:
         return
     for pool in pools_of(config):

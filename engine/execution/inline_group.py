@@ -32,9 +32,8 @@ class InlineGroup:
             self._grammars.on_ready(tell)
 
     async def lost(self) -> Exception:
-        return (
-            await asyncio.get_running_loop().create_future()
-        )  # a rank in this process fails in `execute` or with all of it
+        # Never: a rank in this process fails in `execute`, or the whole process ends.
+        return await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         """Wait for the running step and end the thread."""

@@ -59,8 +59,8 @@ class ResidentPool:
         """Do nothing: whoever is told of a layer waits for the compute stream on a stream of its own."""
 
     def finish(self) -> None:
-        # A step's result says that its blocks may be kept and given away, and how long it took. Where tokens were drawn, their
-        # copy to the host has been waited for already.
+        # The step's result lets its blocks be kept and given away, and says how long the step took, so the stream must have come
+        # this far. Where tokens were drawn, it has: their copy to the host has been waited for.
         self._memory.poller.wait([self._compute.record()])
 
     def _in_all(self, blocks: Sequence[int]) -> Iterator[Region]:

@@ -95,7 +95,7 @@ class StepComposer:
         match = self._find(seq, builder)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
             made_room = self._preemption.make_room(seq.request)
-            # The source of a shared part is one block more; alone, a request may need them all.
+            # Sharing part of a block keeps its source beside the copy. A request that is alone may need that block.
             match = PrefixMatch(blocks=match.blocks)
             if self._table.running and not made_room:
                 return False

@@ -145,7 +145,7 @@ class StepScheduler:
     def check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served here."""
         size = len(request.prompt) + request.sampling.max_tokens
-        # What is drawn after a text to embed has no place: it means nothing.
+        # A text to embed may fill the context: the token drawn after it is thrown away.
         most_known = self._max_context_tokens - (not request.sampling.pooling)
         if len(request.tokens) > most_known:
             raise RequestError(
@@ -186,7 +186,7 @@ class StepScheduler:
         self.check_fits(request)
         match = self._ledger.find(request, request.tokens, partial=False)
         seq = self._table.new(request, None)
-        # One block more: whoever writes the others may go on generating meanwhile.
+        # One block more than is known: the prefill instance may generate while it sends.
         wanted = min(
             len(seq.tokens) + 1 + self._config.block_size, seq.num_prompt + request.sampling.max_tokens
         )
@@ -272,7 +272,7 @@ class StepScheduler:
         if self.awaits_tokens:
             return None
         builder = StepBuilder(step=next(self._steps), budget=self._config.max_batch_tokens)
-        # Steps are planned as one ends or none is there, so those in flight are still to be run.
+        # A step is planned when another has just ended or none is in flight, so the whole time of those in flight is to come.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         self._composer.compose(builder, now, steps, starts_s)
         if not builder.work:

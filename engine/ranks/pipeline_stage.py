@@ -107,5 +107,5 @@ class StageRunner:
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
         if not shape[0]:
-            return torch.empty(shape, dtype=dtype, device=self._device)  # nobody has sent it
+            return torch.empty(shape, dtype=dtype, device=self._device)  # nothing is sent for an empty tensor
         return self._comm.recv(shape, dtype, source)

@@ -80,12 +80,12 @@ class _Sink:
 
 def main() -> None:
     _die_with_parent()
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C goes to the whole terminal; the instance says when it is over
+    # Ctrl-C reaches every process of the terminal. The instance decides when its ranks end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = serve_instance(socket.socket(fileno=int(sys.argv[1])))
     sys.stderr.flush()
-    os._exit(code)  # communicators whose peers have ended already would not be taken down in peace
+    # A normal exit would take down communicators, and fail where their peers have ended already.
+    os._exit(code)
 
 
 def serve_instance(sock: socket.socket) -> int:
@@ -132,7 +132,7 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
     place = setup.mesh.place(setup.rank)
-    speaks = place.tp == place.ep == 0  # the others draw the same
+    speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     draws = _draws(part, Path(setup.folder), speaks, line)
     step = counted(_runner(part, pool, layout.block_size, _Sink(line), draws), part.model)
     leave_out_all_there_is()

@@ -57,8 +57,8 @@ class DeviceBytes:
         self._stream = memory.device.stream("save")
 
     def save(self, ranges: Sequence[Range], then: Then) -> None:
-        # This holds the loop up while all slots are on their way, for as long as the bus takes for a block: a block that is
-        # saved later might be somebody else's by then.
+        # When every slot is in use, this blocks the loop until one block has crossed the bus. A block that is saved later might
+        # belong to another sequence by then.
         slot = self._ring.take()
         loop, size = asyncio.get_running_loop(), sum(size for _, size in ranges)
         at, copies = 0, list[Copy]()
@@ -90,7 +90,8 @@ class DeviceBytes:
         self._port.write([(start, len(content)) for start, content in pieces], fill)
 
     def close(self) -> None:
-        for slot in [self._ring.take() for _ in range(_NUM_SAVES)]:  # everything that was saved has been told
+        # All slots are free once every save has ended.
+        for slot in [self._ring.take() for _ in range(_NUM_SAVES)]:
             self._ring.give_back(slot)
         self._stream.close()
         self._port.close()

@@ -127,7 +127,7 @@ class Restoring:
         try:
             await self._store.fill(fill.blocks, contents, fill.done)
         except Exception as error:
-            # The steps that wait fail, and with them the instance: its blocks stay what they are.
+            # The steps that wait at the gate fail, and the instance with them, so nobody reads the blocks.
             fill.end(error)
             raise
         fill.end()

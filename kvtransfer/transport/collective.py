@@ -135,7 +135,7 @@ def _finish(work: Any) -> None:
 
 
 def _end(group: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # what is left of a broken communicator
+    with contextlib.suppress(RuntimeError):  # a broken communicator may refuse
         group.abort()
 
 

@@ -92,7 +92,7 @@ class _CudaIntake:
 
     def abort(self) -> None:
         self._aborted = True
-        with self._lock:  # a copy under way has ended: copies on this device do not wait for the writer
+        with self._lock:  # waits for a copy under way, which does not depend on the writer
             pass
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class LoopbackReceiver:
         self._arrived(grant_id, num_bytes)
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
-        then()  # `accept` is never half done
+        then()  # `accept` copies everything before it returns
 
     def ended(self, grant_id: str) -> None:
         """Do nothing: no state is kept for a grant."""

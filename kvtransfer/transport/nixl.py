@@ -177,7 +177,7 @@ class _NixlIntake:
 
     def abort(self) -> None:
         self._aborted = True
-        with self._lock:  # a fetch under way has seen it, and has ended
+        with self._lock:  # waits for a fetch under way, which sees `_aborted` and ends
             self._disconnect()
 
     def close(self) -> None:

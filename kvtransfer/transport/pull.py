@@ -281,7 +281,7 @@ class PullSender:
                     await self._send(link, grant_id, runs)
             except _Refused as refused:
                 raise TransferError(str(refused)) from None
-            except BaseException as error:  # the two ends may not be at the same message any more
+            except BaseException as error:  # a message may be half sent: the link cannot be used again
                 if self._links.get(endpoint) is link:
                     del self._links[endpoint]
                 link.cut()

@@ -128,7 +128,7 @@ class ShmReceiver:
         )
 
     def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
-        then()  # a writer says its last word after its last write
+        then()  # a writer sends its last message after its last write
 
     def ended(self, grant_id: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -139,7 +139,7 @@ class ShmReceiver:
         claim = _claim_path(str(self._segment.path), grant_id)
         with contextlib.suppress(FileExistsError):
             os.symlink(_TAKEN_BACK, claim)
-            return  # it has written nothing; the link stays, so that it never will
+            return  # the writer has written nothing; while the link stays, it cannot claim the grant
         with contextlib.suppress(FileNotFoundError):
             claimant = os.readlink(claim)
             if claimant != _TAKEN_BACK:

@@ -280,7 +280,7 @@ class TcpSender:
         try:
             await link.run(self._jobs(link, grant_id, runs, answered))
         except TransferError:
-            raise  # an answer: the frames are whole
+            raise  # the holder has answered, so every frame was sent whole and the link is good
         except BaseException:  # half a frame may be on its way: nobody can use this link again
             if endpoint in self._links and self._links[endpoint].result() is link:
                 del self._links[endpoint]
@@ -343,7 +343,7 @@ async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
     try:
         return await asyncio.shield(shaking)
     except asyncio.CancelledError:
-        # The thread goes on, no longer than a handshake may take, and nobody else will close what it makes.
+        # The thread cannot be cancelled. It ends within a handshake's deadline, and only this task can close what it returns.
         with suppress(ReplicaLost):
             (await shaking).close()
         raise

@@ -198,7 +198,7 @@ class ChatFormat:
             return None
         begin, end, forced = (self._ids(mark) for mark in self.formats.budget_marks)
         if len(end) != 1:
-            # An end of several tokens may be spelled by others, and would be forced a second time.
+            # The model may write an end of several tokens with other tokens. It would go unnoticed, and be forced a second time.
             raise RequestError(
                 "this model has no token that ends its reasoning, so it cannot have a budget",
                 field="thinking_token_budget",

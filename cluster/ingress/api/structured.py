@@ -193,7 +193,7 @@ class GrammarChecker:
                 f"{field}: the grammar has {size} bytes, and {MAX_GRAMMAR_BYTES} are the limit", field=field
             )
         if (complaint := self._complaints.get(grammar)) is None:
-            # Compiling takes a core, of which the tokens' way needs the others.
+            # Compiling keeps one core busy. Several at once would slow down the streams of tokens.
             async with self._one_at_a_time:
                 complaint = await asyncio.to_thread(self._complaint, grammar)
             self._complaints[grammar] = complaint

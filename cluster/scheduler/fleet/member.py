@@ -132,7 +132,7 @@ class Member:
     ) -> None:
         """`changed` is where the member puts itself when anything about it changes. `turnover` is that of the whole fleet."""
         self.info = info
-        # What decisions read again and again, where it is quickest to read.
+        # Copied from `info`: each decision reads these of many members, and an attribute of `self` is read quickest.
         self.address, self.sends = info.address, info.sends
         self.prefills, self.decodes = info.prefills, info.decodes
         self.answers = info.answers or info.decodes
@@ -361,7 +361,7 @@ class Member:
         promised = settled.num_seqs + unsettled.num_seqs
         self.batch_seqs = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
         context = settled.context_tokens + unsettled.context_tokens
-        # Beside those that others have placed here, which are taken to be like ours.
+        # Sequences that other schedulers have placed here are taken to have contexts like those of this scheduler's own.
         self.batch_context_tokens = context * self.batch_seqs / promised if promised else self.context_tokens
 
 
