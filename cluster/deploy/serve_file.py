@@ -22,6 +22,28 @@ _DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")
 def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dict[str, ClusterConfig]]:
     """Return what Serve takes, and the configuration of each of Baton's applications by name. Raises ConfigError, naming the
     key."""
+    schema = _read(content)
+    for application in schema.applications:
+        _check_names(application)
+    configs = {app.name: load(app.args, {}) for app in schema.applications if app.import_path == BUILDER}
+    for application in schema.applications:
+        if config := configs.get(application.name):
+            _check_pools(application, config)
+            _check_schedulers(application, config)
+    for application in schema.applications:
+        if config := configs.get(application.name):
+            _check_scaling(application, config)
+    if not configs:
+        raise ConfigError(f"no application has import_path: {BUILDER}")
+    if schema.proxy_location != "Disabled":
+        raise ConfigError(
+            "set proxy_location: Disabled; Serve's proxy would take the port that Baton listens on"
+        )
+    return schema, configs
+
+
+def _read(content: Mapping[str, Any]) -> ServeDeploySchema:
+    """Serve itself accepts keys that it does not know, in applications and below."""
     _check_keys(content, ServeDeploySchema, "")
     for i, application in enumerate(content.get("applications", ())):
         where = f"applications.{i}"
@@ -33,34 +55,25 @@ def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dic
                 deployment.get("ray_actor_options", {}), RayActorOptionsSchema, f"{here}.ray_actor_options"
             )
     try:
-        schema = ServeDeploySchema.model_validate(dict(content))
+        return ServeDeploySchema.model_validate(dict(content))
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
-    for application in schema.applications:
-        for name in (deployment.name for deployment in application.deployments):
-            if application.import_path == BUILDER and name not in _DEPLOYMENTS:
-                raise ConfigError(
-                    f"{application.name}: there is no deployment {name!r}, only {', '.join(_DEPLOYMENTS)}"
-                )
-    configs = {app.name: load(app.args, {}) for app in schema.applications if app.import_path == BUILDER}
-    for application in schema.applications:
-        if config := configs.get(application.name):
-            _check_pools(application, config)
-            _check_schedulers(application, config)
-    for application in schema.applications:
-        scales = application.name in configs and configs[application.name].scaling.enabled
-        if scales and not application.external_scaler_enabled:
+
+
+def _check_names(application: ServeApplicationSchema) -> None:
+    for name in (deployment.name for deployment in application.deployments):
+        if application.import_path == BUILDER and name not in _DEPLOYMENTS:
             raise ConfigError(
-                f"{application.name}: scaling.enabled needs external_scaler_enabled: true beside import_path"
+                f"{application.name}: there is no deployment {name!r}, only {', '.join(_DEPLOYMENTS)}"
             )
-    if not configs:
-        raise ConfigError(f"no application has import_path: {BUILDER}")
-    if schema.proxy_location != "Disabled":
+
+
+def _check_scaling(application: ServeApplicationSchema, config: ClusterConfig) -> None:
+    if config.scaling.enabled and not application.external_scaler_enabled:
         raise ConfigError(
-            "set proxy_location: Disabled; Serve's proxy would take the port that Baton listens on"
+            f"{application.name}: scaling.enabled needs external_scaler_enabled: true beside import_path"
         )
-    return schema, configs
 
 
 def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> None:
