@@ -12,6 +12,7 @@ from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
 from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
+from engine.planning.block_ledger import Reservation
 from engine.planning.dp_scheduler import make_planner
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.drafter import Draft
@@ -107,6 +108,11 @@ class FakeRank:
                 sampled.append(Sampled(work.key, drawn[0], more=more))
         return StepResult(step=plan.step, sampled=tuple(sampled))
 
+    def receive(self, request: Request, reservation: Reservation) -> None:
+        """Write the KV of a prompt that another instance has computed, but for what was here."""
+        for i in range(reservation.matched_tokens, len(request.tokens)):
+            self.slots[reservation.block_ids[i // self.size]][i % self.size] = request.tokens[i]
+
     def is_beyond(self, work: SeqWork) -> bool:
         """Planned before it was known that the draw of its token is put off."""
         known = len(self.seqs[work.key])
@@ -199,6 +205,134 @@ class Drive:
         return True
 
 
+def some_requests(rng: random.Random, capacity: int) -> list[Request]:
+    """Requests that share prefixes, and siblings that have a prompt in common, of at most half of `capacity` tokens."""
+    prefixes = [[rng.randrange(4) for _ in range(rng.randint(1, capacity // 3))] for _ in range(3)]
+    requests: list[Request] = []
+    for i in range(rng.randint(1, 12)):
+        prompt = (prefixes[rng.randrange(3)] + [rng.randrange(4) for _ in range(rng.randint(1, 6))])[
+            : capacity // 2
+        ]
+        salt, sibling = rng.choice(("", "t")), ""
+        if requests and rng.random() < 0.5:
+            other = rng.choice(requests)
+            prompt = [*other.prompt, *(rng.randrange(4) for _ in range(rng.randrange(2)))][: capacity // 2]
+            salt, sibling = other.salt, other.key
+        sampling = SamplingParams(
+            max_tokens=rng.randint(1, max(1, capacity - len(prompt) - 1)),
+            min_tokens=rng.choice((0, 3)),
+            stop_token_ids=tuple(rng.sample(range(50), 2)),
+        )
+        requests.append(
+            Request(
+                id=f"r{i}",
+                prompt=tuple(prompt),
+                sampling=sampling,
+                reply_to="f",
+                salt=salt,
+                sibling=sibling,
+            )
+        )
+    return requests
+
+
+class Moves:
+    """What an instance may be asked to do with requests, at random."""
+
+    def __init__(self, drive: Drive, rng: random.Random, requests: list[Request]) -> None:
+        self.drive, self.rng, self.requests = drive, rng, requests
+        self.todo = requests[::-1]
+        self.aborted: set[str] = set()
+        self.held: set[str] = set()
+        """Pushed sequences that are still to be released."""
+
+    def place_one(self) -> None:
+        """Compute a request here, push it, or take it over."""
+        if not self.todo or self.rng.random() >= 0.5:
+            return
+        request, kind = self.todo.pop(), self.rng.random()
+        if kind < 0.5:
+            self.drive.scheduler.add(request)
+        elif kind < 0.75:
+            self.push(request)
+        elif (reservation := self.drive.scheduler.reserve(request)) is None:
+            self.todo.append(request)
+        else:
+            self.drive.rank.receive(request, reservation)
+            self.take_over(request)
+
+    def push(self, request: Request) -> None:
+        room = self.rng.randrange(6)
+        grant = Grant(
+            id="g" + request.key,
+            key=request.key,
+            epoch=0,
+            holder="d",
+            incarnation="i",
+            regions=(),
+            block_ids=(),
+            first_token=0,
+            num_tokens=len(request.prompt),
+            ttl_s=1.0,
+            room_tokens=room,
+        )
+        self.drive.limits[request.key] = 1 + self.rng.randint(0, room)
+        self.drive.scheduler.add(request, grant)
+        self.held.add(request.key)
+
+    def take_over(self, request: Request) -> None:
+        """Give the reservation back, compute what is missing, or go on with the first token."""
+        first = next_token(list(request.tokens))
+        if self.rng.random() < 0.3:
+            self.drive.scheduler.release(request.key)
+            self.aborted.add(request.key)
+        elif self.rng.random() < 0.5:
+            self.drive.scheduler.compute(request.key)
+        else:
+            done = request.sampling.max_tokens == 1 or (
+                first in request.sampling.stop_token_ids and not request.sampling.min_tokens
+            )
+            token = TokenOut(
+                request_id=request.id,
+                attempt=0,
+                index=0,
+                token=first,
+                finish=FinishReason.STOP if done else None,
+            )
+            self.drive.out.setdefault(request.key, []).append(token)
+            self.drive.scheduler.activate(request.key, [token], 0.0)
+
+    def abort_one(self) -> None:
+        if self.rng.random() >= 0.05:
+            return
+        victim = self.rng.choice(self.requests).key
+        if victim not in {request.key for request in self.todo} and victim not in self.held:
+            self.drive.scheduler.abort(victim)
+            self.aborted.add(victim)
+
+    def release_held(self) -> None:
+        for key in list(self.held):
+            if self.rng.random() < 0.1 and self.drive.is_held(key):
+                self.drive.scheduler.release(key)
+                self.held.discard(key)
+
+
+def check_output(drive: Drive, request: Request, aborted: bool) -> None:
+    tokens = [token.token for token in drive.out.get(request.key, [])]
+    full = expected(request)
+    if aborted:
+        assert tokens == full[: len(tokens)]
+    elif request.key in drive.limits:
+        assert 1 <= len(tokens) <= drive.limits[request.key]
+        assert tokens == full[: len(tokens)]
+        num_pushed = len(request.prompt) + len(tokens) - 1  # no step computes the last one's KV
+        assert drive.rank.pushed[request.key] == list(range(num_pushed))
+    else:
+        assert tokens == full, request.key
+        assert [token.index for token in drive.out[request.key]] == list(range(len(full)))
+        assert drive.out[request.key][-1].finish is not None
+
+
 @settings(
     max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
@@ -235,119 +369,18 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
         speculate_tokens=rng.randint(1, 6),
     )
     drive = Drive(config, num_blocks, depth, rng, num_groups, put_off)
-    scheduler = drive.scheduler
-    capacity = num_blocks * block_size
-    prefixes = [[rng.randrange(4) for _ in range(rng.randint(1, capacity // 3))] for _ in range(3)]
-    requests: list[Request] = []
-    reserved: list[tuple[Request, int]] = []
-    aborted: set[str] = set()
-    held: set[str] = set()
-    for i in range(rng.randint(1, 12)):
-        prompt = (prefixes[rng.randrange(3)] + [rng.randrange(4) for _ in range(rng.randint(1, 6))])[
-            : capacity // 2
-        ]
-        salt, sibling = rng.choice(("", "t")), ""
-        if requests and rng.random() < 0.5:
-            other = rng.choice(requests)
-            prompt = [*other.prompt, *(rng.randrange(4) for _ in range(rng.randrange(2)))][: capacity // 2]
-            salt, sibling = other.salt, other.key
-        sampling = SamplingParams(
-            max_tokens=rng.randint(1, max(1, capacity - len(prompt) - 1)),
-            min_tokens=rng.choice((0, 3)),
-            stop_token_ids=tuple(rng.sample(range(50), 2)),
-        )
-        emitted: tuple[int, ...] = ()
-        request = Request(
-            id=f"r{i}",
-            prompt=tuple(prompt),
-            sampling=sampling,
-            reply_to="f",
-            salt=salt,
-            emitted=emitted,
-            sibling=sibling,
-        )
-        requests.append(request)
-    todo = requests[::-1]
+    requests = some_requests(rng, num_blocks * block_size)
+    moves = Moves(drive, rng, requests)
     for _ in range(4000):
-        if todo and rng.random() < 0.5:
-            request = todo.pop()
-            kind = rng.random()
-            if kind < 0.5:
-                scheduler.add(request)
-            elif kind < 0.75:
-                room, key = rng.randrange(6), request.key
-                grant = Grant(
-                    id="g" + key,
-                    key=key,
-                    epoch=0,
-                    holder="d",
-                    incarnation="i",
-                    regions=(),
-                    block_ids=(),
-                    first_token=0,
-                    num_tokens=len(request.prompt),
-                    ttl_s=1.0,
-                    room_tokens=room,
-                )
-                drive.limits[key] = 1 + rng.randint(0, room)
-                scheduler.add(request, grant)
-                held.add(request.key)
-            elif (reservation := scheduler.reserve(request)) is None:
-                todo.append(request)
-            else:
-                reserved.append((request, 3))
-                for i, token in enumerate(request.tokens):
-                    drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size] = (
-                        token
-                        if i >= reservation.matched_tokens
-                        else drive.rank.slots[reservation.block_ids[i // block_size]][i % block_size]
-                    )
-                first = next_token(list(request.tokens))
-                if rng.random() < 0.3:
-                    scheduler.release(request.key)
-                    aborted.add(request.key)
-                elif rng.random() < 0.5:
-                    scheduler.compute(request.key)
-                else:
-                    done = request.sampling.max_tokens == 1 or (
-                        first in request.sampling.stop_token_ids and not request.sampling.min_tokens
-                    )
-                    token = TokenOut(
-                        request_id=request.id,
-                        attempt=0,
-                        index=0,
-                        token=first,
-                        finish=FinishReason.STOP if done else None,
-                    )
-                    drive.out.setdefault(request.key, []).append(token)
-                    scheduler.activate(request.key, [token], 0.0)
-        if rng.random() < 0.05 and requests:
-            victim = rng.choice(requests).key
-            if victim not in {t.key for t in todo} and victim not in held:
-                scheduler.abort(victim)
-                aborted.add(victim)
-        for key in list(held):
-            if rng.random() < 0.1 and drive.is_held(key):
-                scheduler.release(key)
-                held.discard(key)
-        if not drive.turn() and not todo and not held:
+        moves.place_one()
+        moves.abort_one()
+        moves.release_held()
+        if not drive.turn() and not moves.todo and not moves.held:
             break
     else:
         raise AssertionError("it never ends")
     for request in requests:
-        tokens = [t.token for t in drive.out.get(request.key, [])]
-        full = expected(request)
-        if request.key in aborted:
-            assert tokens == full[: len(tokens)]
-        elif request.key in drive.limits:
-            assert 1 <= len(tokens) <= drive.limits[request.key]
-            assert tokens == full[: len(tokens)]
-            num_pushed = len(request.prompt) + len(tokens) - 1  # no step computes the last one's KV
-            assert drive.rank.pushed[request.key] == list(range(num_pushed))
-        else:
-            assert tokens == full, request.key
-            assert [t.index for t in drive.out[request.key]] == list(range(len(full)))
-            assert drive.out[request.key][-1].finish is not None
-    assert scheduler.num_used_blocks == 0
-    assert scheduler.num_available_blocks == num_blocks * num_groups
-    scheduler.check_integrity()
+        check_output(drive, request, request.key in moves.aborted)
+    assert drive.scheduler.num_used_blocks == 0
+    assert drive.scheduler.num_available_blocks == num_blocks * num_groups
+    drive.scheduler.check_integrity()
