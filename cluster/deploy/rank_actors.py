@@ -83,14 +83,7 @@ def rank_actors(
         )
     granted = shares(group.bundle_specs, mesh.size)
     nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
-    own = ray.get_runtime_context().get_node_id()
-    hosts = list(dict.fromkeys([own, *(nodes[share.bundle] for share in granted)]))
-    pool = "prefill" if role == "prefill" else "decode"
-    allowed = (config.prefill if role == "prefill" else config.decode).hosts
-    if len(hosts) > allowed:
-        raise ConfigError(
-            f"the {mesh.size} ranks of this instance were placed on {len(hosts)} hosts, and {pool}.hosts is {allowed}"
-        )
+    hosts = _hosts(config, role, [nodes[share.bundle] for share in granted])
 
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
         actors = [_in_bundle(BatonRank, group, share).remote() for share in granted]
@@ -116,6 +109,19 @@ def rank_actors(
         _addresses(hosts, host),
     )
     return InstancePlace(spawner, keep if len(hosts) > 1 else None)
+
+
+def _hosts(config: ClusterConfig, role: Role, nodes: Sequence[str]) -> list[str]:
+    """Return the ids of this node and of the others that have ranks, each once. `nodes` has one for each rank. Raises
+    ConfigError."""
+    hosts = list(dict.fromkeys([ray.get_runtime_context().get_node_id(), *nodes]))
+    pool = "prefill" if role == "prefill" else "decode"
+    allowed = (config.prefill if role == "prefill" else config.decode).hosts
+    if len(hosts) > allowed:
+        raise ConfigError(
+            f"the {len(nodes)} ranks of this instance were placed on {len(hosts)} hosts, and {pool}.hosts is {allowed}"
+        )
+    return hosts
 
 
 def _device_memories(

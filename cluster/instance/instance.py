@@ -23,6 +23,7 @@ from core.ports import Clock, Mail, Resolve
 from core.reports import WorkCounts
 from core.types import TokenOut
 from decode.decode_worker import DecodeWorker
+from engine.loop import Engine
 from engine.planning.whole_prompts import encoder_config
 from kvtransfer.inbox import Inbox
 from prefill.prefill_worker import PrefillWorker
@@ -78,19 +79,8 @@ class Instance:
             self._prompts = PromptWorker(mail, self._engine)
             run_without_inbox(parts)
         else:
-            self._inbox = make_inbox(
-                mail.address,
-                parts,
-                lambda commit: decode.on_complete(commit),
-                lambda key: decode.on_corrupted(key),
-            )
-            self._decode = decode = DecodeWorker(
-                mail,
-                clock,
-                inbox=self._inbox,
-                config=config.transfer,
-                schedulers=self._reporter,
-                engine=self._engine,
+            self._inbox, self._decode = _decoding(
+                config, mail, clock, parts, engine=self._engine, reporter=self._reporter
             )
         self._replicator = make_replicator(config, role, mail, clock, parts)
 
@@ -196,3 +186,25 @@ class Instance:
         self._prefill.fail_all(reason)
         if (own := self._decode or self._prompts) is not None:
             own.fail_all(reason)
+
+
+def _decoding(
+    config: ClusterConfig,
+    mail: Mail,
+    clock: Clock,
+    parts: InstanceParts,
+    *,
+    engine: Engine,
+    reporter: Reporter,
+) -> tuple[Inbox, DecodeWorker]:
+    """Return what receives sequences, and what decodes them. Each calls the other."""
+    inbox = make_inbox(
+        mail.address,
+        parts,
+        lambda commit: worker.on_complete(commit),
+        lambda key: worker.on_corrupted(key),
+    )
+    worker = DecodeWorker(
+        mail, clock, inbox=inbox, config=config.transfer, schedulers=reporter, engine=engine
+    )
+    return inbox, worker

@@ -210,11 +210,7 @@ def _parts(
         source=access.source,
         staging=access.staging,
         tiers=tiers,
-        # A gate lets a step wait for blocks layer by layer. It works for a rank in this process on a CPU alone: a GPU's host
-        # code runs ahead of its layers, and a rank in another process cannot wait here.
-        gate=LayerGate()
-        if parallel.num_ranks == 1 and choose_device(config.engine.device).type == "cpu"
-        else None,
+        gate=_gate(config, parallel),
         model=revision,
         pools=size.pools,
         steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
@@ -222,3 +218,11 @@ def _parts(
         encodes=size.encodes,
         remote=remote,
     )
+
+
+def _gate(config: ClusterConfig, parallel: ParallelConfig) -> LayerGate | None:
+    """Return what steps wait at for blocks, layer by layer. A GPU's host code runs ahead of its layers, and a rank in another
+    process cannot wait here: they have none."""
+    if parallel.num_ranks > 1 or choose_device(config.engine.device).type != "cpu":
+        return None
+    return LayerGate()
