@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.kv import KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
-from core.messages import Commit
+from core.messages import Commit, Grant
 from kvtransfer.inbox import Inbox
 from kvtransfer.memory import OwnMemory
 from kvtransfer.pusher import Pusher
@@ -20,6 +21,7 @@ from tests.kvtransfer.test_pusher import BLOCKS, DIM, FIRST, HEADS, LAYERS, Fake
 STAGES = [[(0, 3)], [(0, 1), (1, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]]
 RANKS = [[(0, 2)], [(0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2), (1, 2)]]
 """The last two hold copies, as more ranks than KV heads do."""
+NUM_TOKENS = 11
 
 
 @settings(max_examples=40, deadline=None)
@@ -32,88 +34,124 @@ async def _any_mesh(data: st.DataObject) -> None:
     dtypes = data.draw(st.sampled_from([("float32", "float32"), ("float32", "bfloat16")]))
     one_host = dtypes[0] != dtypes[1]
     """What converts does so in its own memory."""
-    sides = [
+    sizes = data.draw(st.permutations((2, 4)))
+    pools = [
         draw_pools(data, dtype, size, num_hosts)
-        for dtype, size, num_hosts in zip(
-            dtypes, data.draw(st.permutations((2, 4))), (1 if one_host else 2, 2), strict=True
-        )
+        for dtype, size, num_hosts in zip(dtypes, sizes, (1 if one_host else 2, 2), strict=True)
     ]
-    ours, theirs = sides
-    firsts = [data.draw(st.sampled_from([pool.first_block for pool in side])) for side in sides]
-    """The first block of the group that has the sequence."""
-    rng, num_tokens = random.Random(data.draw(st.integers(0, 99))), 11
-    end = memory_bytes(ours)
-    sources = [memoryview(bytearray(memory_bytes(ours, host) + 400)) for host in range(2)]
-    targets = [memoryview(bytearray(memory_bytes(theirs, host) + 1)) for host in range(2)]
-    local = [
-        rng.sample(range(BLOCKS), num_blocks_for(num_tokens, s[0].shard.layout.block_size)) for s in sides
-    ]
-    blocks = [[first + block for block in own] for first, own in zip(firsts, local, strict=True)]
+    firsts = [data.draw(st.sampled_from([pool.first_block for pool in side])) for side in pools]
+    rng = random.Random(data.draw(st.integers(0, 99)))
+    writer, holder = (
+        Side(own, first, rng, num_beyond)
+        for own, first, num_beyond in zip(pools, firsts, (400, 1), strict=True)
+    )
     kv = torch.randint(
-        1, 200, (LAYERS, 2, HEADS, num_tokens, DIM), generator=torch.Generator().manual_seed(1)
+        1, 200, (LAYERS, 2, HEADS, NUM_TOKENS, DIM), generator=torch.Generator().manual_seed(1)
     )
-    for pool in ours:
-        view, size = vectors(pool, sources[pool.memory]), pool.shard.layout.block_size
-        for token in range(num_tokens):
-            (first, last), (low, high) = pool.shard.layers, pool.shard.heads
-            there = view[:, local[0][token // size], :, :, token % size]
-            there[:] = kv[first:last, :, low:high, token] if pool.first_block == firsts[0] else -1
-    fabric, completed = LoopbackFabric(), list[Commit]()
-    whole = KVShard.whole(theirs[0].shard.layout)
-    remote = OwnMemory([pool for pool in theirs if pool.memory])
-    inbox = Inbox(
-        whole,
-        BLOCKS,
-        "decode",
-        "d1",
-        on_complete=completed.append,
-        on_corrupted=lambda _: None,
-        pools=theirs,
-        remote=[remote],
+    writer.write(kv)
+    fabric = LoopbackFabric()
+    receiving = Receiving(holder, fabric)
+    grant = receiving.inbox.open(
+        "r#0", 0, "prefill", holder.blocks, first_token=0, num_tokens=NUM_TOKENS, ttl_s=60
     )
-    arrived: list[int] = []
+    await push(writer, fabric, grant, receiving.inbox.committed, one_host)
+    assert [commit.num_bytes for commit in receiving.completed] == [sum(receiving.arrived)]
+    assert not any(receiver.num_refused for receiver in receiving.receivers)
+    holder.check(kv)
 
-    def on_arrived(grant_id: str, num_bytes: int) -> None:
-        arrived.append(num_bytes)
-        inbox.arrived(grant_id, num_bytes)
 
-    receivers = [
-        LoopbackReceiver(fabric, f"decode{host}", targets[host], memory.may_write, on_arrived)
-        for host, memory in enumerate((inbox, remote))
-    ]
-    inbox.attach(receivers[:1])
-    remote.attach(receivers[1:])
-    grant = inbox.open("r#0", 0, "prefill", blocks[1], first_token=0, num_tokens=num_tokens, ttl_s=60)
-    mail = FakeMail()
+class Side:
+    """One of the two instances: its ranks' pools, its hosts' memory, and the blocks that the sequence has there."""
+
+    def __init__(
+        self, pools: tuple[RankPool, ...], first_block: int, rng: random.Random, num_beyond: int
+    ) -> None:
+        """`first_block` is that of the group of ranks that has the sequence, `num_beyond` the bytes behind each host's pools."""
+        self.pools, self.first_block = pools, first_block
+        self.memories = [memoryview(bytearray(memory_bytes(pools, host) + num_beyond)) for host in range(2)]
+        num_blocks = num_blocks_for(NUM_TOKENS, pools[0].shard.layout.block_size)
+        self.local = rng.sample(range(BLOCKS), num_blocks)
+        """The blocks as the group's own ranks number them."""
+        self.blocks = [first_block + block for block in self.local]
+
+    def write(self, kv: torch.Tensor) -> None:
+        """Put the sequence's KV where its group's ranks have it, and something else where other groups do."""
+        for pool in self.pools:
+            for token, place in self.places(pool):
+                place[:] = part_of(pool, kv, token) if pool.first_block == self.first_block else -1
+
+    def check(self, kv: torch.Tensor) -> None:
+        for pool in self.pools:
+            for token, place in self.places(pool) if pool.first_block == self.first_block else ():
+                assert torch.equal(place, part_of(pool, kv, token).to(place.dtype))
+                place.zero_()
+            assert not vectors(pool, self.memories[pool.memory]).any(), "nothing else is touched"
+
+    def places(self, pool: RankPool) -> Iterator[tuple[int, torch.Tensor]]:
+        """(token, where a rank keeps its vectors) of the sequence."""
+        view, size = vectors(pool, self.memories[pool.memory]), pool.shard.layout.block_size
+        for token in range(NUM_TOKENS):
+            yield token, view[:, self.local[token // size], :, :, token % size]
+
+
+class Receiving:
+    """The holder's inbox, with a receiver on each of its hosts."""
+
+    def __init__(self, side: Side, fabric: LoopbackFabric) -> None:
+        self.completed, self.arrived = list[Commit](), list[int]()
+        remote = OwnMemory([pool for pool in side.pools if pool.memory])
+        self.inbox = Inbox(
+            KVShard.whole(side.pools[0].shard.layout),
+            BLOCKS,
+            "decode",
+            "d1",
+            on_complete=self.completed.append,
+            on_corrupted=lambda _: None,
+            pools=side.pools,
+            remote=[remote],
+        )
+        self.receivers = [
+            LoopbackReceiver(fabric, f"decode{host}", side.memories[host], memory.may_write, self.on_arrived)
+            for host, memory in enumerate((self.inbox, remote))
+        ]
+        self.inbox.attach(self.receivers[:1])
+        remote.attach(self.receivers[1:])
+
+    def on_arrived(self, grant_id: str, num_bytes: int) -> None:
+        self.arrived.append(num_bytes)
+        self.inbox.arrived(grant_id, num_bytes)
+
+
+async def push(
+    writer: Side, fabric: LoopbackFabric, grant: Grant, hear: Callable[[Commit], None], one_host: bool
+) -> None:
+    """Compute the sequence in two steps and send its KV. `hear` is called with what the writer says at its end."""
+    here, mail = writer.memories[0], FakeMail()
     pusher = Pusher(
-        KVShard.whole(ours[0].shard.layout),
+        KVShard.whole(writer.pools[0].shard.layout),
         BLOCKS,
         mail,
-        [LoopbackSender(fabric, sources[0])],
-        staging=Staging(sources[0], end),
-        pools=ours,
-        remote_senders=[] if one_host else [[LoopbackSender(fabric, sources[1])]],
+        [LoopbackSender(fabric, here)],
+        staging=Staging(here, memory_bytes(writer.pools)),
+        pools=writer.pools,
+        remote_senders=[] if one_host else [[LoopbackSender(fabric, writer.memories[1])]],
     )
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):
-        done = pusher.step_started(works(grant, blocks[0], start, count))
-        for rank, pool in enumerate(ours):
+        done = pusher.step_started(works(grant, writer.blocks, start, count))
+        assert done is not None
+        for rank, pool in enumerate(writer.pools):
             for layer in range(*pool.shard.layers):
                 done(rank, layer)
     pusher.finish(grant.id, [FIRST])
-    inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
+    hear(next(message for message in mail.sent if isinstance(message, Commit)))
     await until(lambda: not pusher.num_open)
-    assert [commit.num_bytes for commit in completed] == [sum(arrived)]
-    assert not any(receiver.num_refused for receiver in receivers)
-    for pool in theirs:
-        view, size = vectors(pool, targets[pool.memory]), pool.shard.layout.block_size
-        (first, last), (low, high) = pool.shard.layers, pool.shard.heads
-        for token in range(num_tokens if pool.first_block == firsts[1] else 0):
-            place = view[:, local[1][token // size], :, :, token % size]
-            assert torch.equal(place, kv[first:last, :, low:high, token].to(place.dtype))
-            place.zero_()
-        assert not view.any(), "nothing else is touched"
     await pusher.close()
+
+
+def part_of(pool: RankPool, kv: torch.Tensor, token: int) -> torch.Tensor:
+    (first, last), (low, high) = pool.shard.layers, pool.shard.heads
+    return kv[first:last, :, low:high, token]
 
 
 def draw_pools(data: st.DataObject, dtype: str, size: int, num_hosts: int) -> tuple[RankPool, ...]:
