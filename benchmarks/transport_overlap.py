@@ -217,38 +217,39 @@ async def measure(
         rows: list[dict[str, Any]] = []
         for num_tokens in prompts:
             for pace in ("h100", *ratios):
-                link_s = LAYER_CHUNK_BYTES / rate
-                h100_s = CHUNK_TOKENS / H100_TOKENS_PER_S / LAYOUT.num_layers
-                layer_s = h100_s if isinstance(pace, str) else link_s * pace
-                runs = [await prefill.serve(num_tokens, layer_s) for _ in range(num_requests)]
-                prefill_s, busy_s, exposed_s, handover_s = (
-                    statistics.median(column) for column in zip(*runs, strict=True)
-                )
-                row = {
-                    "num_tokens": num_tokens,
-                    "pace": pace,
-                    "ratio": layer_s / link_s,
-                    "prefill_ms": prefill_s * 1e3,
-                    "writing_ms": busy_s * 1e3,
-                    "exposed_ms": exposed_s * 1e3,
-                    "handover_ms": handover_s * 1e3,
-                    "hidden_share": statistics.median(1 - exposed / busy for _, busy, exposed, _ in runs),
-                    "hidden_share_with_message": statistics.median(
-                        1 - whole / busy for _, busy, _, whole in runs
-                    ),
-                    "exposed_of_ttft": exposed_s / prefill_s,
-                }
+                row = await measure_pace(prefill, num_tokens, pace, LAYER_CHUNK_BYTES / rate, num_requests)
                 rows.append(row)
-                print(
-                    name,
-                    f"{rate / 1e9:.2f} GB/s",
-                    {key: v if isinstance(v, str) else round(v, 4) for key, v in row.items()},
-                    flush=True,
-                )
+                rounded = {key: v if isinstance(v, str) else round(v, 4) for key, v in row.items()}
+                print(name, f"{rate / 1e9:.2f} GB/s", rounded, flush=True)
         results[name] = {"link_gb_s": rate / 1e9, "rows": rows}
         await prefill.close()
         await mail.close()
     return results
+
+
+async def measure_pace(
+    prefill: Prefill, num_tokens: int, pace: float | str, link_s: float, num_requests: int
+) -> dict[str, Any]:
+    """`pace` is how long a layer of a chunk takes to compute: as on an H100, or so many times `link_s`, which the link takes for
+    its KV. Returns medians over the requests."""
+    h100_s = CHUNK_TOKENS / H100_TOKENS_PER_S / LAYOUT.num_layers
+    layer_s = h100_s if isinstance(pace, str) else link_s * pace
+    runs = [await prefill.serve(num_tokens, layer_s) for _ in range(num_requests)]
+    prefill_s, busy_s, exposed_s, handover_s = (
+        statistics.median(column) for column in zip(*runs, strict=True)
+    )
+    return {
+        "num_tokens": num_tokens,
+        "pace": pace,
+        "ratio": layer_s / link_s,
+        "prefill_ms": prefill_s * 1e3,
+        "writing_ms": busy_s * 1e3,
+        "exposed_ms": exposed_s * 1e3,
+        "handover_ms": handover_s * 1e3,
+        "hidden_share": statistics.median(1 - exposed / busy for _, busy, exposed, _ in runs),
+        "hidden_share_with_message": statistics.median(1 - whole / busy for _, busy, _, whole in runs),
+        "exposed_of_ttft": exposed_s / prefill_s,
+    }
 
 
 def main() -> None:
