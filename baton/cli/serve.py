@@ -1,8 +1,11 @@
 """`baton serve`: check everything that can be wrong, then start a cluster (or one process) and say how to use it."""
 
 import os
+import shutil
 import socket
+import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -97,5 +100,17 @@ def _announce_ready(config: ClusterConfig, card: ModelCard) -> None:
         markup=False,
     )
     console.print(
-        f"  baton chat --base-url {base}     (Ctrl-C here stops the server)\n", soft_wrap=True, markup=False
+        f"  {as_called(sys.argv[0])} chat --base-url {base}     (in another terminal; Ctrl-C here stops the server)\n",
+        soft_wrap=True,
+        markup=False,
     )
+
+
+def as_called(path: str) -> str:
+    """Return what a shell finds the program that was called by `path` by: its name, or the path where the name finds another
+    one or none."""
+    name = Path(path).name
+    if name != "baton":
+        return "baton"
+    found = shutil.which(name)
+    return name if found is not None and Path(found).samefile(path) else path
