@@ -284,6 +284,8 @@ class StepScheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         """Learn what `plan` has drawn."""
         self._in_flight.popleft()
+        if self._speculator is not None:
+            self._speculator.committed(plan, result, now)
         out: list[TokenOut] = []
         sampled = {drawn.key: drawn for drawn in result.sampled}
         self._ledger.committed(plan.step)

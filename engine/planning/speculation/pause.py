@@ -22,6 +22,10 @@ class Pause:
         """A step has passed."""
         self._left -= 1
 
+    def rest(self, num_steps: int) -> None:
+        """Begin a pause that says nothing of whether guesses pay."""
+        self._left = num_steps
+
     def tried(self, *, any_found: bool, any_chosen: bool) -> None:
         """End the pause where something was chosen, else begin one that is longer than the last."""
         if any_chosen:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
-from core.plan import StepPlan
+from core.plan import StepPlan, StepResult
 from core.steps import StepModels
 from core.types import TokenId
 from engine.planning.sequence import Sequence
@@ -20,12 +20,18 @@ from engine.planning.speculation.draft_lengths import draft_lengths
 from engine.planning.speculation.drafter import Draft, Drafter
 from engine.planning.speculation.pause import Pause
 from engine.planning.speculation.prompt_lookup import PromptLookup
+from engine.planning.speculation.realised_gain import RealisedGain
 from engine.planning.speculation.suffix_drafter import SuffixDrafter
 
 _LONGEST_RUN = 64
 """Tokens of a forced run in one step. It is not `engine.speculate_tokens`, since these guesses are right."""
 _LONGEST_MATCH = 32
 """What a forced run counts as."""
+_LEAST_GAIN = 1.02
+"""Guesses must really have drawn so many times the tokens a second."""
+_MOST_GUESSING = 128
+_PLAIN_STEPS = 6
+"""Steps without guesses that are measured behind so many with them: the first two still wait for those before."""
 
 Drafts = dict[str, tuple[TokenId, ...]]
 _Guess = tuple[Sequence, Draft]
@@ -40,7 +46,9 @@ class Speculator:
         self._most_rows = max(config.max_num_seqs, 1 + config.speculate_tokens)
         """Logits of one step: memory is reckoned for `max_num_seqs` of them."""
         self._looks, self._runs = Pause(), Pause()
-        self._acceptance = Acceptance()
+        self._acceptance, self._gain = Acceptance(), RealisedGain()
+        self._num_guessing = 0
+        """Steps with guesses since some without were measured."""
         self._guessed: dict[str, Draft] = {}
         """The last draft of each sequence, by key. A step in flight may compute some of it."""
         self.counts = (0, 0)
@@ -63,9 +71,10 @@ class Speculator:
         may_look, may_run = self._may_look, self._may_run(decoding)
         self._looks.passed()
         self._runs.passed()
-        unknown = table.has_prompts or any(seq.num_pending for seq in decoding)
-        if unknown or not (may_look or may_run):
+        is_unknown = table.has_prompts or any(seq.num_pending for seq in decoding)
+        if is_unknown or not decoding or not (may_look or may_run):
             return {}
+        may_look = may_look and self._is_measured(len(decoding), steps)
         runs = self._forced(decoding) if may_run else []
         guesses = self._found(decoding) if may_look else []
         drafts = runs + guesses
@@ -74,7 +83,10 @@ class Speculator:
             self._runs.tried(any_found=bool(runs), any_chosen=any(lengths[: len(runs)]))
         if may_look:
             is_trial = not any(lengths) and self._looks.is_longest
-            self._looks.tried(any_found=bool(guesses), any_chosen=any(lengths[len(runs) :]))
+            is_chosen = any(lengths[len(runs) :])
+            pays = self._gain.gain(len(decoding)) >= _LEAST_GAIN
+            self._looks.tried(any_found=bool(guesses), any_chosen=is_chosen and pays)
+            self._num_guessing += is_chosen
             if is_trial and guesses:
                 lengths[-1] = (
                     1  # what guesses cost, and how often they are right, is learned from guesses alone
@@ -85,6 +97,10 @@ class Speculator:
             for (seq, draft), length in zip(drafts, lengths, strict=True)
             if length
         }
+
+    def committed(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Learn when a step's tokens were known."""
+        self._gain.committed(plan, result, now)
 
     def verified(self, seq: Sequence, guessed: int, right: int) -> None:
         """Learn that the first `right` of the `guessed` tokens that a step computed were what the sequence drew."""
@@ -97,6 +113,17 @@ class Speculator:
         self._guessed.pop(seq.key, None)
         if self._drafter is not None:
             self._drafter.left(seq)
+
+    def _is_measured(self, num_seqs: int, steps: StepModels) -> bool:
+        """Return whether it is known how long steps without guesses take. Begin a few of them where it is not, or was long ago.
+        What is forced has to be computed anyway, and is not asked about."""
+        if steps.decode.num_steps == 0:
+            return True
+        if self._gain.is_known(num_seqs) and self._num_guessing < _MOST_GUESSING:
+            return True
+        self._num_guessing = 0
+        self._looks.rest(_PLAIN_STEPS)
+        return False
 
     @property
     def _may_look(self) -> bool:

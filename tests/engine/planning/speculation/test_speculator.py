@@ -74,21 +74,23 @@ def steps_of(num_seqs: int, token_s: float, **keys: object) -> tuple[list[StepPl
         scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     plans: list[StepPlan] = []
     flight: list[StepPlan] = []
+    now = 0.0
     while True:
-        while len(flight) < 2 and (plan := scheduler.plan(0.0, law(token_s))):
+        while len(flight) < 2 and (plan := scheduler.plan(now, law(token_s))):
             flight.append(plan)
         if not flight:
             return plans, scheduler
         plan = flight.pop(0)
         plans.append(plan)
+        now += law(token_s).decode.step_s(plan.num_tokens, 0, 0)
         sampled = tuple(Sampled(w.key, 7, more=(Drawn(7),) * len(w.drafts)) for w in plan.work if w.samples)
-        scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), 0.0)
+        scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), now)
         scheduler.check_integrity()
 
 
 def test_a_device_with_time_to_spare_computes_guesses_in_nearly_every_step() -> None:
     plans, scheduler = steps_of(1, 0.0001, speculate_tokens=8)
-    assert len(plans) < 300 / 8 + 4
+    assert len(plans) < 300 / 9 + 20, "a few without guesses are measured first"
     guessed, right = scheduler.draft_tokens
     assert guessed == right > 250
 

@@ -1,0 +1,78 @@
+"""What guesses have really gained: the pace of steps with them by that of steps without.
+
+The law of steps says what one more token costs, as far as steps have differed. It does not know how long ranks wait for a step
+that is not planned ahead, nor that a device may compute a few tokens more for nothing and some more for much, and it is far off
+where all steps are alike. So the time from commit to commit is measured, too."""
+
+from dataclasses import dataclass
+from math import inf, log2
+
+from core.plan import StepPlan, StepResult
+
+_WEIGHT = 1 / 16
+"""What the newest step counts."""
+_FURTHEST = 2.0
+"""A step whose time is off by more than this factor was disturbed, and teaches no more than this."""
+_LONGEST_WAIT = 3.0
+"""The longest time from commit to commit, by the step's own: nothing has run before that."""
+_LEAST_STEPS = 4
+"""Steps without guesses before any with them. Twice as many of those before their pace counts, since it varies more."""
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Means over recent steps."""
+
+    took_s: float = 0.0
+    drawn: float = 0.0
+    """Tokens of each sequence."""
+    count: int = 0
+
+    def add(self, took_s: float, drawn: float) -> None:
+        if self.count >= _LEAST_STEPS:
+            took_s = max(self.took_s / _FURTHEST, min(self.took_s * _FURTHEST, took_s))
+        self.count += 1
+        weight = max(_WEIGHT, 1 / self.count)
+        self.took_s += (took_s - self.took_s) * weight
+        self.drawn += (drawn - self.drawn) * weight
+
+
+class RealisedGain:
+    """By the size of the batch: two of which one is half as large again as the other are not compared."""
+
+    def __init__(self) -> None:
+        self._paces: dict[tuple[int, bool], _Pace] = {}
+        """By size, without guesses and with them."""
+        self._committed_at, self._num_seqs, self._had_guesses = 0.0, 0, False
+
+    def committed(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Learn from a step, if the one before it was of the same sequences and neither computed prompts."""
+        num_seqs = len(plan.work) if all(work.known_end == work.start + 1 for work in plan.work) else 0
+        took_s = now - self._committed_at
+        if result.duration_s:
+            took_s = min(took_s, _LONGEST_WAIT * result.duration_s)
+        has_guesses = any(work.drafts for work in plan.work)
+        drawn = sum(1 + len(one.more) for one in result.sampled)
+        if num_seqs and num_seqs == self._num_seqs and took_s > 0 and drawn >= num_seqs:
+            # The step behind one with guesses waits for it, too.
+            key = _size(num_seqs), has_guesses or self._had_guesses
+            self._paces.setdefault(key, _Pace()).add(took_s, drawn / num_seqs)
+        self._committed_at, self._num_seqs, self._had_guesses = now, num_seqs, has_guesses
+
+    def is_known(self, num_seqs: int) -> bool:
+        """Return whether enough steps without guesses were seen."""
+        return self._pace(num_seqs, False).count >= _LEAST_STEPS
+
+    def gain(self, num_seqs: int) -> float:
+        """Return how many times the tokens a second steps with guesses draw. Returns infinity as long as that is not known."""
+        before, now = self._pace(num_seqs, False), self._pace(num_seqs, True)
+        if before.count < _LEAST_STEPS or now.count < 2 * _LEAST_STEPS:
+            return inf
+        return now.drawn / now.took_s * before.took_s / before.drawn
+
+    def _pace(self, num_seqs: int, has_guesses: bool) -> _Pace:
+        return self._paces.get((_size(num_seqs), has_guesses)) or _Pace()
+
+
+def _size(num_seqs: int) -> int:
+    return int(2 * log2(num_seqs))

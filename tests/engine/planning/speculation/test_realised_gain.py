@@ -1,0 +1,110 @@
+"""What guesses gain and cost on devices of several kinds, in virtual time: the planner learns all it knows of them from its steps."""
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as SeqOf
+
+import pytest
+
+from core.config import EngineConfig
+from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
+from core.types import Request, SamplingParams
+from engine.planning.sequence import Sequence
+from engine.planning.speculation.drafter import Draft
+from engine.planning.speculation.speculator import Speculator
+from engine.planning.step_scheduler import StepScheduler
+from engine.planning.step_time_fit import StepFits
+from tests.engine.fifo_policy import FifoPolicy
+
+Device = Callable[[int], float]
+"""How long a step of so many tokens takes, in seconds."""
+DEVICES: dict[str, Device] = {
+    "bound by memory": lambda tokens: 0.010 + 0.00005 * tokens,
+    "bound by computing": lambda tokens: 0.002 + 0.0013 * tokens,
+    "both": lambda tokens: max(0.010, 0.0003 * tokens),
+    "in tiles of 8": lambda tokens: 0.004 + 0.006 * -(-tokens // 8),
+}
+WAIT_S = 0.0008
+"""How long the device waits for a step that is not planned ahead."""
+
+
+class Guesser:
+    """A drafter that finds something for a share of the sequences, of which a share of the tokens are right."""
+
+    def __init__(self, found: float, right: float, rng: random.Random) -> None:
+        self._found, self._right, self._rng = found, right, rng
+
+    def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
+        return [
+            Draft(tuple(7 if self._rng.random() < self._right else 8 for _ in range(most)), "", 4)
+            if self._rng.random() < self._found
+            else None
+            for _ in seqs
+        ]
+
+    def left(self, seq: Sequence) -> None: ...
+
+
+def drawn(work: SeqWork) -> Sampled:
+    """What a rank draws for which token 7 follows everything."""
+    right = next((at for at, token in enumerate(work.drafts) if token != 7), len(work.drafts))
+    return Sampled(work.key, 7, more=(Drawn(7),) * right)
+
+
+def pace(num_seqs: int, device: Device, drafter: Guesser | None, length: int) -> float:
+    """Return tokens a second while all sequences decode. Two steps are in flight, and each is disturbed a little."""
+    config = EngineConfig(max_num_seqs=64, max_batch_tokens=512)
+    speculator = Speculator(drafter, config, 2000) if drafter is not None else None
+    scheduler = StepScheduler(config, 5000, 2000, FifoPolicy(), speculator=speculator)
+    for i in range(num_seqs):
+        sampling = SamplingParams(max_tokens=length)
+        scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
+    fits, rng = StepFits(), random.Random(1)
+    flight: list[tuple[StepPlan, float, float]] = []
+    now, free_at, started_at, num_drawn = 0.0, 0.0, -1.0, 0
+    while scheduler.num_running == num_seqs or started_at < 0:
+        while len(flight) < 2 and (plan := scheduler.plan(now, fits.models)):
+            took_s = device(plan.num_tokens) * (1 + abs(rng.gauss(0, 0.2)))
+            free_at = max(now + WAIT_S, free_at) + took_s
+            flight.append((plan, free_at, took_s))
+        plan, now, took_s = flight.pop(0)
+        fits.observe(plan, took_s)
+        sampled = tuple(drawn(work) for work in plan.work if work.samples)
+        tokens = scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled, duration_s=took_s), now)
+        if started_at >= 0:
+            num_drawn += len(tokens)
+        elif scheduler.num_decoding == num_seqs:
+            started_at = now
+    return num_drawn / (now - started_at)
+
+
+def gain(num_seqs: int, name: str, found: float, right: float, length: int = 400) -> float:
+    guesser = Guesser(found, right, random.Random(2))
+    device = DEVICES[name]
+    return pace(num_seqs, device, guesser, length) / pace(num_seqs, device, None, length)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(("found", "right"), [(1.0, 0.0), (1.0, 0.3), (0.3, 0.6), (0.5, 0.9)])
+def test_at_batch_32_guesses_never_cost_two_percent(name: str, found: float, right: float) -> None:
+    assert gain(32, name, found, right) > 0.98
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_at_batch_8_guesses_cost_next_to_nothing_once_that_is_learned(name: str) -> None:
+    assert gain(8, name, 1.0, 0.0, length=1200) > 0.98
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "name", "least"),
+    [
+        (1, "bound by memory", 1.6),
+        (8, "bound by memory", 2.0),
+        (32, "bound by memory", 1.3),
+        (8, "both", 1.8),
+    ],
+)
+def test_where_a_device_has_time_to_spare_guesses_gain_what_they_can(
+    num_seqs: int, name: str, least: float
+) -> None:
+    assert gain(num_seqs, name, 0.5, 0.9) > least
