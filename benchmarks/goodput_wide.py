@@ -1,7 +1,10 @@
 """Goodput beyond what Baton was tuned on: baselines at full strength, other loads, other devices.
 
     python -m benchmarks.goodput_wide --traces ../shared/traces [--windows agents/interactive/0 ...] [--devices base ...]
-        [--schedulers ...] [--target 0.9] [--steps 7] [--processes 1] [--json FILE]
+        [--schedulers ...] [--target 0.9] [--steps 7] [--processes 1] [--hours 24] [--json FILE]
+
+Cells that the output file has are not run again, and it is written after each. Every device comes with all windows before the
+next, so that a run that was cut short says something of all windows.
 
 Each router of `sim.baselines` is run as its authors run it and with any role, with early rejection and on Baton's engine
 (`sim.baselines.table`); one of each is left out by name. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
@@ -12,7 +15,8 @@ where prompts are hopeless (agents, synthetic) Baton is below it."""
 
 import json
 import multiprocessing
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -175,12 +179,15 @@ def ratios(cells: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def run(todo: Sequence[Cell], target: float, max_steps: int, processes: int) -> dict[str, Any]:
+def run(
+    todo: Sequence[Cell], target: float, max_steps: int, processes: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     measure = partial(run_cell, target=target, max_steps=max_steps)
     if processes == 1:
-        return dict(map(measure, track(todo)))
+        yield from map(measure, todo)
+        return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return dict(track(pool.imap_unordered(measure, todo), total=len(todo)))
+        yield from pool.imap_unordered(measure, todo)
 
 
 def main() -> None:
@@ -192,27 +199,33 @@ def main() -> None:
     options.add_argument("--target", type=float, default=0.9)
     options.add_argument("--steps", type=int, default=7, help="The most rates that a search tries.")
     options.add_argument("--processes", type=int, default=1)
+    options.add_argument(
+        "--hours", type=float, default=24.0, help="Then it stops; go on with the same command."
+    )
     args = options.parse_args()
     if args.smoke:
         args.windows, args.steps = ["azure-code/mixed/0", "agents/interactive/0"], 1
         args.schedulers = [OURS, "sarathi+refuse+engine"]
-    todo = [Cell(args.traces, w, d, s) for w in args.windows for d in args.devices for s in args.schedulers]
-    cells = run(todo, args.target, args.steps, args.processes)
-    against = ratios(cells)
-    for key, cell in cells.items():
-        print(f"{cell['goodput']:8.2f}  {key}")
-    print(json.dumps(against, indent=1))
-    command = (
-        f"benchmarks.goodput_wide --traces ../shared/traces --target {args.target:g} --steps {args.steps}"
-    )
-    content = {
-        "windows": args.windows,
-        "devices": args.devices,
-        "schedulers": args.schedulers,
-        "ours_by_others": against,
-        "cells": dict(sorted(cells.items())),
-    }
-    write(args.json, command, content)
+    until_s = time.monotonic() + args.hours * 3600
+    cells: dict[str, Any] = {}
+    if args.json and args.json.exists():
+        cells = json.loads(args.json.read_text())["cells"]
+    all_cells = [
+        Cell(args.traces, w, d, s) for d in args.devices for w in args.windows for s in args.schedulers
+    ]
+    todo = [cell for cell in all_cells if cell.key not in cells]
+    for key, cell in track(run(todo, args.target, args.steps, args.processes), total=len(todo)):
+        cells[key] = cell
+        print(f"{cell['goodput']:8.2f}  {key}", flush=True)
+        _write(args.json, args.target, args.steps, cells)
+        if time.monotonic() > until_s:
+            break
+    print(json.dumps(ratios(cells), indent=1))
+
+
+def _write(path: Path | None, target: float, max_steps: int, cells: dict[str, Any]) -> None:
+    command = f"benchmarks.goodput_wide --traces ../shared/traces --target {target:g} --steps {max_steps}"
+    write(path, command, {"ours_by_others": ratios(cells), "cells": dict(sorted(cells.items()))})
 
 
 if __name__ == "__main__":
