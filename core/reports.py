@@ -127,6 +127,8 @@ class LoadReport:
     """Counts since the instance began; empty where nothing is new."""
     waiting_by_priority: tuple[tuple[int, int], ...] = ()
     """(priority, prompt tokens still to be computed) of each class that is here, the lowest first."""
+    late_tokens: int = 0
+    """Prompt tokens still to be computed of prompts that are late, which let others of their class pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,8 @@ class EngineLoad:
     context_tokens: int
     """Known tokens of all running sequences."""
     steps: StepModels
+    late_tokens: int = 0
+    """How many of the waiting tokens are of late prompts."""
 
 
 class EngineEvents(Protocol):
@@ -155,7 +157,7 @@ class Engine:
         self._blocks_may_be_free()
 
     def load(self) -> EngineLoad:
-        scheduler = self._scheduler
+        scheduler, now, steps = self._scheduler, self._clock.now(), self._fits.models
         return EngineLoad(
             free_blocks=scheduler.num_available_blocks,
             waiting_tokens=scheduler.num_waiting_tokens,
@@ -164,11 +166,12 @@ class Engine:
             + len(self._reserving)
             + (self._tiers.num_waiting if self._tiers else 0),
             num_running=scheduler.num_running,
-            tokens_per_s=self._pace.tokens_per_s(self._clock.now()),
+            tokens_per_s=self._pace.tokens_per_s(now),
             step_s=self._step_s,
             num_decoding=scheduler.num_decoding,
             context_tokens=scheduler.num_context_tokens,
-            steps=self._fits.models,
+            steps=steps,
+            late_tokens=scheduler.num_late_tokens(now, steps),
         )
 
     def tier_counts(self) -> TierCounts:

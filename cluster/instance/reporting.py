@@ -162,6 +162,7 @@ class Reporter:
             context_tokens=load.context_tokens,
             received=self._engine.drain_received(),
             steps=load.steps,
+            late_tokens=load.late_tokens,
             work=self._count(),
             experts=self._experts(),
         )

@@ -94,6 +94,9 @@ class DpScheduler:
     def num_waiting_tokens(self) -> int:
         return sum(group.num_waiting_tokens for group in self._groups)
 
+    def num_late_tokens(self, now: float, steps: StepModels) -> int:
+        return sum(group.num_late_tokens(now, steps) for group in self._groups)
+
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         tokens: Counter[int] = Counter()

@@ -6,7 +6,9 @@ import itertools
 from collections import Counter
 
 from core.errors import Bug
+from core.lateness import is_late
 from core.messages import Grant
+from core.steps import StepModels
 from core.types import Request
 from engine.planning.sequence import Sequence, State
 
@@ -45,6 +47,11 @@ class SequenceTable:
         """The number of tokens to compute before everything here decodes."""
         missing = sum(seq.num_missing for seq in self.running if seq.num_missing > 1)
         return missing + sum(len(seq.tokens) for seq in self.waiting)
+
+    def num_late_tokens(self, now: float, steps: StepModels) -> int:
+        """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
+        running = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
+        return running + sum(len(seq.tokens) for seq in self.waiting if is_late(seq, now, steps))
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:

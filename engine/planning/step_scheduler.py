@@ -119,6 +119,10 @@ class StepScheduler:
         """The number of tokens to compute before everything here decodes."""
         return self._table.num_waiting_tokens
 
+    def num_late_tokens(self, now: float, steps: StepModels) -> int:
+        """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
+        return self._table.num_late_tokens(now, steps)
+
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         """(priority, tokens of `num_waiting_tokens`) of each class that is here, the lowest first."""

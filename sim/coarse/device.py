@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from core.lateness import is_late
 from core.ports import SchedulerPolicy
 from core.precedence import taking_part
 from core.reports import LoadReport, Register
@@ -156,6 +157,15 @@ class Device:
             + sum(s.num_known for s in (*self._prompts, *self._joining, *self._paused)),
             received=received,
             steps=self._config.steps,
+            late_tokens=self._late_tokens(now),
+        )
+
+    def _late_tokens(self, now: float) -> int:
+        if self._config.mixed_batch_tokens:
+            return 0
+        steps = self._config.steps
+        return sum(
+            s.num_known - s.num_computed for s in (*self._prompts, *self._waiting) if is_late(s, now, steps)
         )
 
     def _waiting_by_priority(self) -> tuple[tuple[int, int], ...]:

@@ -120,3 +120,13 @@ def test_all_are_computed_whoever_is_late(work: list[tuple[int, float]]) -> None
         now += 0.05
     engine.scheduler.check_integrity()
     assert now < 5.0 + 0.05 * sum(num_prompt // 64 + 6 for num_prompt, _ in work)
+
+
+def test_the_tokens_of_prompts_that_let_others_pass_are_told_apart() -> None:
+    engine = StepScheduler(EngineConfig(block_size=16, max_batch_tokens=512), 1000, 8192, HeadroomPolicy())
+    engine.add(_request("late", 2000, 0.0, ttft_s=0.5))
+    engine.add(_request("timely", 1000, 0.0, ttft_s=5.0))
+    assert engine.num_late_tokens(0.0, STEPS) == 0
+    assert engine.num_late_tokens(0.4, STEPS) == 2000
+    engine.plan(0.4, STEPS)
+    assert engine.num_late_tokens(0.5, STEPS) == 2000, "the timely one was computed first"

@@ -34,7 +34,7 @@ class Promise:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "compute_tokens", "context_tokens", "hashes", "level", "made_at", "num_blocks", "num_seqs", "tpot_s"
+        "compute_tokens", "context_tokens", "hashes", "late_tokens", "level", "made_at", "num_blocks", "num_seqs", "tpot_s"
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,7 @@ class Promise:
         context_tokens: float = 0.0,
         tpot_s: float = inf,
         level: int = 0,
+        late: bool = False,
     ) -> None:
         """`hashes` are the full prompt blocks that it will hold here. `context_tokens` is the average length of a sequence that
         will decode here, `tpot_s` its target for the time per output token, and `level` its class's priority."""
@@ -55,6 +56,7 @@ class Promise:
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
         self.hashes, self.context_tokens = hashes, context_tokens
         self.tpot_s, self.level = tpot_s, level
+        self.late_tokens = compute_tokens if late else 0
 
 
 class Turnover:
@@ -169,6 +171,7 @@ class Member:
         """The number of sequences that are or will be here."""
         self._used_blocks = 0
         self._waiting_tokens = 0
+        self._late_tokens = 0
         self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
         self._unsettled: dict[str, Promise] = {}
         self._settled: dict[str, Promise] = {}
@@ -198,6 +201,11 @@ class Member:
         """The prompt tokens to be computed here, reported and promised."""
         return self._waiting_tokens + self._unsettled_sum.compute_tokens
 
+    def tokens_before(self, late: bool) -> int:
+        """Return the queued tokens that are computed before another prompt's. One that is not `late` passes those that are."""
+        passed = 0 if late else self._late_tokens + self._unsettled_sum.late_tokens
+        return max(0, self.queued_tokens - passed)
+
     @property
     def has_slot(self) -> bool:
         """Return whether a sequence will have a slot once it gets there. Waiting until a slot is seen to be free would leave it
@@ -205,9 +213,10 @@ class Member:
         slots = self.max_num_seqs
         return self.num_seqs < slots + int(slots * self._turnover.spare_share)
 
-    def has_prompt_room(self, tokens_per_s: float) -> bool:
-        """Return whether there is less prompt work than keeps the instance busy until the next decision."""
-        return self.queued_tokens < max(_ROOM_BATCHES * self.max_batch_tokens, _ROOM_S * tokens_per_s)
+    def has_prompt_room(self, tokens_per_s: float, late: bool) -> bool:
+        """Return whether there is less prompt work, before one that is `late` or not, than keeps the instance busy until the next
+        decision."""
+        return self.tokens_before(late) < max(_ROOM_BATCHES * self.max_batch_tokens, _ROOM_S * tokens_per_s)
 
     def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
         """Return whether there is room for `num_tokens`. What is cached is looked up only where that decides."""
@@ -271,6 +280,7 @@ class Member:
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
         self._used_blocks = self.num_blocks - report.free_blocks
         self._waiting_tokens = report.waiting_tokens
+        self._late_tokens = report.late_tokens
         self._waiting_by_priority = report.waiting_by_priority
         for key in report.received:
             if key in self._unsettled:
@@ -370,12 +380,14 @@ class _Sum:
     num_seqs: int = 0
     num_blocks: int = 0
     compute_tokens: int = 0
+    late_tokens: int = 0
     context_tokens: float = 0.0
 
     def add(self, promise: Promise, sign: int) -> None:
         self.num_seqs += sign * promise.num_seqs
         self.num_blocks += sign * promise.num_blocks
         self.compute_tokens += sign * promise.compute_tokens
+        self.late_tokens += sign * promise.late_tokens
         self.context_tokens += sign * promise.context_tokens
 
 

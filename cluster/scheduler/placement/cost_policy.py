@@ -74,8 +74,8 @@ class CostPolicy:
     def tokens_per_s(self, member: Member) -> float:
         return self._rates.tokens_per_s(member)
 
-    def has_prompt_room(self, member: Member) -> bool:
-        return member.has_prompt_room(self.tokens_per_s(member))
+    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
+        return member.has_prompt_room(self.tokens_per_s(member), late)
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return min((ask.uncached(m) / self.tokens_per_s(m) for m in members), default=0.0)

@@ -36,9 +36,9 @@ class MixedPolicy:
     def tokens_per_s(self, member: Member) -> float:
         return self._by_cost.tokens_per_s(member)
 
-    def has_prompt_room(self, member: Member) -> bool:
+    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
         policy = self._by_slo if _is_free(member) else self._by_cost
-        return policy.has_prompt_room(member)
+        return policy.has_prompt_room(member, late=late)
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return self._by_slo.least_work_s(ask, members)

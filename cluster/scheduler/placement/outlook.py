@@ -2,10 +2,12 @@
 
 Until an instance has learned anything its prompt rate is used, and decoding is taken to be in time."""
 
+from collections.abc import Iterable
 from math import ceil
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from core.pacing import prompt_tokens
 from core.steps import chunk_pairs
@@ -23,6 +25,7 @@ class Outlook:
         "_model",
         "_rate",
         "_token_s",
+        "all_s",
         "batch_tokens",
         "lag_s",
         "queue_s",
@@ -43,8 +46,10 @@ class Outlook:
         self._token_s = model.token_s + self._base_s / self.batch_tokens
         self.lag_s = 1.5 * member.step_s
         """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned."""
-        self.queue_s = self.prompt_s(member.queued_tokens)
-        """Seconds until all prompts that are there are computed."""
+        self.queue_s = self.prompt_s(member.tokens_before(late=False))
+        """Seconds until all prompts that are there and not late are computed."""
+        self.all_s = self.prompt_s(member.queued_tokens)
+        """Seconds until all are."""
         num_tokens = min(member.queued_tokens, member.max_batch_tokens)
         self._longest_s = (
             model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
@@ -68,19 +73,21 @@ class Outlook:
         return linear_s + model.pair_s * pairs + model.context_s * context
 
 
-def idle_estimate(member: Member, num_missing: int, num_tokens: int) -> IdleEstimate | None:
-    """Return when the first token of a prompt, of which the instance lacks `num_missing` tokens, would be there if it had nothing
-    else to do. None while its steps are not known."""
-    model = member.steps.prompt
-    if model.num_steps < LEARNED_STEPS:
-        return None
-    num_cached = num_tokens - num_missing
-    num_steps = ceil(num_missing / member.max_batch_tokens)
-    context = num_steps * (num_cached + num_missing / 2)
-    ttft_s = (
-        num_steps * model.step_s(0, 0, 1) + model.work_s(num_cached, num_missing) + model.context_s * context
-    )
-    return IdleEstimate(ttft_s, model.error)
+def idle_estimate(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimate | None:
+    """Return when the quickest instance would give the first token if it had nothing else to do; None where one's steps are not
+    known."""
+    best: IdleEstimate | None = None
+    for member in members:
+        model, num_missing = member.steps.prompt, ask.uncached(member)
+        if model.num_steps < LEARNED_STEPS:
+            return None
+        num_cached = ask.num_tokens - num_missing
+        num_steps = ceil(num_missing / member.max_batch_tokens)
+        steps_s = num_steps * (model.step_s(0, 0, 1) + model.context_s * (num_cached + num_missing / 2))
+        found = IdleEstimate(steps_s + model.work_s(num_cached, num_missing), model.error)
+        if best is None or found.least_s < best.least_s:
+            best = found
+    return best
 
 
 def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:

@@ -12,8 +12,8 @@ class PlacementQuery:
     """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "cached_blocks", "due_at", "expected_tokens", "growth_tokens", "missing_tokens", "num_tokens", "short_tokens", "slo",
-        "tpot_s",
+        "cached_blocks", "due_at", "expected_tokens", "growth_tokens", "late", "missing_tokens", "num_tokens", "short_tokens",
+        "slo", "tpot_s",
     )  # fmt: skip
 
     def __init__(
@@ -27,14 +27,16 @@ class PlacementQuery:
         due_at: float = inf,
         expected_tokens: float = 256.0,
         short_tokens: float = 256.0,
+        late: bool = False,
     ) -> None:
         """`growth_tokens` is the output that room is kept for. `missing_tokens` is what the decode instance lacks, where it has
         said so itself. `due_at` is when the first token is due. `expected_tokens` is the average output, and `short_tokens` a
-        short one."""
+        short one. `late` says that it misses its first token, and lets others pass on its instance."""
         self.num_tokens, self.growth_tokens, self.missing_tokens = num_tokens, growth_tokens, missing_tokens
         self.cached_blocks = cached_blocks
         self.slo, self.tpot_s, self.due_at = slo, slo.tpot_s, due_at
         self.expected_tokens, self.short_tokens = expected_tokens, short_tokens
+        self.late = late
 
     def uncached(self, member: Member) -> int:
         """Return the tokens to compute on `member`. The last one is always computed, since its logits are needed."""
@@ -76,9 +78,9 @@ class PlacementPolicy(Protocol):
         """Return where a request that already holds its blocks on `decode` gets its prompt computed."""
         ...
 
-    def has_prompt_room(self, member: Member) -> bool:
-        """Return whether the instance should be given another prompt already. If not, the request waits and can still go
-        elsewhere."""
+    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
+        """Return whether the instance should be given another prompt, `late` or not, already. If not, the request waits and can
+        still go elsewhere."""
         ...
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:

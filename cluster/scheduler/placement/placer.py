@@ -96,7 +96,7 @@ class Placer:
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
         growth_tokens = self._growth(place)
         cached = _cached(place, candidates)
-        ask = self._ask(place, cached, growth_tokens, waiter.due_at)
+        ask = self._ask(place, cached, growth_tokens, waiter.due_at, late=waiter.is_late(now))
         decodes = self._with_headroom(waiter, ask, usable, wanted)
         found = self._choose(waiter, ask, decodes, candidates, now)
         level = place.slo.priority
@@ -158,7 +158,9 @@ class Placer:
 
     def any_prompt_room(self, level: int) -> bool:
         """Return whether any instance could be given a prompt of that level now."""
-        return any(self._policy.has_prompt_room(m.above(level)) for m in self._roster.shortest_queues())
+        return any(
+            self._policy.has_prompt_room(m.above(level), late=False) for m in self._roster.shortest_queues()
+        )
 
     def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
         """Return whether it found no place before and would not find one because `changed` has news. None means that any instance
@@ -269,7 +271,7 @@ class Placer:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
         if is_short and not place.ends_with_prompt:
             return True
-        return self._policy.has_prompt_room(choice.computes)
+        return self._policy.has_prompt_room(choice.computes, late=ask.late)
 
     def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
         """Keep an instance for `waiter`, for which nothing has headroom, after a while."""
@@ -301,14 +303,21 @@ class Placer:
             compute_tokens=compute_tokens,
             charged_tokens=ask.expected_tokens,
         )
-        self._promise(key, placement, decode, prefill, now)
+        self._promise(key, placement, decode, prefill, now, late=ask.late)
         if self._claim is not None and self._claim[0] == key:
             self._claim = None
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
 
     def _promise(
-        self, key: str, placed: Placement, decode: Member | None, prefill: Member | None, now: float
+        self,
+        key: str,
+        placed: Placement,
+        decode: Member | None,
+        prefill: Member | None,
+        now: float,
+        *,
+        late: bool = False,
     ) -> None:
         """Count a placed request at its instances, as far as they are known here, and on its tenant's account."""
         place, counters = placed.place, self._counters
@@ -328,11 +337,12 @@ class Placer:
                     context_tokens=context,
                     tpot_s=tpot_s,
                     level=place.slo.priority,
+                    late=late,
                 ),
             )
         if prefill is not None:
             prefill.promise(
-                key, Promise(now, 0, 0, placed.compute_tokens, hashes=(), level=place.slo.priority)
+                key, Promise(now, 0, 0, placed.compute_tokens, hashes=(), level=place.slo.priority, late=late)
             )
         if place.attempt == 0:
             counters.charge_prompt(place)
@@ -345,19 +355,10 @@ class Placer:
         return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
 
     def idle_estimate(self, place: Place) -> IdleEstimate | None:
-        """Return when the quickest instance would give the first token if it had nothing else to do; None where one's steps are
-        not known."""
+        """Return when an idle instance would give the first token; None where that is not known."""
         roster, candidates = self._roster, self._roster.candidates(place)
         members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
-        ask = PlacementQuery(place.num_tokens, 0, candidates.match)
-        best: IdleEstimate | None = None
-        for member in members:
-            found = idle_estimate(member, ask.uncached(member), place.num_tokens)
-            if found is None:
-                return None
-            if best is None or found.least_s < best.least_s:
-                best = found
-        return best
+        return idle_estimate(PlacementQuery(place.num_tokens, 0, candidates.match), members)
 
     def _ask(
         self,
@@ -366,6 +367,8 @@ class Placer:
         growth_tokens: int,
         due_at: float = inf,
         missing_tokens: int | None = None,
+        *,
+        late: bool = False,
     ) -> PlacementQuery:
         lengths, tenant, name, most = self._lengths, place.tenant, place.slo.name, place.max_new_tokens
         mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
@@ -380,6 +383,7 @@ class Placer:
             due_at=due_at,
             expected_tokens=expected,
             short_tokens=few,
+            late=late,
         )
 
     def _growth(self, place: Place) -> int:

@@ -65,10 +65,10 @@ class SloPolicy:
         outlook = member.outlook = Outlook(member, self._rates.tokens_per_s(member))
         return outlook
 
-    def has_prompt_room(self, member: Member) -> bool:
+    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
         """Return whether the prompt work is less than the steps that are planned and a little more."""
         outlook = self.outlook(member)
-        return outlook.queue_s < self._model.room_s + outlook.lag_s
+        return (outlook.all_s if late else outlook.queue_s) < self._model.room_s + outlook.lag_s
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
@@ -141,7 +141,8 @@ class SloPolicy:
     def _source(self, ask: PlacementQuery, member: Member, num_tokens: int) -> "_Source":
         outlook = self.outlook(member)
         work_s = self._work_s(ask, outlook, num_tokens)
-        return _Source(member, outlook.lag_s + outlook.queue_s + work_s, work_s)
+        queue_s = outlook.all_s if ask.late else outlook.queue_s
+        return _Source(member, outlook.lag_s + queue_s + work_s, work_s)
 
     def _work_s(self, ask: PlacementQuery, outlook: Outlook, num_tokens: int) -> float:
         return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)

@@ -21,6 +21,7 @@ from typing import Final
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.queue.fairness import ServiceCounters, weight
 from cluster.scheduler.queue.overload import Spending, dearest
+from core.lateness import YIELD_S
 from core.messages import Place
 
 DUE_S: Final = 10.0
@@ -84,6 +85,10 @@ class Waiter:
     @property
     def line(self) -> tuple[str, int]:
         return self.place.tenant, self.level
+
+    def is_late(self, now: float) -> bool:
+        """Return whether it misses its first token for certain, and lets others pass on its instance (`core.lateness`)."""
+        return now + self.work_s > self.due_at and now <= self.due_at + YIELD_S
 
 
 class WaitingQueue:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.outlook import idle_estimate
+from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
 from core.messages import Finished, Rejected
 from core.steps import StepModel, StepModels, chunk_pairs
@@ -124,19 +125,20 @@ _seconds = st.floats(0, 0.05)
         num_steps=st.just(100),
     ),
     st.integers(1, 100_000),
-    st.integers(0, 100_000),
+    st.integers(0, 6000),
     st.integers(16, 8192),
 )
 def test_an_estimate_is_never_more_than_the_steps_that_an_idle_instance_takes(
-    prompt: StepModel, num_missing: int, num_cached: int, batch_tokens: int
+    prompt: StepModel, num_missing: int, num_cached_blocks: int, batch_tokens: int
 ) -> None:
     member = Member(instance("d", "pd", max_batch_tokens=batch_tokens))
     member.report(report("d", steps=StepModels(prompt=prompt)), -inf)
-    at, end, took_s = num_cached, num_cached + num_missing, 0.0
+    at = num_cached_blocks * member.block_size
+    end, took_s = at + num_missing, 0.0
     while at < end:
         count = min(batch_tokens, end - at)
         took_s += prompt.step_s(count, at + count, 1, chunk_pairs(at, count))
         at += count
-    estimate = idle_estimate(member, num_missing, end)
+    estimate = idle_estimate(PlacementQuery(end, 0, {"d": num_cached_blocks}), [member])
     assert estimate is not None
     assert 0.5 * took_s - 1e-9 <= estimate.least_s <= took_s * (1 + 1e-9)
