@@ -25,16 +25,15 @@ def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
     """Return the profile, and by how much its decode and its prompt steps are off in the mean. Raises ConfigError."""
     config = load(None, os.environ, {"model.path": model})
     folder = resolve(config.model.path)
-    # With the threads and the memory that an instance has among those that the configuration puts beside it.
+    # The meter has the threads and the memory of one of the configuration's instances, not of the whole machine.
     meter = StepMeter(config, folder, memory_of_replica(config, "decode", config.decode, None))
     limit = meter.size.max_context_tokens - 1
     grid = [step for step in _grid() if max(piece.start + piece.count for piece in step) < limit]
     times: list[list[float]] = [[] for _ in grid]
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("steps", total=len(grid) * (repeats + 1))
-        for turn in range(
-            repeats + 1
-        ):  # rounds over the whole grid, so that a slow minute hurts all alike; the first warms up
+        # Rounds over the whole grid, so that a slow minute slows all steps alike. The first one warms up.
+        for turn in range(repeats + 1):
             for step, seen in zip(grid, times, strict=True):
                 duration_s = meter.measure(step)
                 if turn:

@@ -48,7 +48,7 @@ def sentence(kind: type[BaseModel], error: ErrorDetails, secret: bool) -> str:
     fields = dict(keys_of(kind))
     if any(name.startswith(".".join(where) + ".") for name in fields):
         return f"{'.'.join(where)} must be keys and their values, not {error['input']!r}"
-    # Behind the key pydantic says which of several kinds it has tried.
+    # Where a value may be of several kinds, pydantic appends to the key the kind that it has tried.
     while len(where) > 1 and ".".join(where) not in fields:
         where.pop()
     key = ".".join(where)

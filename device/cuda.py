@@ -74,7 +74,8 @@ class CudaStream:
 
     def close(self) -> None:
         if self.handle != _DEFAULT_STREAM:
-            self._device.call("streamSynchronize", self.handle)  # its owner ends: no step waits here
+            # No step comes after this, so the host may wait.
+            self._device.call("streamSynchronize", self.handle)
             self._device.call("streamDestroy", self.handle)
 
 

@@ -226,9 +226,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             sock, _ = self._sock.accept()
-        except BlockingIOError:  # a peer that left while it waited
+        except BlockingIOError:  # the peer has left before it was accepted
             return
-        except OSError as error:  # out of file descriptors
+        except OSError as error:  # such as: no file descriptor is left
             self._on_refused(f"accept failed: {error}")
             loop.remove_reader(self._sock)
             loop.call_later(0.1, self._watch, me)

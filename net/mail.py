@@ -132,9 +132,9 @@ class TcpMail:
                     self._lose(peer)
                     return
             if peer.current is not None:
-                return  # it has found us meanwhile
+                return  # the peer has dialled this process meanwhile
             await asyncio.sleep(_RETRY_S)
-        # A task that is cancelled before it begins closes nothing.
+        # A task that is cancelled before it begins runs no `finally`, so the channel is closed from outside.
         self._spawn(self._converse(self._wrap(channel))).add_done_callback(lambda _: channel.close())
 
     async def _converse(self, channel: Channel) -> None:
@@ -163,7 +163,7 @@ class TcpMail:
         address, incarnation = channel.peer.address, channel.peer.incarnation
         peer = self._peer(address)
         if peer.incarnation not in ("", incarnation):
-            self._lose(peer)  # reborn on the same address
+            self._lose(peer)  # another incarnation listens on the same address
             peer = self._peer(address)
         peer.incarnation = incarnation
         await channel.send_many([peer.session.hello()])
@@ -237,7 +237,7 @@ class TcpMail:
             if peer.session.num_unsaid >= _SAY_AFTER:
                 peer.put([peer.session.beat()])
             if self._peers.get(peer.address) is not peer:
-                return  # lost while it was heard
+                return  # a message's handling has lost the peer
 
     def _deliver(self, peer: _Peer, message: Message) -> None:
         if self._peers.get(peer.address) is not peer:
@@ -254,7 +254,7 @@ class TcpMail:
             await asyncio.sleep(config.heartbeat_s)
             for peer in list(self._peers.values()):
                 if peer.current is None:
-                    continue  # its search has a deadline
+                    continue  # `_search` looks for it, and gives up at a deadline of its own
                 peer.num_silent_beats = 0 if peer.heard else peer.num_silent_beats + 1
                 if peer.num_silent_beats * config.heartbeat_s >= config.peer_timeout_s:
                     log.warning("peer %s has been silent for %g s", peer.address, config.peer_timeout_s)

@@ -103,8 +103,8 @@ def _room_for(
     good = [rank for rank in free if expert not in held[rank]]
     if good:
         return min(good, key=lambda rank: (carried[rank], rank))
-    # Free slots are left only beside other copies: somebody moves there from a rank that is full and has none, which holds one
-    # expert at least that the other one lacks.
+    # Every rank with a free slot has a copy of `expert`. So another expert moves there from a full rank without a copy: it has
+    # one, at least, that the rank with the free slot lacks.
     full = next(rank for rank in ranks if expert not in held[rank])
     moving = min(held[full] - held[free[0]], key=lambda other: (-weights[other], other))
     held[full].remove(moving)

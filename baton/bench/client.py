@@ -77,10 +77,8 @@ class Client:
             async for piece in answer.aiter_bytes():
                 now_s = time.perf_counter() - origin_s
                 for payload in reader.feed(piece):
-                    if (
-                        payload == DONE
-                    ):  # and read on: only a stream read to its end leaves the connection usable
-                        done = True
+                    if payload == DONE:
+                        done = True  # read on: a connection can be used again only when its stream was read to the end
                     else:
                         _note(json.loads(payload), record, now_s)
             if not done and not record.error:
@@ -106,9 +104,8 @@ def _note(event: dict[str, Any], record: Record, now_s: float) -> None:
         record.error, record.detail = "error in the stream", str(error)
     if usage := event.get("usage"):
         record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        if (
-            not record.tokens_s and record.output_tokens
-        ):  # its only tokens have no text: end of text, half a character
+        if not record.tokens_s and record.output_tokens:
+            # Its only tokens have no text: an end of text, or part of a character.
             record.tokens_s.append(now_s)
     choice = (event.get("choices") or [{}])[0]
     delta = choice.get("delta") or {}

@@ -15,7 +15,7 @@ def run_ray(*args: str, provider: str = "", quiet: bool = False, check: bool = T
     program = shutil.which("ray", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if program is None:
         raise ConfigError("the program `ray` is not on the PATH")
-    # With its second autoscaler only one of several given machines joins.
+    # With Ray's second autoscaler only one of several machines of a local provider joins.
     environment = {"RAY_UP_enable_autoscaler_v2": "0"} if provider == "local" else {}
     output = subprocess.DEVNULL if quiet else None
     code = subprocess.run(

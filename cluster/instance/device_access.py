@@ -36,9 +36,8 @@ DeviceMedia = Mapping[str, Callable[[PoolMemory], Medium]]
 def take_device_memory(device: ComputeDevice, num_bytes: int) -> PoolMemory:
     """Allocate a pool, which is given back with its last user. Raises DeviceError."""
     memory = PoolMemory(device, device.allocate(num_bytes), Poller())
-    weakref.finalize(
-        memory, device.free, memory.region
-    ).atexit = False  # a process' end gives it back by itself
+    finalizer = weakref.finalize(memory, device.free, memory.region)
+    finalizer.atexit = False  # the driver frees the memory of a process that ends
     return memory
 
 

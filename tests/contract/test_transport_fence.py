@@ -268,9 +268,8 @@ async def test_bytes_in_the_kernel_do_not_reach_the_pool_after_a_tcp_fence() -> 
     holder = Holder("tcp")
     grant = holder.grant([2, 3])
     channel = await half_a_frame(holder, grant.id)
-    channel._sock.send(
-        b"\xab" * SHARD.block_bytes
-    )  # the holder's loop has not run since: these wait in the kernel
+    # The holder's loop does not run before the fence: these bytes wait in the kernel.
+    channel._sock.send(b"\xab" * SHARD.block_bytes)
     await holder.receiver.fence("writer", grant.id)
     holder.buffer[:] = bytes(len(holder.buffer))
     await asyncio.sleep(0.02)
