@@ -24,7 +24,7 @@ C = TypeVar("C", bound=BaseModel)
 
 class ModelConfig(Section):
     path: str = "embedded"
-    """A Hugging Face folder or hub id; `embedded` is the model that ships with Baton."""
+    """A Hugging Face folder or hub id, or a GGUF file; `embedded` is the model that ships with Baton."""
     name: str = ""
     """The name clients use; empty: the folder's or hub id's own."""
     implementation: Literal["auto", "baton", "transformers"] = "auto"

@@ -35,6 +35,11 @@ def from_compressed(packed: Tensor, zero_point: Tensor | None, scales: Tensor, g
     return _four_bit(_columns(packed, _IN_ORDER).T, zeros, scales.T, group)
 
 
+def from_nibbles(nibbles: Tensor, scales: Tensor, group: int) -> FourBit:
+    """Symmetric: nibbles (K, N) uint8, scales (K / group, N)."""
+    return _four_bit(nibbles, torch.full(scales.shape, _SIGNED, dtype=torch.uint8), scales, group)
+
+
 def from_mxfp4(blocks: Tensor, exponents: Tensor) -> FourBit:
     """blocks (..., N, K / 2) uint8, the even element in the low bits; exponents (..., N, K / 32) uint8."""
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).mT

@@ -1,8 +1,9 @@
-"""Finds a model's files: the embedded one, a folder, or a Hugging Face hub id."""
+"""Finds a model's files: the embedded one, a folder, a GGUF file, or a Hugging Face hub id."""
 
 from pathlib import Path
 
 from core.errors import ConfigError
+from models.gguf_folder import folder_of_gguf
 
 _EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _IGNORED = ["consolidated*", "original/*"]
@@ -37,8 +38,10 @@ def folder_of(path_or_id: str) -> Path | None:
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path
+    if path.suffix == ".gguf" and path.is_file():
+        return folder_of_gguf(path)
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
         raise ConfigError(
-            f"there is no model folder {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
+            f"there is no model folder or GGUF file {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
         )
     return None

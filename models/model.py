@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
+from kernels.packed import as_float
 from models.attention import ForwardStep
 from models.layer import Layer, add_and_norm, read_norm
 from models.readout import NO_READOUT, Readout
@@ -69,13 +70,14 @@ class Model:
         spec, names = self.spec, ("model.embed_tokens.weight", "lm_head.weight")
         table, head = names[0], names[0] if spec.tied else names[1]
         shape = (spec.vocab_size, spec.hidden_size)
-        self._embedding = checkpoint.take(table, shape) if self.is_first else None
+        stored = checkpoint.matrix(table, shape) if self.is_first else None
+        self._embedding = None if stored is None else as_float(stored, checkpoint.dtype)
         self._norm = read_norm(spec, checkpoint, "model.norm.weight") if self.is_last else None
         self._head = None
         if self.is_last:
-            is_here = self._embedding is not None and spec.tied
+            is_here = stored is not None and spec.tied
             if not (spec.may_lack_head and head not in checkpoint):
-                matrix = self._embedding if is_here else checkpoint.take(head, shape)
+                matrix = stored if is_here else checkpoint.matrix(head, shape)
                 assert matrix is not None
                 self._head = self.ops.pack(matrix, checkpoint.dtype)
         # A scorer's head is models/readout.py's.

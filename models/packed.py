@@ -54,7 +54,7 @@ def eight_bits(
     inputs'. None where the part has too odd a width."""
     rows, columns = cut
     if block == (SCALE_BLOCK, SCALE_BLOCK):
-        parts = [_divided(name, runs, size, SCALE_BLOCK) for runs, size in zip(cut, shape, strict=True)]
+        parts = [divided(name, runs, size, SCALE_BLOCK) for runs, size in zip(cut, shape, strict=True)]
         return EightBit(read(), _at(_at(scales, parts[0], 0), parts[1], 1).float().contiguous())
     if sum(run.stop - run.start for run in columns) % 16:
         return None
@@ -77,9 +77,9 @@ def whole_numbers(
     if order is not None and not torch.equal(order.long(), torch.arange(inputs) // group):
         return None
     rows, columns = cut
-    row_words = _divided(name, rows, outputs, each)
-    column_words = _divided(name, columns, inputs, each)
-    groups = [slice(0, 1)] if whole else _divided(name, columns, inputs, group)
+    row_words = divided(name, rows, outputs, each)
+    column_words = divided(name, columns, inputs, each)
+    groups = [slice(0, 1)] if whole else divided(name, columns, inputs, group)
 
     def need(suffix: str, *part: Runs) -> Tensor:
         tensor = fetch(suffix, part)
@@ -118,7 +118,7 @@ def _int8_groups(
     return Int8Groups(values=values, scales=scales, zeros=zeros, group=group)
 
 
-def _divided(name: str, runs: Runs, size: int, unit: int) -> list[slice]:
+def divided(name: str, runs: Runs, size: int, unit: int) -> list[slice]:
     """Return runs of a dimension of `size` elements as runs of groups of `unit`. Raises UnsupportedModel."""
     for run in runs:
         if run.start % unit or (run.stop % unit and run.stop != size):

@@ -13,10 +13,13 @@ _USE = "use float32, bfloat16, FP8, symmetric INT8, four bits of AWQ, or four or
 class Quantisation:
     """How any matrix may be stored, though none has to be: a checkpoint's tensors say which are."""
 
-    kind: Literal["scaled", "awq", "gptq", "packed"]
-    """`scaled`: FP8 or INT8 times a scale; the others have `bits`, as AutoAWQ, GPTQ and compressed-tensors pack them."""
+    kind: Literal["scaled", "awq", "gptq", "packed", "gguf"]
+    """`scaled`: FP8 or INT8 times a scale; `gguf`: each tensor of a GGUF file says it; the others have
+    `bits`, as AutoAWQ, GPTQ and compressed-tensors pack them."""
     bits: Literal[4, 8] = 4
     """For all but `scaled`."""
+    bytes_each: float = 0.0
+    """For `gguf`, the bytes that a CPU keeps of each number of the layers' matrices."""
     is_int8: bool = False
     """For `scaled`: INT8, not FP8."""
     block: tuple[int, int] | None = None
@@ -41,6 +44,8 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
             return Quantisation(
                 kind="scaled", block=_block(asked.get("weight_block_size")), rounds_activations=True
             )
+        case "gguf":
+            return Quantisation(kind="gguf", bytes_each=float(asked["bytes_each"]))
         case "awq":
             return _awq(asked)
         case "gptq":

@@ -14,8 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
-from kernels.packed import Kind, Weight, on_device
-from models.packed import eight_bit_kind, eight_bits, whole_numbers, without_rounding
+from kernels.packed import Kind, Weight, on_device, tensors_of
+from models.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
+from models.gguf_folder import WEIGHTS
+from models.packed import divided, eight_bit_kind, eight_bits, whole_numbers, without_rounding
 from models.packed_words import MARKS, SUFFIXES, from_words
 from models.quantisation import Quantisation
 from models.quantised import from_scaled, indices
@@ -67,7 +69,7 @@ class _Headless:
 
 
 class Checkpoint:
-    """The safetensors files of a folder, single or sharded. `close` checks that everything was used."""
+    """The safetensors files of a folder, single or sharded, or its GGUF file. `close` checks that everything was used."""
 
     def __init__(
         self,
@@ -93,6 +95,8 @@ class Checkpoint:
         """Bytes of tensors, as they are in the files."""
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
+        self._num_halves = 0
+        """Matrices of K-quants that have 16 bits here."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -102,7 +106,7 @@ class Checkpoint:
 
         Raises UnsupportedModel when it is missing or has another shape."""
         wanted, cut, how = dtype or self.dtype, self._shard(name, shape), self._quantisation
-        if how is not None and how.kind != "scaled" and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
+        if how is not None and how.kind in MARKS and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
             matrix = from_words(how, partial(self._beside, name), _stem(name), shape)
             rows, columns = indices(cut)
             self._num_floats += 1
@@ -135,10 +139,28 @@ class Checkpoint:
             read, given = partial(self._read, name, cut), self._input_scale(name)
             found = eight_bits(name, read, scales, block, shape=shape, cut=cut, input_scale=given)
             return without_rounding(found) if found is not None and kind == "int8_groups" else found
+        if how.kind == "gguf":
+            return self._from_gguf(name, shape)
         kind = "four_bit" if how.bits == 4 else "int8_groups"
         if kind not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
             return None
         return whole_numbers(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
+
+    def _from_gguf(self, name: str, shape: tuple[int, int]) -> Weight | None:
+        """K-quants get 16 bits on CPUs, which have no kernel for them, where all others keep what they have."""
+        self._stored(name, shape)
+        stored, cut = self._where[name].get_slice(name), self._shard(name, shape)
+        assert isinstance(stored, GgufTensor)
+        if stored.becomes_16_bits() and "int8_groups" in self.keeps:
+            self._num_halves += 1
+            return self.take(name, shape).half().to(self.dtype)
+        if stored.type not in BLOCKS:
+            return None
+        packed = stored.packed(cut[0], divided(name, cut[1], shape[1], BLOCK), self.keeps)
+        if packed is not None:
+            self.bytes_read += sum(tensor.nbytes for tensor in tensors_of(packed))
+            self._unused.discard(name)
+        return packed
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> str:
         """Return safetensors' name of its dtype. Raises UnsupportedModel."""
@@ -214,6 +236,11 @@ class Checkpoint:
                 "%d matrices of few bits are floats here: no kernel reads them as they are stored",
                 self._num_floats,
             )
+        if self._num_halves:
+            _log.info(
+                "%d matrices of K-quants have 16 bits here: no kernel reads them as they are stored",
+                self._num_halves,
+            )
         self._files.clear()
         self._where.clear()
         if left:
@@ -254,6 +281,8 @@ def count_weights(folder: Path) -> int:
 
 
 def _open(path: Path) -> Any:
+    if path.suffix == ".gguf":
+        return GgufFile(path)
     try:
         return safe_open(path, "pt", device="cpu")
     except (SafetensorError, OSError) as error:
@@ -262,7 +291,7 @@ def _open(path: Path) -> Any:
 
 def _files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    names = ["model.safetensors"]
+    names = [WEIGHTS if (folder / WEIGHTS).exists() else "model.safetensors"]
     if index.exists():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):

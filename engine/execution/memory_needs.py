@@ -49,7 +49,7 @@ def stored_as(
             return Stored(matrix=matrix, head=head, expert=wide, other=wide, on_cpu=True)
         kept = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
         return Stored(matrix=kept, head=head, expert=kept, other=wide, on_cpu=True)
-    kept = wide if how is None or deterministic else quantised_bytes(how)
+    kept = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
     expert = _MXFP4_BYTES if is_mxfp4 else kept
     return Stored(matrix=kept, head=wide, expert=expert, other=wide, on_cpu=False)
@@ -59,6 +59,8 @@ def quantised_bytes(how: Quantisation) -> float:
     """Return the bytes of each number, with its share of the scales."""
     if how.kind == "scaled":
         return 1.0
+    if how.kind == "gguf":
+        return how.bytes_each
     return how.bits / 8 + (_SCALE_BYTES / how.group if how.group else 0)
 
 

@@ -1,0 +1,121 @@
+"""Tiny GGUF files of tiny checkpoints, as llama.cpp's own converter lays them out, with the embedded model's tokens."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from models.hub import resolve
+from tests.models.checkpoints import FAMILIES, make
+
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def gguf_name(name: str) -> str:
+    stem, _, what = name.rpartition(".")
+    if stem in _ENDS:
+        return f"{_ENDS[stem]}.{what}"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{_LAYER[part]}.{what}"
+
+
+def by_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """llama.cpp's `LlamaModel.permute`."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(
+    path: Path, family: str, kind: str, sizes: dict[str, Any] | None = None, architecture: str = ""
+) -> None:
+    """Every matrix becomes `kind`, which `gguf.quantize` knows or `raw_blocks` makes up."""
+    config = FAMILIES[family](random.Random(0), 0)
+    vocabulary = tokens()
+    config.hidden_size, config.intermediate_size, config.vocab_size = 256, 512, len(vocabulary)
+    config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers = 4, 2, 2
+    config.head_dim, config.tie_word_embeddings, config.attention_bias = 64, False, False
+    config.mlp_bias = False
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    if getattr(config, "layer_types", None):
+        config.layer_types = ["full_attention"] * 2
+        config.use_sliding_window = False
+    for name, size in (sizes or {}).items():
+        setattr(config, name, size)
+    folder = path.parent / f"{path.stem}-plain"
+    make(folder, config, seed=0)
+    writer = gguf.GGUFWriter(str(path), architecture or family)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    add_tokenizer(writer, vocabulary)
+    rng = np.random.default_rng(0)
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if family == "llama" and ".q_proj." in name:
+            tensor = by_pairs(tensor, config.num_attention_heads)
+        if family == "llama" and ".k_proj." in name:
+            tensor = by_pairs(tensor, config.num_key_value_heads)
+        numbers = tensor.float().numpy()
+        if numbers.ndim == 1:
+            writer.add_tensor(gguf_name(name), numbers)
+            continue
+        type_ = gguf.GGMLQuantizationType[kind]
+        blocks = raw_blocks(numbers.shape, kind, rng) if "_K" in kind else gguf.quantize(numbers, type_)
+        writer.add_tensor(gguf_name(name), blocks, raw_dtype=type_)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def raw_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Any bits at all, with scales of a usual size: `gguf` makes no K-quants."""
+    count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // count, size), dtype=np.uint8)
+    scales = rng.uniform(1e-4, 2e-4, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
+    if kind == "Q6_K":
+        blocks[..., -2:] = scales[..., :2]
+    else:
+        blocks[..., :4] = scales
+    return blocks.reshape(shape[0], -1)
+
+
+def tokens() -> list[str]:
+    vocabulary = json.loads((resolve("embedded") / "tokenizer.json").read_text())["model"]["vocab"]
+    return [token for token, _ in sorted(vocabulary.items(), key=lambda item: item[1])]
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: list[str]) -> None:
+    merges = json.loads((resolve("embedded") / "tokenizer.json").read_text())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
+    writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_chat_template(TEMPLATE)
