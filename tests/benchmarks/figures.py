@@ -65,6 +65,9 @@ FIGURES: dict[str, list[Figures]] = {
             d["summary"][target]["ours"]["baton"]["worst_cell_against_any"] for target in ("0.9", "0.99")
         ],
     ],
+    "goodput_wide.json": [
+        lambda d, _: [d["ours_by_others"]["the best in each cell"][name] for name in ("mean", "worst")]
+    ],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],
     "decisions.json": [_decision(any_role=False), _decision(any_role=True)],
     "shortlists.json": [lambda d, _: [d["relative_to_scan"]["conversation, any role"]["4 schedulers"]]],
