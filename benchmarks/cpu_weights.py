@@ -34,9 +34,8 @@ from benchmarks.report import least_in_turns, parser, show_steps, write
 from core.config import ClusterConfig, EngineConfig, ModelConfig
 from engine.execution.step_meter import PromptPiece, StepMeter
 from kernels.cpu.library import instruction_sets, native
-from kernels.cpu.linear import Layout, packed
+from kernels.cpu.linear import Layout, Panels, packed
 from kernels.ops import Ops
-from kernels.packed import Prepacked
 from kernels.torch.prepacked import INT4_GROUP, WeightFormat, bytes_per_number
 from models.hub import resolve
 from models.registry import load_model
@@ -155,7 +154,7 @@ def product_times(threads: int, rounds: int, smoke: bool) -> dict[str, dict[str,
         num_bytes = int(sum(n * k for n, k in shapes) * bytes_per_number(way, torch.float32))
         memory = torch.ones(num_bytes, dtype=torch.uint8)
 
-        def multiply(matrices: list[Prepacked] = matrices, rows: dict[Any, Tensor] = rows) -> None:
+        def multiply(matrices: list[Panels] = matrices, rows: dict[Any, Tensor] = rows) -> None:
             for matrix in matrices:
                 matrix.product(rows[matrix.shape], None)
 
