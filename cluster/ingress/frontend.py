@@ -13,7 +13,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from cluster.ingress.beam_search import BeamParams
-from cluster.ingress.flight import Flight, Lost, Moved
+from cluster.ingress.running_attempt import Lost, Moved, RunningAttempt
 from cluster.ingress.search_steps import Found, search
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Observe, Timeline, nobody
@@ -67,7 +67,7 @@ class Frontend:
         self._observe = observe
         self._timeout_s = request_timeout_s
         self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, lambda _: self._ask_all())
-        self._flights: dict[str, Flight] = {}
+        self._attempts: dict[str, RunningAttempt] = {}
         self._asked: dict[int, asyncio.Future[Status]] = {}
         self._nonces = itertools.count()
         self._retiring = False
@@ -80,7 +80,7 @@ class Frontend:
 
     @property
     def num_running(self) -> int:
-        return len(self._flights)
+        return len(self._attempts)
 
     def new_request_id(self) -> str:
         return f"{self._prefix}-{next(self._nonces)}"
@@ -97,8 +97,8 @@ class Frontend:
     async def close(self) -> None:
         for move in self._moves:
             move.cancel()
-        for flight in list(self._flights.values()):
-            flight.fail(ReplicaLost("the server is shutting down"))
+        for running in list(self._attempts.values()):
+            running.fail(ReplicaLost("the server is shutting down"))
         await self._mail.close()
 
     async def status(self) -> Status:
@@ -177,27 +177,27 @@ class Frontend:
             request, moved = replace(request, sibling=shared.sibling), (shared.home, shared.home)
         while True:
             num_before = len(request.emitted)
-            flight = self._begin(request, is_whole=request.id == timeline.request.id)
-            flight.brings, brings = brings, None
-            timeline.attempts.append(flight.story)
+            running = self._begin(request, is_whole=request.id == timeline.request.id)
+            running.brings, brings = brings, None
+            timeline.attempts.append(running.record)
             emitted = list(request.emitted)
             finished = False
             try:
                 place = self._place(request, exclude, source=moved[0], prefer=moved[1])
-                if flight.brings is not None:
+                if running.brings is not None:
                     # The others want the KV at a decode instance, and go on from it for as long as they may.
                     place = replace(place, max_new_tokens=max(2, timeline.request.sampling.max_tokens))
-                async for token in self._attempt(flight, place, deadline):
+                async for token in self._attempt(running, place, deadline):
                     emitted.append(token.token)
                     finished = token.finish is not None
                     yield token
                 if finished:
                     return
             except Moved as left:
-                flight.story.lost = str(left)
-                exclude, moved = (*exclude, str(left))[-4:], (str(left), flight.moved_to)
+                running.record.lost = str(left)
+                exclude, moved = (*exclude, str(left))[-4:], (str(left), running.moved_to)
             except Lost as lost:
-                flight.story.lost = str(lost)
+                running.record.lost = str(lost)
                 exclude, moved = (*exclude, str(lost))[-4:], ("", "")
                 if shared is not None:
                     shared.lost(str(lost))
@@ -205,7 +205,7 @@ class Frontend:
                     "request %s attempt %d: lost %s; it goes on elsewhere", request.id, request.attempt, lost
                 )
             finally:
-                self._end(flight, finished)
+                self._end(running, finished)
             fruitless = 0 if len(emitted) > num_before else fruitless + 1
             if fruitless >= _MAX_FRUITLESS_ATTEMPTS:
                 raise ReplicaLost(
@@ -213,72 +213,74 @@ class Frontend:
                 )
             request = request.retry(tuple(emitted))
 
-    async def _attempt(self, flight: Flight, place: Place, deadline: float) -> AsyncGenerator[TokenOut, None]:
-        request, flight.wanted = flight.request, place
-        self._ask(flight)
+    async def _attempt(
+        self, running: RunningAttempt, place: Place, deadline: float
+    ) -> AsyncGenerator[TokenOut, None]:
+        request, running.wanted = running.request, place
+        self._ask(running)
         try:
             async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
-                while flight.route is None:
-                    await flight.wait()
-                    if flight.failure:
-                        raise flight.failure
+                while running.route is None:
+                    await running.wait()
+                    if running.failure:
+                        raise running.failure
         except TimeoutError:
             raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
-        self._mail.send(flight.route.decode, Submit(request, flight.route))
+        self._mail.send(running.route.decode, Submit(request, running.route))
         while True:
-            while flight.ready:
-                token = flight.ready.popleft()
+            while running.ready:
+                token = running.ready.popleft()
                 if token.finish is not None:
-                    await self._see_it_arrive(flight, deadline)
+                    await self._see_it_arrive(running, deadline)
                 yield token
                 if token.finish is not None:
                     return
-            if flight.failure:
-                raise flight.failure
+            if running.failure:
+                raise running.failure
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
-                    await flight.wait()
+                    await running.wait()
             except TimeoutError:
                 raise ReplicaLost(f"the request took longer than {self._timeout_s:g} s") from None
 
-    async def _see_it_arrive(self, flight: Flight, deadline: float) -> None:
+    async def _see_it_arrive(self, running: RunningAttempt, deadline: float) -> None:
         """The prefill instance may have drawn every token: those that share the prompt follow once its KV is at decode."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
-                while flight.brings is not None and flight.failure is None:
-                    await flight.wait()
+                while running.brings is not None and running.failure is None:
+                    await running.wait()
 
-    def _begin(self, request: Request, *, is_whole: bool) -> Flight:
-        flight = self._flights[request.key] = Flight(request, self._clock, is_whole=is_whole)
-        return flight
+    def _begin(self, request: Request, *, is_whole: bool) -> RunningAttempt:
+        running = self._attempts[request.key] = RunningAttempt(request, self._clock, is_whole=is_whole)
+        return running
 
-    def _end(self, flight: Flight, finished: bool) -> None:
-        request = flight.request
-        flight.story.ended_s = self._clock.now()
-        del self._flights[request.key]
-        if flight.brings is not None:
-            flight.brings.give_up()
-        if flight.route is not None and not finished:
-            self._mail.send(flight.route.decode, Cancel(request.id, request.attempt))
-        if flight.scheduler in self._schedulers.living:
-            num_output = len(flight.known) - len(request.emitted)
-            complete = finished and flight.is_whole
-            self._mail.send(flight.scheduler, Finished(request.id, request.attempt, num_output, complete))
+    def _end(self, running: RunningAttempt, finished: bool) -> None:
+        request = running.request
+        running.record.ended_s = self._clock.now()
+        del self._attempts[request.key]
+        if running.brings is not None:
+            running.brings.give_up()
+        if running.route is not None and not finished:
+            self._mail.send(running.route.decode, Cancel(request.id, request.attempt))
+        if running.scheduler in self._schedulers.living:
+            num_output = len(running.known) - len(request.emitted)
+            complete = finished and running.is_whole
+            self._mail.send(running.scheduler, Finished(request.id, request.attempt, num_output, complete))
 
     def _leave(self, address: str) -> None:
         """Move what an instance, which will end, generates for us."""
-        for flight in self._flights.values():
-            if flight.route is not None and flight.route.decode == address:
-                move = asyncio.create_task(self._move(flight, address))
+        for running in self._attempts.values():
+            if running.route is not None and running.route.decode == address:
+                move = asyncio.create_task(self._move(running, address))
                 self._moves.add(move)
                 move.add_done_callback(self._moves.discard)
 
-    async def _move(self, flight: Flight, leaving: str) -> None:
+    async def _move(self, running: RunningAttempt, leaving: str) -> None:
         """Migrate live: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
 
         The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends. What
         it leaves in the other's prefix cache is what the next attempt finds there."""
-        request, known = flight.request, tuple(flight.known)
+        request, known = running.request, tuple(running.known)
         if len(known) + 1 >= request.sampling.max_tokens:
             return
         sampling = replace(request.sampling, max_tokens=len(known) + 1)
@@ -293,8 +295,8 @@ class Frontend:
         finally:
             self._end(copying, finished)
         if finished and copying.route is not None:
-            flight.moved_to = copying.route.decode
-            flight.fail(Moved(leaving))
+            running.moved_to = copying.route.decode
+            running.fail(Moved(leaving))
 
     def _place(
         self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
@@ -319,9 +321,9 @@ class Frontend:
         match message:
             case Tokens(tokens):
                 for token in tokens:
-                    if (flight := self._flights.get(token.key)) is not None:
-                        flight.receive(token)
-                        flight.hear_from(sender)
+                    if (running := self._attempts.get(token.key)) is not None:
+                        running.receive(token)
+                        running.hear_from(sender)
             case Placed(request_id, attempt, route):
                 self._on_placed(sender, request_id, attempt, route)
             case Rejected(request_id, attempt):
@@ -329,8 +331,8 @@ class Frontend:
             case Failed(request_id, attempt, reason, retryable):
                 self._fail(request_id, attempt, Lost(sender) if retryable else RequestError(reason))
             case HandedOver(request_id, attempt):
-                if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
-                    flight.story.handed_over = message
+                if (running := self._attempts.get(f"{request_id}#{attempt}")) is not None:
+                    running.record.handed_over = message
             case Leaving(address):
                 self._leave(address)
             case Status(nonce=nonce):
@@ -339,37 +341,37 @@ class Frontend:
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
 
-    def _ask(self, flight: Flight) -> None:
+    def _ask(self, running: RunningAttempt) -> None:
         """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known."""
         living = self._schedulers.living
-        if flight.wanted is not None and living:
-            flight.scheduler = living[crc32(flight.request.id.encode()) % len(living)]
-            self._mail.send(flight.scheduler, flight.wanted)
+        if running.wanted is not None and living:
+            running.scheduler = living[crc32(running.request.id.encode()) % len(living)]
+            self._mail.send(running.scheduler, running.wanted)
 
     def _ask_all(self) -> None:
         """Ask for all attempts whose scheduler was lost, or that never had one."""
-        for flight in self._flights.values():
-            if flight.route is None and flight.scheduler not in self._schedulers.living:
-                self._ask(flight)
+        for running in self._attempts.values():
+            if running.route is None and running.scheduler not in self._schedulers.living:
+                self._ask(running)
 
     def _on_placed(self, scheduler: str, request_id: str, attempt: int, route: Route) -> None:
         """Take a placement. One that no attempt here asked this scheduler for is given back to it."""
-        flight = self._flights.get(f"{request_id}#{attempt}")
-        if flight is None or flight.scheduler != scheduler:
+        running = self._attempts.get(f"{request_id}#{attempt}")
+        if running is None or running.scheduler != scheduler:
             self._mail.send(scheduler, Finished(request_id, attempt))
-        elif flight.route is None:
-            flight.place(route)
+        elif running.route is None:
+            running.place(route)
 
     def _fail(self, request_id: str, attempt: int, failure: Exception) -> None:
-        if (flight := self._flights.get(f"{request_id}#{attempt}")) is not None:
-            flight.fail(failure)
+        if (running := self._attempts.get(f"{request_id}#{attempt}")) is not None:
+            running.fail(failure)
 
     def _on_lost(self, peer: str) -> None:
         if self._schedulers.lose(peer):
             self._ask_all()
-        for flight in self._flights.values():
-            if flight.route is not None and flight.route.decode == peer:
-                flight.fail(Lost(peer))
+        for running in self._attempts.values():
+            if running.route is not None and running.route.decode == peer:
+                running.fail(Lost(peer))
 
 
 def _refusal(rejected: Rejected) -> BatonError:

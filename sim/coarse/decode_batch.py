@@ -14,20 +14,20 @@ MAX_BURST = 4096
 class DecodeBatch:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._stays: dict[int, SimulatedSequence] = {}
+        self._seqs: dict[int, SimulatedSequence] = {}
         self._grow: list[tuple[int, int, SimulatedSequence]] = []
         self._finish: list[tuple[int, int, SimulatedSequence]] = []
         self.context = 0
         self.steps = 0
 
     def __len__(self) -> int:
-        return len(self._stays)
+        return len(self._seqs)
 
     def __iter__(self) -> Iterator[SimulatedSequence]:
-        return iter(self._stays.values())
+        return iter(self._seqs.values())
 
     def __contains__(self, seq: SimulatedSequence) -> bool:
-        return seq.arrival in self._stays
+        return seq.arrival in self._seqs
 
     def steps_to_change(self) -> int:
         """Return the steps until a sequence ends or needs another block."""
@@ -36,10 +36,10 @@ class DecodeBatch:
 
     def advance(self, num_steps: int) -> None:
         self.steps += num_steps
-        self.context += len(self._stays) * num_steps
+        self.context += len(self._seqs) * num_steps
 
     def insert(self, seq: SimulatedSequence) -> None:
-        self._stays[seq.arrival] = seq
+        self._seqs[seq.arrival] = seq
         self.context += seq.num_known
         seq.joined_step = self.steps
         seq.finish_step = self.steps + seq.job.max_tokens - seq.num_output
@@ -54,13 +54,13 @@ class DecodeBatch:
             heapq.heappush(self._grow, (seq.grow_step, seq.arrival, seq))
 
     def remove(self, seq: SimulatedSequence) -> None:
-        del self._stays[seq.arrival]
+        del self._seqs[seq.arrival]
         self.count_tokens(seq)
         self.context -= seq.num_known
 
     def counted(self) -> list[SimulatedSequence]:
         """Return all sequences, with their counters brought up to now."""
-        seqs = [*self._stays.values()]
+        seqs = [*self._seqs.values()]
         for seq in seqs:
             self.count_tokens(seq)
         return seqs
@@ -90,7 +90,7 @@ class DecodeBatch:
         while heap:
             step, number, seq = heap[0]
             current = seq.finish_step if heap is self._finish else seq.grow_step
-            if self._stays.get(number) is seq and current == step:
+            if self._seqs.get(number) is seq and current == step:
                 return step
             heapq.heappop(heap)
         return self.steps + MAX_BURST

@@ -18,7 +18,7 @@ class Moved(Lost):
     """This attempt has stopped between two tokens; its KV is elsewhere already. Carries the instance that was left."""
 
 
-class Flight:
+class RunningAttempt:
     """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
 
     def __init__(self, request: Request, clock: Clock, *, is_whole: bool = True) -> None:
@@ -29,7 +29,7 @@ class Flight:
         self.scheduler = ""
         """The scheduler that was asked last."""
         self.route: Route | None = None
-        self.story = Attempt(number=request.attempt, started_s=clock.now())
+        self.record = Attempt(number=request.attempt, started_s=clock.now())
         self.known = list(request.emitted)
         """All output tokens, from every attempt."""
         self.ready: deque[TokenOut] = deque()
@@ -50,8 +50,8 @@ class Flight:
             self.ready.append(following)
             self.known.append(following.token)
         if self.ready:
-            if self.story.first_token_s is None:
-                self.story.first_token_s = self._clock.now()
+            if self.record.first_token_s is None:
+                self.record.first_token_s = self._clock.now()
             self.changed.set()
 
     def hear_from(self, sender: str) -> None:
@@ -66,8 +66,8 @@ class Flight:
         self.changed.set()
 
     def place(self, route: Route) -> None:
-        self.route = self.story.route = route
-        self.story.placed_s = self._clock.now()
+        self.route = self.record.route = route
+        self.record.placed_s = self._clock.now()
         self.changed.set()
 
     async def wait(self) -> None:
