@@ -5,6 +5,8 @@ The folder is in the user's cache, named by the file's place, size and time; its
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from core.errors import ConfigError, UnsupportedModel
-from models.gguf_file import BYTES, ROPE_FACTORS, field, open_gguf
+from models.gguf_reader import BYTES, ROPE_FACTORS, field, open_gguf
 
+_ROOT: Final = Path(__file__).parents[1]
 WEIGHTS: Final = "model.gguf"
 _ARCHITECTURES: Final = {
     "llama": "LlamaForCausalLM",
@@ -164,12 +167,8 @@ def _bytes_each(tensors: dict[str, Any]) -> float:
 
 
 def _write_tokenizer(path: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer  # noqa: PLC0415 (seconds)
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"transformers cannot make a tokenizer of {path.name}: {error}") from None
-    if tokenizer.chat_template is None:
-        tokenizer.chat_template = field(open_gguf(path), "tokenizer.chat_template")
-    tokenizer.save_pretrained(str(folder))
+    command = [sys.executable, "-m", "models.gguf_tokenizer", str(path), str(folder)]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+        raise ConfigError(last[0])

@@ -1,6 +1,9 @@
 """A GGUF file is the model that transformers reads in it, and stays as small."""
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from tests.models.gguf_files import write_gguf
 from tests.models.test_cpu_stored import Watched, load, logits, panels_of
 
 PROMPT = list(range(2, 30))
+ROOT = Path(__file__).parents[2]
 KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"]
 
 
@@ -129,3 +133,19 @@ def test_the_factors_of_llama_3_are_those_that_the_file_has(tmp_path: Path) -> N
     torch.testing.assert_close(
         torch.tensor(llama3_factors(500000.0, 64, 32.0)).float(), want, rtol=1e-4, atol=0
     )
+
+
+def test_a_process_without_torch_gets_its_folder(tmp_path: Path) -> None:
+    """As an ingress on a machine of its own."""
+    write_gguf(tmp_path / "m.gguf", "qwen2", "Q8_0")
+    code = "import sys; sys.modules['torch'] = None; from models.hub import folder_of; print(folder_of(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "m.gguf")],
+        cwd=ROOT,
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "tokenizer.json").is_file()
