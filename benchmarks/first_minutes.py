@@ -7,7 +7,6 @@ Each run is a clone of its own. `--smoke` takes this checkout, which is set up, 
 import contextlib
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import httpx
 import psutil
 
 from benchmarks.report import parser, write
+from tests.ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[1]
 _READY_S = 300.0
@@ -43,7 +43,7 @@ def measure(root: Path, goal: str, *, is_new: bool) -> dict[str, float]:
 
 
 def _serve(root: Path, goal: str) -> dict[str, float]:
-    port = _free_port()
+    port = free_port()
     started = time.perf_counter()
     with _make(root, goal, f"PORT={port}") as process:
         _answer(f"http://127.0.0.1:{port}", process)
@@ -99,12 +99,6 @@ def _seconds(*command: str, cwd: Path, fails: bool = False) -> float:
     if bool(done.returncode) != fails:
         raise SystemExit(f"`{' '.join(command)}` ended with status {done.returncode}: {done.stderr[-1000:]}")
     return time.perf_counter() - started
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def main() -> None:

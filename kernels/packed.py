@@ -223,10 +223,7 @@ def _fits(first: Weight, other: Weight) -> bool:
     match first, other:
         case EightBit(), EightBit():
             return first.values.dtype == other.values.dtype and first.by_blocks == other.by_blocks
-        case Int8Groups(), Int8Groups():
-            alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
-            return alike and first.scales.dtype == other.scales.dtype
-        case FourBit(), FourBit():
+        case (Int8Groups(), Int8Groups()) | (FourBit(), FourBit()):
             alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
             return alike and first.scales.dtype == other.scales.dtype
         case _:

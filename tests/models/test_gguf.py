@@ -46,7 +46,7 @@ def transformers_logits(path: Path) -> torch.Tensor:
 )
 def test_logits_are_those_of_transformers(family: str, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    # Of Qwen3's heads transformers reads no size and takes its default.
+    # transformers does not read the size of Qwen3's heads: it takes its default, 128.
     write_gguf(path, family, kind, {"head_dim": 128} if family == "qwen3" else {})
     got = Paged(load_model(resolve(str(path)), "float32", CPU), 1, random.Random(0)).step([(0, 0, PROMPT)])[0]
     want = transformers_logits(path)

@@ -88,9 +88,8 @@ class Speculator:
             self._looks.tried(any_found=bool(guesses), any_chosen=is_chosen and pays)
             self._num_guessing += is_chosen
             if is_trial and guesses:
-                lengths[-1] = (
-                    1  # what guesses cost, and how often they are right, is learned from guesses alone
-                )
+                # What guesses cost, and how often they are right, is learned from guesses alone.
+                lengths[-1] = 1
         self._guessed |= {seq.key: draft for seq, draft in drafts}
         return {
             seq.key: draft.tokens[:length]
