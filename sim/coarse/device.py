@@ -11,16 +11,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.lateness import is_late
 from core.ports import SchedulerPolicy
-from core.precedence import taking_part
 from core.reports import LoadReport, Register
 from core.steps import chunk_pairs
 from engine.planning.sequence import Sequence
 from sim.coarse.blocks import Blocks
 from sim.coarse.burst import Burst, decoding_burst
-from sim.coarse.decode_batch import DecodeBatch
 from sim.coarse.device_config import DeviceConfig
+from sim.coarse.device_sequences import DeviceSequences
 from sim.coarse.outlink import OutLink
 from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSequence
 
@@ -62,13 +60,8 @@ class Device:
     ) -> None:
         self.info, self._config, self._policy, self._world = info, config, policy, world
         self._blocks = Blocks(info.num_blocks, info.block_size, world.new_block_id)
-        self._waiting: list[SimulatedSequence] = []
+        self._seqs = DeviceSequences(info, config, policy, self._blocks)
         self._reserving: deque[tuple[SimulatedSequence, str]] = deque()
-        self._prompts: list[SimulatedSequence] = []
-        self._joining: list[SimulatedSequence] = []
-        self._decoding = DecodeBatch(info.block_size)
-        self._paused: list[SimulatedSequence] = []
-        """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
         self._chunks: list[_Chunk] = []
         self._burst: Burst | None = None
         self._timer = 0
@@ -77,8 +70,6 @@ class Device:
         """Steps of the running burst that `_rate` has seen."""
         self._reported: tuple[float, ...] = ()
         self._reported_step_s = 0.0
-        self._priorities: set[int] = set()
-        """The priorities of the classes that have come here."""
         self._link = OutLink(config.link, config.num_layers)
         self._arrivals = itertools.count()
         self._reports = itertools.count(1)
@@ -94,7 +85,7 @@ class Device:
             self._reserving.append((seq, prefill))
             self._serve_reservations(now)
         else:
-            self._waiting.append(seq)
+            self._seqs.waiting.append(seq)
         self._wake(now)
 
     def start_prefill(self, now: float, holder: SimulatedSequence) -> None:
@@ -102,7 +93,7 @@ class Device:
         self._received.append(holder.request.key)
         seq = self._seq(holder.job, now)
         seq.holder, seq.num_pushed = holder, holder.num_computed
-        self._waiting.append(seq)
+        self._seqs.waiting.append(seq)
         self._wake(now)
 
     def committed(self, now: float, seq: SimulatedSequence) -> None:
@@ -114,7 +105,7 @@ class Device:
             self._blocks.strip(seq)
             self._serve_reservations(now)
         else:
-            self._joining.append(seq)
+            self._seqs.joining.append(seq)
         self._wake(now)
 
     def delivered(self, now: float, seq: SimulatedSequence) -> None:
@@ -130,9 +121,9 @@ class Device:
     def report(self, now: float) -> LoadReport | None:
         """None when it would say the same as the last one, but for a change of the step time by less than 2 %."""
         self._measure(now)
-        waiting = sum(s.num_missing for s in self._prompts) + sum(s.num_known for s in self._waiting)
-        num_waiting = len(self._waiting) + len(self._reserving)
-        load = (self._blocks.num_available, waiting, num_waiting, self._num_running, self._rate.tokens_per_s)
+        seqs = self._seqs
+        waiting, num_waiting = seqs.num_waiting_tokens, len(seqs.waiting) + len(self._reserving)
+        load = (self._blocks.num_available, waiting, num_waiting, seqs.num_running, self._rate.tokens_per_s)
         step_s = self._rate.step_s
         added, removed = self._blocks.drain_events()
         same = load == self._reported and abs(step_s - self._reported_step_s) < 0.02 * step_s
@@ -145,38 +136,20 @@ class Device:
             seq=next(self._reports),
             free_blocks=load[0],
             waiting_tokens=load[1],
-            waiting_by_priority=self._waiting_by_priority(),
+            waiting_by_priority=seqs.waiting_by_priority(),
             num_waiting=load[2],
             num_running=load[3],
             tokens_per_s=load[4],
             step_s=step_s,
             cache_added=added,
             cache_removed=removed,
-            num_decoding=len(self._decoding) + len(self._joining) + len(self._paused),
-            context_tokens=self._decoding.context
-            + sum(s.num_known for s in (*self._prompts, *self._joining, *self._paused)),
+            num_decoding=len(seqs.decoding) + len(seqs.joining) + len(seqs.paused),
+            context_tokens=seqs.decoding.context
+            + sum(s.num_known for s in (*seqs.prompts, *seqs.joining, *seqs.paused)),
             received=received,
             steps=self._config.steps,
-            late_tokens=self._late_tokens(now),
+            late_tokens=seqs.late_tokens(now),
         )
-
-    def _late_tokens(self, now: float) -> int:
-        if self._config.mixed_batch_tokens:
-            return 0
-        steps = self._config.steps
-        return sum(
-            s.num_known - s.num_computed for s in (*self._prompts, *self._waiting) if is_late(s, now, steps)
-        )
-
-    def _waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
-        if len(self._priorities) <= 1:
-            return ()
-        tokens = {seq.request.slo.priority: 0 for seq in (*self._decoding, *self._paused)}
-        for seq in self._prompts:
-            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_missing
-        for seq in self._waiting:
-            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_known
-        return tuple(sorted(tokens.items()))
 
     def check_integrity(self) -> None:
         """Raises Bug where the production ledger, pool and prefix tree disagree with the sequences that are here."""
@@ -196,35 +169,35 @@ class Device:
 
     def _begin(self, now: float, planned_s: float) -> None:
         """The next step or burst, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
-        if not self._decoding and not self._prompts:
+        if not self._seqs.decoding and not self._seqs.prompts:
             planned_s = now
-        self._join(planned_s)
-        self._put_classes_first(now)
-        self._grow_decoding(now)
+        self._seqs.join(planned_s)
+        self._seqs.put_classes_first(now)
+        self._seqs.grow_decoding(now)
         self._chunks = self._compose(now, planned_s)
         self._num_measured = 0
-        batch = len(self._decoding)
+        batch = len(self._seqs.decoding)
         if not batch and not self._chunks:
             self._burst = None
             return
         if self._chunks:
             self._burst = Burst(now, 1, self._step_with_prompts_s(batch))
         else:
-            self._burst = decoding_burst(now, self._decoding, self._config.step)
-            if _any_later(self._waiting, planned_s) or _any_later(self._joining, planned_s):
+            self._burst = decoding_burst(now, self._seqs.decoding, self._config.step)
+            if _any_later(self._seqs.waiting, planned_s) or _any_later(self._seqs.joining, planned_s):
                 self._burst.num_steps = 1
-            elif self._paused:
+            elif self._seqs.paused:
                 self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
         self._set_timer()
 
     def _step_with_prompts_s(self, batch: int) -> float:
-        num_tokens, context = batch, self._decoding.context
+        num_tokens, context = batch, self._seqs.decoding.context
         new_pairs = 0.0
         for chunk in self._chunks:
             num_tokens += chunk.count
             context += chunk.start + chunk.count
             new_pairs += chunk_pairs(chunk.start, chunk.count)
-        pairs = self._decoding.context + new_pairs
+        pairs = self._seqs.decoding.context + new_pairs
         return self._config.step.step_s(num_tokens, context, pairs, batch + len(self._chunks))
 
     def _set_timer(self) -> None:
@@ -237,7 +210,7 @@ class Device:
         burst = self._burst
         if timer != self._timer or burst is None:
             return
-        self._decoding.advance(burst.num_steps)
+        self._seqs.decoding.advance(burst.num_steps)
         self.num_steps += burst.num_steps
         self.busy_s += now - burst.began_s
         self._measure(now)
@@ -259,7 +232,7 @@ class Device:
         self._num_measured = num_done
 
     def _finish_decoding(self, now: float) -> None:
-        while (seq := self._decoding.pop_finished()) is not None:
+        while (seq := self._seqs.decoding.pop_finished()) is not None:
             self._blocks.keep_output(seq)
             self._blocks.strip(seq)
             self._world.tokens(seq.job, now, seq.num_output)
@@ -271,12 +244,12 @@ class Device:
             sent_s = self._push(seq, now, burst) if seq.holder is not None else now
             if seq.num_missing:
                 continue
-            self._prompts.remove(seq)
+            self._seqs.prompts.remove(seq)
             if seq.holder is None:
                 seq.num_known += 1
                 seq.first_token_s = min(seq.first_token_s, now)
                 self._world.tokens(seq.job, now, seq.num_output)
-                self._enter_batch(seq, now)
+                self._seqs.enter_batch(seq, now)
             else:
                 self._world.tokens(seq.job, now, seq.num_output + 1)
                 holder = self._world.device(seq.holder.address)
@@ -286,19 +259,19 @@ class Device:
 
     def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
         """Prompts in the room that the decoding sequences leave in the step."""
-        if not self._prompts and not self._waiting:
+        if not self._seqs.prompts and not self._seqs.waiting:
             return []
-        self._prompts = self._by_turn(self._prompts, now)
+        self._seqs.prompts = self._by_turn(self._seqs.prompts, now)
         budget = self._prompt_budget(now)
         waiting: Iterable[SimulatedSequence] = ()
-        if self._waiting and budget > 0:
-            waiting = self._policy.order([seq for seq in self._waiting if seq.ready_s <= planned_s], now)
+        if self._seqs.waiting and budget > 0:
+            waiting = self._policy.order([seq for seq in self._seqs.waiting if seq.ready_s <= planned_s], now)
         chunks: list[_Chunk] = []
-        begun, may_admit = set(map(id, self._prompts)), True
-        for seq in self._by_turn((*self._prompts, *waiting), now):
-            if budget <= 0 or len(self._decoding) + len(chunks) >= self.info.max_num_seqs:
+        begun, may_admit = set(map(id, self._seqs.prompts)), True
+        for seq in self._by_turn((*self._seqs.prompts, *waiting), now):
+            if budget <= 0 or len(self._seqs.decoding) + len(chunks) >= self.info.max_num_seqs:
                 break
-            if id(seq) not in begun and not (may_admit := may_admit and self._admit(seq)):
+            if id(seq) not in begun and not (may_admit := may_admit and self._seqs.admit(seq)):
                 continue
             budget -= self._take_chunk(seq, budget, chunks)
         return chunks
@@ -309,29 +282,17 @@ class Device:
             return [*seqs]
         return sorted(seqs, key=lambda seq: self._policy.turn(seq, now, self._config.steps))
 
-    def _admit(self, seq: SimulatedSequence) -> bool:
-        num_running = self._num_running
-        if num_running >= self.info.max_num_seqs or not self._blocks.admit(seq, seq.num_known, num_running):
-            return False
-        self._waiting.remove(seq)
-        self._prompts.append(seq)
-        return True
-
     def _prompt_budget(self, now: float) -> int:
         """Prompt tokens that the step that begins now may compute."""
-        batch, limit = len(self._decoding), self._config.mixed_batch_tokens
+        batch, limit = len(self._seqs.decoding), self._config.mixed_batch_tokens
         if batch and limit:
             return limit - batch
         budget = self.info.max_batch_tokens - batch
         if not batch:
             return budget
-        decoding, steps = self._decoding, self._config.steps
+        decoding, steps = self._seqs.decoding, self._config.steps
         seqs = decoding.counted()
-        return self._policy.prompt_tokens(seqs, decoding.context, self._prompts, steps, budget, now)
-
-    @property
-    def _num_running(self) -> int:
-        return len(self._decoding) + len(self._prompts) + len(self._joining) + len(self._paused)
+        return self._policy.prompt_tokens(seqs, decoding.context, self._seqs.prompts, steps, budget, now)
 
     def _take_chunk(self, seq: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:
         count = max(0, min(seq.num_missing, budget))
@@ -340,97 +301,8 @@ class Device:
             seq.num_computed += count
         return count
 
-    def _join(self, planned_s: float) -> None:
-        if not self._joining:
-            return
-        left: list[SimulatedSequence] = []
-        for seq in self._joining:
-            if seq.ready_s <= planned_s and len(self._decoding) < self.info.max_num_seqs:
-                self._decoding.insert(seq)
-            else:
-                left.append(seq)
-        self._joining = left
-
-    def _enter_batch(self, seq: SimulatedSequence, now: float) -> None:
-        """Its prompt was computed here: the next step is planned already, and has it."""
-        if seq.num_output >= seq.job.max_tokens:
-            self._blocks.keep_output(seq)
-            self._blocks.strip(seq)
-            return
-        seq.ready_s = now
-        if len(self._decoding) < self.info.max_num_seqs:
-            self._decoding.insert(seq)
-        else:
-            self._joining.append(seq)
-
-    def _grow_decoding(self, now: float) -> None:
-        while (seq := self._decoding.pop_growing()) is not None:
-            if self._make_room(seq, now):
-                self._blocks.grow(seq)
-                self._decoding.note_growth(seq)
-
-    def _make_room(self, seq: SimulatedSequence, now: float) -> bool:
-        """One block, from a victim when none is left; False when the victim is `seq` itself."""
-        while self._blocks.num_available < 1:
-            victim = self._policy.victim(self._preemptible())
-            self._preempt(victim, now)
-            if victim is seq:
-                return False
-        return True
-
-    def _preemptible(self) -> list[SimulatedSequence]:
-        return [*self._decoding.counted(), *self._paused, *(s for s in self._prompts if s.holder is None)]
-
-    def _put_classes_first(self, now: float) -> None:
-        """Say who sits the next step out, and take slots and blocks of lower classes for higher ones that wait."""
-        if len(self._priorities) <= 1:
-            return
-        for seq in self._policy.order(self._waiting, now):
-            if not self._make_way(seq, now):
-                break
-        batch = [*self._decoding.counted(), *self._paused]
-        taking = taking_part(batch, (*self._prompts, *self._waiting), self._config.steps, now)
-        chosen = set(map(id, taking if taking or self._prompts else batch))
-        for seq in batch:
-            if (id(seq) in chosen) == (seq in self._decoding):
-                continue
-            if id(seq) in chosen:
-                self._paused.remove(seq)
-                self._decoding.insert(seq)
-            else:
-                self._decoding.remove(seq)
-                self._paused.append(seq)
-
-    def _make_way(self, seq: SimulatedSequence, now: float) -> bool:
-        """Preempt lower classes where `seq` lacks a slot or blocks, and what they have suffices; False: it waits."""
-        priority = seq.request.slo.priority
-        victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
-        wanted = -(-seq.num_known // self.info.block_size) + self._num_running
-        coming = self._blocks.num_available
-        if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
-            return False
-        while self._num_running >= self.info.max_num_seqs or coming < wanted:
-            if not victims:
-                return False
-            victim = self._policy.victim(victims)
-            victims.remove(victim)
-            coming += len(victim.blocks.block_ids)
-            self._preempt(victim, now)
-        return True
-
-    def _preempt(self, seq: SimulatedSequence, now: float) -> None:
-        if seq in self._decoding:
-            self._decoding.remove(seq)
-        elif seq in self._paused:
-            self._paused.remove(seq)
-        else:
-            self._prompts.remove(seq)
-        self._blocks.preempt(seq)
-        seq.num_computed, seq.ready_s = 0, now
-        self._waiting.append(seq)
-
     def _seq(self, job: SimulatedRequest, now: float) -> SimulatedSequence:
-        self._priorities.add(job.request.slo.priority)
+        self._seqs.note_class(job.request)
         blocks = Sequence(request=job.request, tokens=list(job.ids), num_prompt=len(job.ids), arrival=0)
         return SimulatedSequence(
             job=job,
@@ -444,11 +316,11 @@ class Device:
     def _serve_reservations(self, now: float) -> None:
         while self._reserving:
             seq, prefill = self._reserving[0]
-            if not self._blocks.admit(seq, seq.num_known + 1, self._num_running):
+            if not self._blocks.admit(seq, seq.num_known + 1, self._seqs.num_running):
                 return
             self._reserving.popleft()
             if seq.num_missing <= _FINE_BLOCK_TOKENS:
-                self._prompts.append(seq)
+                self._seqs.prompts.append(seq)
             else:
                 source = self._world.device(prefill)
                 self._world.at(now + self._config.message_s, source.start_prefill, seq)
@@ -457,14 +329,14 @@ class Device:
     def _expire(self, now: float, seq: SimulatedSequence, source: "Device") -> None:
         """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""
         if source.withdraw(seq):
-            self._prompts.append(seq)
+            self._seqs.prompts.append(seq)
             self._wake(now)
 
     def withdraw(self, holder: SimulatedSequence) -> bool:
         """Do not compute that prompt; False when it has been begun."""
-        waiting = next((seq for seq in self._waiting if seq.holder is holder), None)
+        waiting = next((seq for seq in self._seqs.waiting if seq.holder is holder), None)
         if waiting is not None:
-            self._waiting.remove(waiting)
+            self._seqs.waiting.remove(waiting)
         return waiting is not None
 
     def _push(self, seq: SimulatedSequence, now: float, burst: Burst) -> float:

@@ -1,0 +1,160 @@
+"""The sequences on a device of the coarse simulation: who waits, whose prompt is computed, who decodes or sits steps out.
+
+Invariant: each sequence that is here is in exactly one of the five; all but those that wait have blocks."""
+
+from core.lateness import is_late
+from core.ports import SchedulerPolicy
+from core.precedence import taking_part
+from core.reports import Register
+from core.types import Request
+from sim.coarse.blocks import Blocks
+from sim.coarse.decode_batch import DecodeBatch
+from sim.coarse.device_config import DeviceConfig
+from sim.coarse.simulated_sequence import SimulatedSequence
+
+
+class DeviceSequences:
+    def __init__(
+        self, info: Register, config: DeviceConfig, policy: SchedulerPolicy[SimulatedSequence], blocks: Blocks
+    ) -> None:
+        self._info, self._config, self._policy, self._blocks = info, config, policy, blocks
+        self.waiting: list[SimulatedSequence] = []
+        self.prompts: list[SimulatedSequence] = []
+        self.joining: list[SimulatedSequence] = []
+        self.decoding = DecodeBatch(info.block_size)
+        self.paused: list[SimulatedSequence] = []
+        """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
+        self._priorities: set[int] = set()
+        """The priorities of the classes that have come here."""
+
+    def note_class(self, request: Request) -> None:
+        self._priorities.add(request.slo.priority)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.decoding) + len(self.prompts) + len(self.joining) + len(self.paused)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """The number of tokens to compute before everything here decodes."""
+        return sum(s.num_missing for s in self.prompts) + sum(s.num_known for s in self.waiting)
+
+    def late_tokens(self, now: float) -> int:
+        """Return the tokens of prompts that are late, which let others pass."""
+        if self._config.mixed_batch_tokens:
+            return 0
+        steps = self._config.steps
+        return sum(
+            s.num_known - s.num_computed for s in (*self.prompts, *self.waiting) if is_late(s, now, steps)
+        )
+
+    def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
+        """Return (priority, tokens to compute) of each class that is here, the lowest first; empty where one class came."""
+        if len(self._priorities) <= 1:
+            return ()
+        tokens = {seq.request.slo.priority: 0 for seq in (*self.decoding, *self.paused)}
+        for seq in self.prompts:
+            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_missing
+        for seq in self.waiting:
+            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_known
+        return tuple(sorted(tokens.items()))
+
+    def admit(self, seq: SimulatedSequence) -> bool:
+        """Begin the prompt of a waiting sequence. Return False where it lacks a slot or blocks."""
+        num_running = self.num_running
+        if num_running >= self._info.max_num_seqs or not self._blocks.admit(seq, seq.num_known, num_running):
+            return False
+        self.waiting.remove(seq)
+        self.prompts.append(seq)
+        return True
+
+    def join(self, planned_s: float) -> None:
+        """Let those decode that were ready when the step was planned."""
+        if not self.joining:
+            return
+        left: list[SimulatedSequence] = []
+        for seq in self.joining:
+            if seq.ready_s <= planned_s and len(self.decoding) < self._info.max_num_seqs:
+                self.decoding.insert(seq)
+            else:
+                left.append(seq)
+        self.joining = left
+
+    def enter_batch(self, seq: SimulatedSequence, now: float) -> None:
+        """Let a sequence decode whose prompt was computed here: the next step is planned already, and has it."""
+        if seq.num_output >= seq.job.max_tokens:
+            self._blocks.keep_output(seq)
+            self._blocks.strip(seq)
+            return
+        seq.ready_s = now
+        if len(self.decoding) < self._info.max_num_seqs:
+            self.decoding.insert(seq)
+        else:
+            self.joining.append(seq)
+
+    def grow_decoding(self, now: float) -> None:
+        """Give a block to each sequence whose next token needs one. May preempt."""
+        while (seq := self.decoding.pop_growing()) is not None:
+            if self._make_room(seq, now):
+                self._blocks.grow(seq)
+                self.decoding.note_growth(seq)
+
+    def _make_room(self, seq: SimulatedSequence, now: float) -> bool:
+        """Free one block, taking it from a victim when none is left. Return False when the victim is `seq` itself."""
+        while self._blocks.num_available < 1:
+            victim = self._policy.victim(self._preemptible())
+            self._preempt(victim, now)
+            if victim is seq:
+                return False
+        return True
+
+    def _preemptible(self) -> list[SimulatedSequence]:
+        return [*self.decoding.counted(), *self.paused, *(s for s in self.prompts if s.holder is None)]
+
+    def put_classes_first(self, now: float) -> None:
+        """Say which sequences sit the next step out, and take slots and blocks of lower classes for higher ones that wait."""
+        if len(self._priorities) <= 1:
+            return
+        for seq in self._policy.order(self.waiting, now):
+            if not self._make_way(seq, now):
+                break
+        batch = [*self.decoding.counted(), *self.paused]
+        taking = taking_part(batch, (*self.prompts, *self.waiting), self._config.steps, now)
+        chosen = set(map(id, taking if taking or self.prompts else batch))
+        for seq in batch:
+            if (id(seq) in chosen) == (seq in self.decoding):
+                continue
+            if id(seq) in chosen:
+                self.paused.remove(seq)
+                self.decoding.insert(seq)
+            else:
+                self.decoding.remove(seq)
+                self.paused.append(seq)
+
+    def _make_way(self, seq: SimulatedSequence, now: float) -> bool:
+        """Preempt lower classes where `seq` lacks a slot or blocks, and what they have suffices; False: it waits."""
+        priority = seq.request.slo.priority
+        victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
+        wanted = -(-seq.num_known // self._info.block_size) + self.num_running
+        coming = self._blocks.num_available
+        if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
+            return False
+        while self.num_running >= self._info.max_num_seqs or coming < wanted:
+            if not victims:
+                return False
+            victim = self._policy.victim(victims)
+            victims.remove(victim)
+            coming += len(victim.blocks.block_ids)
+            self._preempt(victim, now)
+        return True
+
+    def _preempt(self, seq: SimulatedSequence, now: float) -> None:
+        if seq in self.decoding:
+            self.decoding.remove(seq)
+        elif seq in self.paused:
+            self.paused.remove(seq)
+        else:
+            self.prompts.remove(seq)
+        self._blocks.preempt(seq)
+        seq.num_computed, seq.ready_s = 0, now
+        self.waiting.append(seq)
