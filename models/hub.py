@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from core.errors import ConfigError
-from models.gguf_folder import folder_of_gguf
 
 _EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _IGNORED = ["consolidated*", "original/*"]
@@ -39,6 +38,9 @@ def folder_of(path_or_id: str) -> Path | None:
     if path.is_dir():
         return path
     if path.suffix == ".gguf" and path.is_file():
+        # It needs numpy, which a command line that only says its help does not.
+        from models.gguf_folder import folder_of_gguf  # noqa: PLC0415
+
         return folder_of_gguf(path)
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
         raise ConfigError(

@@ -18,6 +18,16 @@ import pytest
     ],
 )
 def test_imported_without_torch(module: str) -> None:
-    heavy = "[name for name in ('torch', 'transformers') if name in sys.modules]"
-    command = [sys.executable, "-c", f"import sys, {module}; print({heavy})"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert imported(module, ("torch", "transformers")) == "[]"
+
+
+def test_the_command_line_is_imported_without_numpy() -> None:
+    assert imported("baton.cli.serve", ("numpy",)) == "[]"
+
+
+def imported(module: str, names: tuple[str, ...]) -> str:
+    """Return those of `names` that an interpreter has imported after `module`."""
+    program = f"import sys, {module}; print([name for name in {names} if name in sys.modules])"
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout.strip()
