@@ -13,7 +13,8 @@ from cluster.ingress.api.openai_requests import ChatRequest, Message
 from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall, ToolChoice
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
-from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar, markup_of
+from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
+from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser

@@ -2,18 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from cluster.ingress.parsers import deepseek, hermes, mistral, qwen_coder
-from cluster.ingress.parsers.argument_rules import ArgumentMarkup, argument_rules
-from cluster.ingress.parsers.model_formats import ToolFormat
+from cluster.ingress.parsers.argument_rules import argument_rules
+from cluster.ingress.parsers.call_markups import CallMarkup
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """White space between JSON's tokens. Without a bound a model could write white space until its tokens are spent."""
-
-
-_FENCE, _FENCE_END = "\n```json\n", "\n```"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,96 +19,6 @@ class CallableTool:
     """The schema of its arguments."""
     strict: bool = False
     """Whether all of the schema must hold. Otherwise keywords that the grammar does not know are passed over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallMarkup:
-    """Parts of Lark rules: `opening first call (following call)* closing`."""
-
-    opening: str = ""
-    """The mark by which calls are told from text. Where it is empty, an answer that begins with `bracket` is a call."""
-    bracket: str = "{"
-    first: str = ""
-    following: str = ""
-    closing: str = ""
-    heads: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By tool, what stands before its arguments. Where it is empty, a call is an object with the tool's name in it."""
-    tail: str = ""
-    """What stands behind the object or the arguments."""
-    arguments_key: str = "arguments"
-    one_by_one: ArgumentMarkup | None = None
-    """How each argument is written. None: they are one JSON object."""
-
-
-def markup_of(
-    tools: ToolFormat, names: Sequence[str], special_tokens: Mapping[str, int], template: str
-) -> CallMarkup | None:
-    """Return a family's markup, or None where it has none of its own: the calls of harmony are on channels, of which
-    `harmony_grammar` makes one grammar with everything else."""
-
-    def mark(text: str) -> str:
-        return f"<[{special_tokens[text]}]>" if text in special_tokens else _text(text)
-
-    match tools:
-        case "hermes":
-            begin, line = mark(hermes.BEGIN), _text("\n")
-            return CallMarkup(
-                opening=begin,
-                first=line,
-                following=f"{line} {begin} {line}",
-                tail=f"{line} {mark(hermes.END)}",
-            )
-        case "llama3_json":
-            return CallMarkup(following=_text(";"), arguments_key="parameters")
-        case "mistral":
-            begin, behind = mark(mistral.BEGIN), mark(mistral.ARGUMENTS)
-            if mistral.ARGUMENTS not in special_tokens:
-                return CallMarkup(opening=begin, first=_text("["), following=_text(", "), closing=_text("]"))
-            return CallMarkup(
-                opening=begin, following=begin, heads={name: f"{_text(name)} {behind}" for name in names}
-            )
-        case "deepseek_v3":
-            begin, separator, end = map(mark, (deepseek.CALL_BEGIN, deepseek.SEPARATOR, deepseek.CALL_END))
-            heads = {name: f"{begin} {_text(name)} {separator}" for name in names}
-            markup = CallMarkup(
-                opening=mark(deepseek.CALLS_BEGIN), closing=mark(deepseek.CALLS_END), heads=heads, tail=end
-            )
-            if "```json" not in template:
-                return markup
-            fenced = {
-                name: f"{begin} {_text('function')} {separator} {_text(name + _FENCE)}" for name in names
-            }
-            return CallMarkup(
-                opening=markup.opening,
-                following=_text("\n"),
-                closing=markup.closing,
-                heads=fenced,
-                tail=f"{_text(_FENCE_END)} {end}",
-            )
-        case "pythonic":
-            return CallMarkup(
-                bracket="[",
-                first=_text("["),
-                following=_text(", "),
-                closing=_text("]"),
-                heads={name: _text(f"{name}(") for name in names},
-                tail=_text(")"),
-                one_by_one=ArgumentMarkup(behind_key="=", separator=", ", keys_are_names=True),
-            )
-        case "qwen3_coder":
-            begin, line = mark(qwen_coder.BEGIN), _text("\n")
-            return CallMarkup(
-                opening=begin,
-                first=line,
-                following=f"{line} {begin} {line}",
-                heads={name: _text(f"{qwen_coder.FUNCTION}{name}>\n") for name in names},
-                tail=f"{_text(qwen_coder.FUNCTION_END)} {line} {mark(qwen_coder.END)}",
-                one_by_one=ArgumentMarkup(
-                    before=qwen_coder.PARAMETER, behind_key=">", end=qwen_coder.PARAMETER_END, space="\n"
-                ),
-            )
-        case "none" | "harmony":
-            return None
 
 
 def call_grammar(
@@ -194,10 +100,6 @@ def _call_object(markup: CallMarkup, tool: CallableTool) -> str:
         **definitions,
     }
     return f"%json {_json(whole, _options(tool))}"
-
-
-def _text(text: str) -> str:
-    return json.dumps(text)
 
 
 def _json(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:

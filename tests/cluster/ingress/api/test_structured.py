@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from cluster.ingress.api.structured import MAX_GRAMMAR_BYTES
 from cluster.ingress.parsers import deepseek, hermes, mistral
-from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar, markup_of
+from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
+from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.model_formats import ModelFormats, ToolFormat, make_parser
 from cluster.ingress.parsers.output_events import CallArguments, CallBegins, Text
 from cluster.ingress.parsers.qwen_coder import Schemas
