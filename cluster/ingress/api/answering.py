@@ -134,60 +134,79 @@ class Answering:
     ) -> list[ChoiceStream]:
         """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
         name. Raises RequestError."""
-        if not self.settings.generates:
-            scores = self.settings.pooling is not None and self.settings.pooling.scores
-            does = "scores pairs of texts (/v1/score)" if scores else "embeds texts (/v1/embeddings)"
-            raise RequestError(
-                f"the model {self.settings.model_name!r} {does} and does not generate; a decoder model would, started with "
-                "model.pooling=none or last",
-                field="model",
-            )
+        self._check_generates()
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
+        retain = body.prompt_cache_retention != "none"
         choices: list[ChoiceStream] = []
         for prompt in prompts:
-            max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
-            sampling = request_params.to_sampling(body, max_tokens, self.settings, self.tokenizer)
-            sampling = replace(sampling, grammar=grammar, stop_token_ids=sampling.stop_token_ids + ends)
-            if chat is not None:
-                sampling = replace(sampling, thinking=chat.thinking)
+            sampling = self._sampling(body, prompt, chat, grammar, ends)
             shared = SharedPrompt() if n > 1 else None
             for choice in range(n):
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
-                request = self._request(
-                    http,
-                    body,
-                    slo,
-                    prompt,
-                    replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice)),
-                    retain=body.prompt_cache_retention != "none",
-                )
-                hidden = chat.hidden_tokens if chat else None
-                text = TextStream(
-                    self.tokenizer,
-                    prompt,
-                    body.stops,
-                    skip_special_tokens=body.skip_special_tokens and hidden is None,
-                    include_stop=body.include_stop_str_in_output,
-                    min_tokens=body.min_tokens,
-                    hidden_tokens=hidden or (),
-                )
-                parser = chat.new_parser() if chat else PlainParser()
-                reasons = chat is not None and chat.formats.reasoning != "none"
-                choices.append(
-                    ChoiceStream(
-                        len(choices),
-                        request,
-                        text,
-                        parser,
-                        reasons,
-                        prompt_only=body.max_tokens == 0,
-                        shared=shared,
-                    )
-                )
+                seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice))
+                request = self._request(http, body, slo, prompt, seeded, retain=retain)
+                choices.append(self._choice(len(choices), request, body, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
+
+    def _check_generates(self) -> None:
+        """Raise RequestError where the served model only embeds or scores."""
+        if self.settings.generates:
+            return
+        scores = self.settings.pooling is not None and self.settings.pooling.scores
+        does = "scores pairs of texts (/v1/score)" if scores else "embeds texts (/v1/embeddings)"
+        raise RequestError(
+            f"the model {self.settings.model_name!r} {does} and does not generate; a decoder model would, started with "
+            "model.pooling=none or last",
+            field="model",
+        )
+
+    def _sampling(
+        self,
+        body: Common,
+        prompt: tuple[int, ...],
+        chat: PreparedChat | None,
+        grammar: Grammar | None,
+        ends: tuple[int, ...],
+    ) -> SamplingParams:
+        max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
+        sampling = request_params.to_sampling(body, max_tokens, self.settings, self.tokenizer)
+        return replace(
+            sampling,
+            grammar=grammar,
+            stop_token_ids=sampling.stop_token_ids + ends,
+            thinking=sampling.thinking if chat is None else chat.thinking,
+        )
+
+    def _choice(
+        self,
+        index: int,
+        request: Request,
+        body: Common,
+        chat: PreparedChat | None,
+        shared: SharedPrompt | None,
+    ) -> ChoiceStream:
+        hidden = chat.hidden_tokens if chat else None
+        text = TextStream(
+            self.tokenizer,
+            request.prompt,
+            body.stops,
+            skip_special_tokens=body.skip_special_tokens and hidden is None,
+            include_stop=body.include_stop_str_in_output,
+            min_tokens=body.min_tokens,
+            hidden_tokens=hidden or (),
+        )
+        return ChoiceStream(
+            index,
+            request,
+            text,
+            parser=chat.new_parser() if chat else PlainParser(),
+            reasons=chat is not None and chat.formats.reasoning != "none",
+            prompt_only=body.max_tokens == 0,
+            shared=shared,
+        )
 
     async def vectors(
         self,
