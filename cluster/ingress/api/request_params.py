@@ -153,21 +153,9 @@ def to_sampling(
         raise RequestError(
             f"min_tokens ({body.min_tokens}) exceeds max_tokens ({max_tokens})", field="min_tokens"
         )
-    allowed = tuple(
-        _in_vocabulary(token, "allowed_token_ids", settings) for token in body.allowed_token_ids or ()
-    )
     bad_words = _bad_words(body.bad_words or (), tokenizer)
     masked_until_min = stop_ids + settings.eos_token_ids
-    never = {word[0] for word in bad_words if len(word) == 1}
-    if allowed and not set(allowed) - never:
-        raise RequestError(
-            "allowed_token_ids: bad_words leave nothing of them that could be drawn",
-            field="allowed_token_ids",
-        )
-    if allowed and body.min_tokens and not set(allowed) - never - set(masked_until_min):
-        raise RequestError(
-            "allowed_token_ids: nothing but stop tokens, which min_tokens puts off", field="allowed_token_ids"
-        )
+    allowed = _allowed(body, settings, bad_words, masked_until_min)
     return SamplingParams(
         temperature=pick("temperature", 1.0),
         top_p=pick("top_p", 1.0),
@@ -187,6 +175,29 @@ def to_sampling(
         stop_token_ids=stop_ids if body.ignore_eos else stop_ids + settings.eos_token_ids,
         masked_until_min=masked_until_min,
     )
+
+
+def _allowed(
+    body: Common,
+    settings: ApiSettings,
+    bad_words: Sequence[tuple[int, ...]],
+    masked_until_min: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Return the only tokens that may be drawn; none for all. Raises RequestError where none of them could be."""
+    allowed = tuple(
+        _in_vocabulary(token, "allowed_token_ids", settings) for token in body.allowed_token_ids or ()
+    )
+    never = {word[0] for word in bad_words if len(word) == 1}
+    if allowed and not set(allowed) - never:
+        raise RequestError(
+            "allowed_token_ids: bad_words leave nothing of them that could be drawn",
+            field="allowed_token_ids",
+        )
+    if allowed and body.min_tokens and not set(allowed) - never - set(masked_until_min):
+        raise RequestError(
+            "allowed_token_ids: nothing but stop tokens, which min_tokens puts off", field="allowed_token_ids"
+        )
+    return allowed
 
 
 def check_count(body: Common, num_prompts: int, settings: ApiSettings) -> int:
