@@ -55,6 +55,13 @@ def _structured(content: Any, _: Find) -> list[float]:
     return [100 * found["step_growth"], found["known_adds_ms"], found["new_adds_p90_ms"]]
 
 
+def _losses(content: Any, find: Find) -> list[float]:
+    rows = [
+        find(content["formats"], format=name) for name in ("int8", "int4, groups of 32", "16 bits, KV int8")
+    ]
+    return [row["loss"] for row in rows]
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -87,6 +94,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["products"][way]["share"] for way in ("half", "int8", "int4")],
         lambda d, _: [d["cpu_speed_over_former"]["decode 8"][way] for way in ("full", "half", "int8")],
     ],
+    "perplexity.json": [_losses],
     "transformers_backend.json": [
         lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]
     ],

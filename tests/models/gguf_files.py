@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from models.hub import resolve
 from tests.models.checkpoints import FAMILIES, make
@@ -61,30 +62,38 @@ def write_gguf(
         setattr(config, name, size)
     folder = path.parent / f"{path.stem}-plain"
     make(folder, config, seed=0)
-    writer = gguf.GGUFWriter(str(path), architecture or family)
+    write_checkpoint(path, folder, kind, architecture or family)
+
+
+def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, embedding: str = "") -> None:
+    """The checkpoint in `folder`, whose matrices become `kind`, and its embedding `embedding`, if it is to be another."""
+    config = AutoConfig.from_pretrained(folder)
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    add_tokenizer(writer, vocabulary)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    add_tokenizer(writer, tokens(config.vocab_size))
     rng = np.random.default_rng(0)
     for name, tensor in load_file(folder / "model.safetensors").items():
-        if family == "llama" and ".q_proj." in name:
+        if architecture == "llama" and ".q_proj." in name:
             tensor = by_pairs(tensor, config.num_attention_heads)
-        if family == "llama" and ".k_proj." in name:
+        if architecture == "llama" and ".k_proj." in name:
             tensor = by_pairs(tensor, config.num_key_value_heads)
         numbers = tensor.float().numpy()
         if numbers.ndim == 1:
             writer.add_tensor(gguf_name(name), numbers)
             continue
-        type_ = gguf.GGMLQuantizationType[kind]
-        blocks = raw_blocks(numbers.shape, kind, rng) if "_K" in kind else gguf.quantize(numbers, type_)
+        own = (embedding or kind) if "embed_tokens" in name else kind
+        type_ = gguf.GGMLQuantizationType[own]
+        blocks = raw_blocks(numbers.shape, own, rng) if "_K" in own else gguf.quantize(numbers, type_)
         writer.add_tensor(gguf_name(name), blocks, raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -104,9 +113,11 @@ def raw_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> n
     return blocks.reshape(shape[0], -1)
 
 
-def tokens() -> list[str]:
+def tokens(size: int = 0) -> list[str]:
+    """The embedded model's tokens, and others behind them until there are `size`."""
     vocabulary = json.loads((resolve("embedded") / "tokenizer.json").read_text())["model"]["vocab"]
-    return [token for token, _ in sorted(vocabulary.items(), key=lambda item: item[1])]
+    known = [token for token, _ in sorted(vocabulary.items(), key=lambda item: item[1])]
+    return known + [f"<|unused {number}|>" for number in range(len(known), size)]
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: list[str]) -> None:
