@@ -104,7 +104,7 @@ def nats_by_transformers(windows: Sequence[tuple[int, ...]]) -> float:
 
 
 def held_out_windows(smoke: bool) -> list[tuple[int, ...]]:
-    """Of `WINDOW` tokens each; what is left over is not scored."""
+    """Return windows of `WINDOW` tokens; what is left over is not scored."""
     tokenizer = load_tokenizer(resolve("embedded"))
     ids = [token for text in read_corpus()[1] for token in tokenizer.encode(text)]
     size, most = (64, 1) if smoke else (WINDOW, len(ids))
