@@ -28,7 +28,8 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.report import parser, write
-from cluster.ingress.api.structured import GrammarChecker, schema_grammar
+from cluster.ingress.api.grammar_checker import GrammarChecker
+from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
 from core.types import Grammar, Request, SamplingParams, TokenOut

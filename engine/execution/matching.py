@@ -66,8 +66,9 @@ class GuidanceMatchers:
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """`folder` is the checkpoint's, with its tokenizer.json; `vocab_size` is the width of the logits."""
-        self._folder, self._vocab_size = folder, vocab_size
-        self._tokenizer: LLTokenizer | None = None
+        self._vocab_size = vocab_size
+        # Read now: a large one takes more than a second, in which no other thread runs.
+        self._vocabulary = _vocabulary(folder, vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
@@ -75,12 +76,12 @@ class GuidanceMatchers:
         return GuidanceMatching(new, grammar, self._matcher(grammar.text), self._vocab_size)
 
     def _matcher(self, text: str) -> LLMatcher:
+        if isinstance(self._vocabulary, ValueError):
+            raise self._vocabulary
         with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = load_vocabulary(self._folder, self._vocab_size)
             compiled = self._compiled.get(text)
         if compiled is None:  # outside the lock: others need not wait for it
-            compiled = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+            compiled = LLMatcher(self._vocabulary, text, log_level=0, limits=_LIMITS)
         with self._lock:
             self._compiled[text] = compiled
             self._compiled.move_to_end(text)
@@ -168,6 +169,14 @@ def _is_single(bits: np.ndarray) -> bool:
     return len(words) == 1 and (int(words[0]) & 0xFFFFFFFF).bit_count() == 1
 
 
+def _vocabulary(folder: Path, vocab_size: int) -> LLTokenizer | ValueError:
+    """Return the checkpoint's tokens, or why no grammar can be followed. The ingress refuses grammars then."""
+    try:
+        return load_vocabulary(folder, vocab_size)
+    except (OSError, ValueError) as error:
+        return ValueError(f"{folder}: its tokenizer cannot be constrained: {error}")
+
+
 def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Return the checkpoint's tokens as bytes. Raises ValueError where llguidance cannot read its tokenizer.json."""
+    """Return the checkpoint's tokens as bytes. Raises ValueError or OSError where llguidance cannot read its tokenizer.json."""
     return LLTokenizer(str(folder / "tokenizer.json"), n_vocab=vocab_size)

@@ -18,13 +18,13 @@ from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
+from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
 from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
 from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
-from cluster.ingress.api.structured import GrammarChecker
 from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser

@@ -1,23 +1,16 @@
 """Turns what an answer must be (a JSON schema, a regular expression, choices, or a client's grammar) into llguidance's
 grammar."""
 
-import asyncio
 import json
-from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag, grammar_from
+from llguidance import LLMatcher, StructTag, grammar_from
 from pydantic import Field, model_validator
 
 from cluster.ingress.api.openai_tools import Strict
 from cluster.ingress.parsers.call_grammars import WHITESPACE
 from core.errors import RequestError
-
-MAX_GRAMMAR_BYTES = 128 << 10
-_MAX_REMEMBERED = 1024
-_LIMITS = LLParserLimits(verbose_errors=False)
 
 Text = Annotated[str, Field(min_length=1)]
 Schema = dict[str, Any]
@@ -175,43 +168,3 @@ def _tags(asked: StructuralTag | str) -> str:
         for structure in asked.structures
     ]
     return StructTag.to_grammar(tags, assume_special=False)
-
-
-class GrammarChecker:
-    """Compiles each new grammar once, off the event loop, within llguidance's limits of size and work."""
-
-    def __init__(self, folder: Path, vocab_size: int) -> None:
-        self._folder, self._vocab_size = folder, vocab_size
-        self._vocabulary: LLTokenizer | None = None
-        self._complaints: OrderedDict[str, str] = OrderedDict()
-        self._one_at_a_time = asyncio.Lock()
-
-    async def check(self, grammar: str, field: str) -> None:
-        """Raise RequestError for a grammar that the ranks could not follow."""
-        if (size := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
-            raise RequestError(
-                f"{field}: the grammar has {size} bytes, and {MAX_GRAMMAR_BYTES} are the limit", field=field
-            )
-        if (complaint := self._complaints.get(grammar)) is None:
-            # Compiling keeps one core busy. Several at once would slow down the streams of tokens.
-            async with self._one_at_a_time:
-                complaint = await asyncio.to_thread(self._complaint, grammar)
-            self._complaints[grammar] = complaint
-            if len(self._complaints) > _MAX_REMEMBERED:
-                self._complaints.popitem(last=False)
-        if complaint:
-            raise RequestError(f"{field}: {complaint}", field=field)
-
-    def _complaint(self, grammar: str) -> str:
-        """Return what is wrong with a grammar; empty where it can be followed."""
-        if self._vocabulary is None:
-            path = self._folder / "tokenizer.json"
-            try:
-                self._vocabulary = LLTokenizer(str(path), n_vocab=self._vocab_size)
-            except (OSError, ValueError) as error:
-                reason = str(error).splitlines()[0]
-                return f"this model's tokenizer cannot be constrained: {path.name}: {reason}"
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        return matcher.get_error().partition("\n")[0]

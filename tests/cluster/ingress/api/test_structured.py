@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel
 
-from cluster.ingress.api.structured import MAX_GRAMMAR_BYTES
+from cluster.ingress.api.grammar_checker import MAX_GRAMMAR_BYTES
 from cluster.ingress.parsers import deepseek, hermes, mistral
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
 from cluster.ingress.parsers.call_markups import markup_of
