@@ -1,13 +1,14 @@
 """What a grammar adds: to a decode step of 32 sequences, to the first token, and to others while a costly one is compiled.
 
-    python -m benchmarks.structured [--json FILE] [--threads 1] [--rounds 5] [--smoke]
+    python -m benchmarks.structured [--json FILE] [--threads 1] [--rounds 10] [--smoke]
 
 A model of 0.1 B random weights and a vocabulary of 131,072 tokens from random merges. The engine and the rank of an instance
 run in this process. `itl` is the time from a sequence's token to its next with 32 sequences decoding, all free or all held to a
 schema in turns; its growth is the median of the rounds' ratios. `first token` is a prompt of 128 tokens with a schema that the
 ingress and the rank know, or that is new to both, less the same without a schema. `bomb`: p99 of the same gaps of 16 sequences,
-every other one held to a schema, while new schemas of 3,000 optional members come one after the other: each is compiled by the
-ingress' checker, here in this process, then by the rank, and then answered."""
+every other one held to a schema, while new costly schemas come one after the other: in turns one of 3,000 optional members, which
+the ingress' checker refuses, and one of 375 branches, which it compiles, then the rank, and which is then answered. Its growth is
+the median of the ratios of neighbouring rounds."""
 
 import asyncio
 import json
@@ -32,6 +33,7 @@ from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
+from core.errors import RequestError
 from core.types import Grammar, Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.build_group import build_group
@@ -201,23 +203,48 @@ async def added_to_first_tokens(
 async def beside_bombs(
     bench: Bench, checker: GrammarChecker, known: str, rounds: int, num_members: int
 ) -> dict[str, Any]:
+    ends = {"refused": 0, "answered": 0}
+
     async def bombs() -> None:
         for number in range(10**9):
-            members = {f"p{number}_{i}": {"type": "string"} for i in range(num_members)}
-            bomb = schema_grammar({"type": "object", "properties": members})
-            await checker.check(bomb, "response_format")
-            await bench.ended[bench.add(16, 8, bomb)]
+            for bomb in (members_schema(number, num_members), branches_schema(number, num_members // 8)):
+                try:
+                    await checker.check(bomb, "response_format")
+                except RequestError:
+                    ends["refused"] += 1
+                else:
+                    await bench.ended[bench.add(16, 8, bomb)]
+                    ends["answered"] += 1
 
     streams = ["", known] * 8
-    quiet, loud = list[float](), list[float]()
+    quiet, loud = list[list[float]](), list[list[float]]()
     for number in range(2 * rounds):
         for exploding in (False, True)[:: 1 if number % 2 else -1]:
             task = asyncio.create_task(bombs() if exploding else asyncio.sleep(0))
-            (loud if exploding else quiet).extend(await bench.itls(streams))
+            (loud if exploding else quiet).append(await bench.itls(streams))
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-    p99 = {"quiet_p99_ms": ms(quantile(quiet, 0.99)), "loud_p99_ms": ms(quantile(loud, 0.99))}
-    return {**p99, "growth": round(quantile(loud, 0.99) / quantile(quiet, 0.99) - 1, 4)}
+            for failed in await asyncio.gather(task, return_exceptions=True):
+                if isinstance(failed, Exception):  # not that it was cancelled
+                    raise failed
+    p99 = {
+        "quiet_p99_ms": ms(statistics.median(quantile(gaps, 0.99) for gaps in quiet)),
+        "loud_p99_ms": ms(statistics.median(quantile(gaps, 0.99) for gaps in loud)),
+    }
+    ratios = [quantile(b, 0.99) / quantile(a, 0.99) for a, b in zip(quiet, loud, strict=True)]
+    return {**p99, "growth": round(statistics.median(ratios) - 1, 4), "schemas": ends}
+
+
+def members_schema(number: int, count: int) -> str:
+    members = {f"p{number}_{i}": {"type": "string"} for i in range(count)}
+    return schema_grammar({"type": "object", "properties": members})
+
+
+def branches_schema(number: int, count: int) -> str:
+    names = [f"k{number}_{i}" for i in range(count)]
+    branches = [
+        {"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in names
+    ]
+    return schema_grammar({"anyOf": branches})
 
 
 def ms(seconds: float) -> float:
@@ -231,7 +258,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--rounds", type=int, default=10)
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), args.smoke)
