@@ -82,9 +82,11 @@ STEPS = {
 }
 
 
-def make_model(folder: Path, smoke: bool) -> None:
-    """Qwen2.5-0.5B's shape, in bfloat16."""
-    config = Qwen2Config(
+def shape_of_model(smoke: bool) -> Qwen2Config:
+    """Qwen2.5-0.5B's, in bfloat16; small in smoke mode."""
+    return Qwen2Config(
+        architectures=["Qwen2ForCausalLM"],
+        dtype="bfloat16",
         vocab_size=1024 if smoke else 151_936,
         hidden_size=64 if smoke else 896,
         intermediate_size=128 if smoke else 4864,
@@ -92,10 +94,13 @@ def make_model(folder: Path, smoke: bool) -> None:
         num_attention_heads=2 if smoke else 14,
         num_key_value_heads=2,
         tie_word_embeddings=True,
-        max_position_embeddings=2048,
+        max_position_embeddings=4096,
     )
+
+
+def make_model(folder: Path, smoke: bool) -> None:
     torch.manual_seed(0)
-    model: Any = Qwen2ForCausalLM(config)
+    model: Any = Qwen2ForCausalLM(shape_of_model(smoke))
     model.to(torch.bfloat16).save_pretrained(folder)
 
 

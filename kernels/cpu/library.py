@@ -1,7 +1,7 @@
 """The library of native kernels, loaded at its first use, and which instruction sets it may use here."""
 
 import logging
-from ctypes import CDLL, c_int, c_int64, c_uint64, c_void_p
+from ctypes import CDLL, c_float, c_int, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,15 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         (
             *(c_int, c_int, c_int64, c_int64, c_int64, c_int, c_int),
             *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int),
+        ),
+    ),
+    "baton_lanes": (c_int64, (c_int,)),
+    "baton_attend": (
+        None,
+        (
+            *(c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64),
+            *(c_void_p, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p),
+            *(c_int64, c_void_p, c_void_p, c_void_p, c_int),
         ),
     ),
     "baton_read": (c_uint64, (c_int, c_void_p, c_int64, c_int)),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.cpu.attention import native_first
 from kernels.cpu.library import native
 from kernels.cpu.linear import Layout, packed
 from kernels.ops import ExpertWeights, Ops
@@ -42,7 +43,7 @@ def invariant_ops(weights: WeightFormat = "full") -> Ops:
         linear=linear,
         by_rows=partial(_by_rows, tiles),
         rope_write_kv=partial(reference.rope_write_kv, rms_norm),
-        paged_attention=InvariantAttention(tiles),
+        paged_attention=native_first(InvariantAttention(tiles)),
         route=partial(_route, tiles),
         experts=partial(_experts, linear),
         latent_attention=InvariantLatentAttention(tiles),

@@ -10,6 +10,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from kernels.cpu.attention import native_first
 from kernels.cpu.library import native
 from kernels.cpu.linear import Layout, Panels, packed
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
@@ -29,8 +30,10 @@ _LEAST_PACKED: Final = 1 << 18
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
+    plain = reference.reference_ops()
     return replace(
-        reference.reference_ops(),
+        plain,
+        paged_attention=native_first(plain.paged_attention),
         linear=linear,
         pack=partial(pack, weights),
         pack_experts=pack_experts,

@@ -55,6 +55,11 @@ def _structured(content: Any, _: Find) -> list[float]:
     return [100 * found["step_growth"], found["known_adds_ms"], found["new_adds_p90_ms"]]
 
 
+def _native_attention(content: Any, _: Find) -> list[float]:
+    by_way = list(content["cpu_ms"].values())[-2]
+    return [by_way["torch"]["total"] / by_way["native"]["total"]]
+
+
 def _losses(content: Any, find: Find) -> list[float]:
     rows = [
         find(content["formats"], format=name) for name in ("int8", "int4, groups of 32", "16 bits, KV int8")
@@ -94,6 +99,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["products"][way]["share"] for way in ("half", "int8", "int4")],
         lambda d, _: [d["cpu_speed_over_former"]["decode 8"][way] for way in ("full", "half", "int8")],
     ],
+    "cpu_step.json": [_native_attention],
     "perplexity.json": [_losses],
     "transformers_backend.json": [
         lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]

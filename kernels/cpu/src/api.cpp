@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "attention.h"
 #include "kernels.h"
 #include "linear.h"
 #include "packing.h"
@@ -61,6 +62,19 @@ BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs
                             float* out, int threads) {
     const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
     baton::multiply(kernels_of(isa), layout, panels, x, rows, bias, out, threads);
+}
+
+// The lanes of the instruction set, of which a head's size is a multiple.
+BATON_API int64_t baton_lanes(int isa) { return kernels_of(isa).lanes; }
+
+// `number`: what the pool has, 0 float32, 1 bfloat16, 2 int8 with scales.
+BATON_API void baton_attend(int isa, int number, const float* q, float* out, int64_t heads, int64_t kv_heads,
+                            int64_t size, const uint8_t* kv, const float* scales, int64_t block_size, int64_t window,
+                            float scale, float soft_cap, const float* sinks, int64_t sequences, const int64_t* query_starts,
+                            const int64_t* context_lens, const int64_t* const* tables, int threads) {
+    const baton::PagedStep step{q,      out,   heads,    kv_heads, size,      kv,           scales,       block_size,
+                                window, scale, soft_cap, sinks,    sequences, query_starts, context_lens, tables};
+    baton::attend(kernels_of(isa), number, step, threads);
 }
 
 // Reads memory as a product reads panels: what a decode step is measured against.

@@ -31,12 +31,37 @@ struct RowRounding {
     int8_t* spare;  // (padded_inputs,)
 };
 
+// Rows of queries against the keys and values of one KV head, as far as each row sees them. Row r's position is
+// first_position + r / repeats.
+struct HeadAttention {
+    const float* const* q;        // (rows,) of (size,) each
+    float* const* out;            // (rows,) of (size,) each
+    const float* const* sinks;    // (rows,) of one number each, or null
+    int64_t rows;
+    int64_t repeats;              // query heads of the KV head
+    int64_t first_position;
+    int64_t size;                 // of a head: a multiple of the lanes
+    int64_t window;               // 0: all
+    float scale;                  // of the scores
+    float soft_cap;               // 0: none
+    const uint8_t* kv;            // the pool's block 0, this head's keys
+    const float* scales;          // the same of the scales, or null
+    int64_t block_bytes;          // from one block to the next
+    int64_t values_at;            // bytes from a block's keys to its values
+    int64_t block_scales;         // floats from one block's scales to the next
+    int64_t value_scales_at;      // floats from a block's keys' scales to its values'
+    const int64_t* table;         // the sequence's blocks
+    int64_t block_size;           // tokens
+};
+
 using Multiply = void (*)(const PanelProduct&);
 
 struct Kernels {
     Multiply multiply[5];   // by Format
     int64_t most_rows[5];   // of a block, by Format
     void (*round_row)(const RowRounding&);
+    void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
+    int64_t lanes;
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
 };
 

@@ -1,5 +1,6 @@
 // All kernels in terms of the vectors that were included before.
 #pragma once
+#include "attention_head.h"
 #include "float_panels.h"
 #include "int4_panels.h"
 #include "int8_panels.h"
@@ -14,6 +15,8 @@ constexpr baton::Kernels make_kernels() {
          by_rows<Int4Panels, INT4_ROWS>},
         {FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, INT8_ROWS, INT4_ROWS},
         round_row,
+        {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
+        LANES,
         read_memory,
     };
 }

@@ -62,6 +62,47 @@ inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) {
     return dot_halves(sum, w.magnitude, _mm256_sign_epi8(x, w.value));
 }
 
+inline Floats load(const int8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
+}
+inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+inline Floats less(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+inline Floats over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats nearest(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// `x`, but 0 where `number` is below `least`.
+inline Floats zero_below(Floats x, Floats number, Floats least) {
+    return _mm256_and_ps(x, _mm256_cmp_ps(number, least, _CMP_NLT_UQ));
+}
+inline Floats with_sign(Floats magnitude, Floats x) {
+    return _mm256_or_ps(magnitude, _mm256_and_ps(x, _mm256_set1_ps(-0.0f)));
+}
+// x times 2 to the power of a whole number from -126 to 127.
+inline Floats times_power(Floats x, Floats power) {
+    const Ints exponent = _mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+
+// The lines and columns of 8 vectors change places.
+inline void transpose(Floats (&x)[LANES]) {
+    __m256 y[LANES];
+    for (int i = 0; i < LANES; i += 4) {
+        const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[i], x[i + 1]));
+        const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(x[i], x[i + 1]));
+        const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(x[i + 2], x[i + 3]));
+        const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(x[i + 2], x[i + 3]));
+        y[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+        y[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+        y[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+        y[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+    }
+    // y[4 g + i] has, in its half h, column 4 h + i of lines 4 g to 4 g + 3.
+    for (int i = 0; i < 4; ++i) {
+        x[i] = _mm256_permute2f128_ps(y[i], y[4 + i], 0x20);
+        x[4 + i] = _mm256_permute2f128_ps(y[i], y[4 + i], 0x31);
+    }
+}
+
 inline float largest(const float* x, int64_t count) {
     Floats most = none(), sign = all(-0.0f);
     int64_t i = 0;

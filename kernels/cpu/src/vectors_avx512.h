@@ -52,6 +52,49 @@ using Bytes = Ints;
 inline Bytes load_weights(const uint8_t* at) { return load_ints(at); }
 inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
 
+inline Floats load(const int8_t* at) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
+}
+inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+inline Floats less(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+inline Floats over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// `x`, but 0 where `number` is below `least`.
+inline Floats zero_below(Floats x, Floats number, Floats least) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(number, least, _CMP_NLT_UQ), x);
+}
+inline Floats with_sign(Floats magnitude, Floats x) {
+    return _mm512_or_ps(magnitude, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
+}
+// x times 2 to the power of a whole number from -126 to 127.
+inline Floats times_power(Floats x, Floats power) { return _mm512_scalef_ps(x, power); }
+
+// The lines and columns of 16 vectors change places.
+inline void transpose(Floats (&x)[LANES]) {
+    __m512 y[LANES];
+    for (int i = 0; i < LANES; i += 4) {
+        const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1]));
+        const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
+        const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3]));
+        const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
+        y[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+        y[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+        y[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+        y[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+    }
+    // y[4 g + i] has, in its quarter q, column 4 q + i of lines 4 g to 4 g + 3.
+    for (int i = 0; i < 4; ++i) {
+        const __m512 a = _mm512_shuffle_f32x4(y[i], y[4 + i], 0x88), b = _mm512_shuffle_f32x4(y[i], y[4 + i], 0xdd);
+        const __m512 c = _mm512_shuffle_f32x4(y[8 + i], y[12 + i], 0x88);
+        const __m512 d = _mm512_shuffle_f32x4(y[8 + i], y[12 + i], 0xdd);
+        x[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+        x[4 + i] = _mm512_shuffle_f32x4(b, d, 0x88);
+        x[8 + i] = _mm512_shuffle_f32x4(a, c, 0xdd);
+        x[12 + i] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+}
+
 inline float largest(const float* x, int64_t count) {
     Floats most = none();
     int64_t i = 0;

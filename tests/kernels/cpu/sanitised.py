@@ -6,7 +6,7 @@ Each buffer is an allocation of just its size, so that one byte too far is seen.
 
 import sys
 import threading
-from ctypes import CDLL, c_int, c_int64, c_void_p
+from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
 
 import numpy as np
 
@@ -77,11 +77,58 @@ def check(isa: int, count: int, outputs: int, inputs: int) -> None:
         assert off < most, (isa, layout, count, outputs, inputs, off)
 
 
+def attended(isa: int, number: int, size: int, lens: list[tuple[int, int]]) -> None:
+    """Grouped heads, a window, a cap and sinks over blocks of 5 tokens in any order, against numpy."""
+    heads, kv_heads, block_size, window, cap = 6, 2, 5, 20, 3.0
+    rng = np.random.default_rng(number)
+    counts = [-(-context // block_size) for _, context in lens]
+    order = rng.permutation(sum(counts)).astype(np.int64)
+    tables = [part.copy() for part in np.split(order, np.cumsum(counts)[:-1])]
+    shape = (len(order), 2, kv_heads, block_size, size)
+    pool, scales, meant = stored(number, rng.standard_normal(shape).astype(np.float32))
+    starts = np.cumsum([0, *(query for query, _ in lens)])
+    q = rng.standard_normal((starts[-1], heads, size)).astype(np.float32)
+    sinks = rng.standard_normal(heads).astype(np.float32)
+    out = np.empty_like(q)
+    contexts = np.array([context for _, context in lens])
+    places = np.array([table.ctypes.data for table in tables])
+    LIBRARY.baton_attend(
+        c_int(isa), c_int(number), at(q), at(out), c_int64(heads), c_int64(kv_heads), c_int64(size), at(pool), at(scales),
+        c_int64(block_size), c_int64(window), c_float(0.3), c_float(cap), at(sinks), c_int64(len(lens)), at(starts),
+        at(contexts), at(places), c_int(2),
+    )  # fmt: skip
+    for i, (query, context) in enumerate(lens):
+        kv = meant[tables[i]].transpose(1, 2, 0, 3, 4).reshape(2, kv_heads, -1, size)
+        for row in range(query):
+            end = context - query + row + 1
+            keys, values = kv[:, :, max(0, end - window) : end].repeat(heads // kv_heads, 1)
+            scores = np.einsum("hd,hld->hl", q[starts[i] + row], keys) * 0.3
+            weights = np.exp(np.hstack((cap * np.tanh(scores / cap), sinks[:, None])))
+            weights = (weights / weights.sum(1, keepdims=True))[:, :-1]
+            wanted = np.einsum("hl,hld->hd", weights, values)
+            assert np.abs(out[starts[i] + row] - wanted).max() < 1e-5, (isa, number, size, i, row)
+
+
+def stored(number: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """A pool of float32, bfloat16 or int8, the scales of the last, and what they mean."""
+    if number == 0:
+        return numbers, None, numbers
+    if number == 1:
+        bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+        return bits, None, (bits.astype(np.uint32) << 16).view(np.float32)
+    scales = np.abs(numbers).max(-1) / 127
+    whole = np.rint(numbers / scales[..., None]).astype(np.int8)
+    return whole, scales, whole * scales[..., None]
+
+
 def main() -> None:
     for isa in range(2):
         if LIBRARY.baton_has(c_int(isa)):
             for shape in SHAPES:
                 check(isa, *shape)
+            for number in range(3):
+                attended(isa, number, 16, [(1, 1), (1, 47), (7, 7), (40, 61), (1, 32)])
+                attended(isa, number, 48, [(3, 90)])
             memory = np.ones(300_001, np.uint8)
             LIBRARY.baton_read(c_int(isa), at(memory), c_int64(memory.size), c_int(2))
     callers = [threading.Thread(target=check, args=(0, 13, 133, 77)) for _ in range(4)]

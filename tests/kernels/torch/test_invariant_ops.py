@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.cpu.library import native
+from kernels.torch.invariant_attention import InvariantAttention
 from kernels.torch.invariant_ops import invariant_ops
 from kernels.torch.prepacked import WeightFormat
 from kernels.torch.row_tiles import RowTiles, agreeing, cuts
@@ -18,7 +19,7 @@ LENS = [(1, 700), (60, 300), (1, 1), (5, 256), (1, 257)]
 def test_attention(window: int, soft_cap: float, with_sinks: bool) -> None:
     step = make_step(LENS, block_size=16)
     sinks = torch.randn(4) if with_sinks else None
-    got = invariant_ops().paged_attention(step.q, step.kv_layer, step.meta, 0.7, window, soft_cap, sinks)
+    got = InvariantAttention(RowTiles())(step.q, step.kv_layer, step.meta, 0.7, window, soft_cap, sinks)
     want = expected(step, 0.7, window, soft_cap, sinks)
     torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)
 

@@ -5,10 +5,9 @@ import random
 import pytest
 import torch
 
-from kernels.select import select_ops
+from kernels.torch.paged_attention import PagedAttention
 from tests.kernels.paged_step import Step, expected, make_step
 
-CPU = torch.device("cpu")
 HEADS = {"grouped": (6, 2), "single": (1, 1), "equal": (3, 3), "one_kv_head": (4, 1)}
 
 
@@ -16,7 +15,7 @@ HEADS = {"grouped": (6, 2), "single": (1, 1), "equal": (3, 3), "one_kv_head": (4
 def attend(
     step: Step, scale: float, window: int, soft_cap: float, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    return select_ops(CPU).paged_attention(step.q, step.kv_layer, step.meta, scale, window, soft_cap, sinks)
+    return PagedAttention()(step.q, step.kv_layer, step.meta, scale, window, soft_cap, sinks)
 
 
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
@@ -66,13 +65,13 @@ def test_bfloat16(soft_cap: float) -> None:
 
 @torch.inference_mode()
 def test_layers_of_different_windows_share_a_step_and_steps_share_an_object() -> None:
-    ops = select_ops(CPU)
+    attention = PagedAttention()
     for seed, lens in enumerate(([(1, 50), (20, 60)], [(1, 9), (1, 130)], [(3, 3), (1, 70)])):
         step = make_step(lens, seed=seed)
         half = make_step(lens, seed=seed, dtype=torch.bfloat16)
-        ops.paged_attention(half.q, half.kv_layer, half.meta, 0.5, 0, 0.0, None)
+        attention(half.q, half.kv_layer, half.meta, 0.5, 0, 0.0, None)
         for window in (0, 6, 0, 30):
-            got = ops.paged_attention(step.q, step.kv_layer, step.meta, 0.5, window, 0.0, None)
+            got = attention(step.q, step.kv_layer, step.meta, 0.5, window, 0.0, None)
             torch.testing.assert_close(got.double(), expected(step, 0.5, window, 0.0), atol=2e-6, rtol=1e-5)
 
 

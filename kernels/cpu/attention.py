@@ -1,0 +1,138 @@
+"""Attention over a paged pool by native kernels (`src/attention_head.h`): K and V are read where they lie.
+
+Queries, sums and results are float32 inside, whatever the pool has. A row's result has the same bits whatever other rows come
+with it, however its prompt is chunked, and however many threads compute it."""
+
+from collections.abc import Sequence
+from ctypes import CDLL
+from functools import cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kernels.attention.case import Attend
+from kernels.cpu import library
+from kernels.ops import AttentionMeta, KVLayer, ScaledKV
+from kernels.torch.scaled_kv import as_floats
+
+_NUMBERS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""What a pool may have, as `src/api.cpp` numbers it."""
+_MOST_SIZE: Final = 1024
+"""Numbers of a head, so that a tile of keys stays in a core's cache."""
+
+
+def supports(kv_layer: KVLayer) -> bool:
+    """Whether native kernels read such a pool. One of float8 is made floats first."""
+    is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in _NUMBERS
+    return is_known and _fastest(kv_layer.shape[-1]) is not None
+
+
+def native_first(otherwise: Attend) -> Attend:
+    """Return `attend` for the layers that it supports, and `otherwise` for others; without native kernels only the latter."""
+
+    def paged_attention(
+        q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float, sinks: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        taken = attend if supports(kv_layer) else otherwise
+        return taken(q, kv_layer, meta, scale, window, soft_cap, sinks)
+
+    return paged_attention if library.native() is not None else otherwise
+
+
+def attend(
+    q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float, sinks: Tensor | None,
+    isa: library.Isa | None = None,
+) -> Tensor:  # fmt: skip
+    """`Ops.paged_attention`, for layers that `supports` allows. `isa` None: the fastest with which the head's size fits."""
+    if isinstance(kv_layer, ScaledKV) and kv_layer.data.dtype not in _NUMBERS:
+        kv_layer, meta = as_floats(kv_layer, meta, torch.float32)
+    data, scales = _checked_pool(kv_layer)
+    _, _, kv_heads, block_size, size = data.shape
+    tokens, heads = q.shape[:2]
+    _check(
+        q.shape == (tokens, heads, size) and heads % kv_heads == 0,
+        f"queries (T, {kv_heads} heads or a multiple, {size}), not {tuple(q.shape)}",
+    )
+    _check(
+        sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32),
+        f"sinks ({heads},) of float32",
+    )
+    _check(
+        meta.query_starts[-1] == tokens, f"{meta.query_starts[-1]} queries, as the step says, not {tokens}"
+    )
+    starts, contexts, tables = _sequences(meta, data.shape[0], block_size)
+    isa = _fastest(size) if isa is None else isa
+    _check(isa is not None and size % _lanes(isa) == 0, f"heads that vectors divide, not of {size}")
+    queries = q.float().contiguous()
+    out = torch.empty_like(queries)
+    own = None if sinks is None else sinks.contiguous()
+    shape = heads, kv_heads, size
+    pool = data.data_ptr(), None if scales is None else scales.data_ptr(), block_size
+    sequences = len(meta.query_lens), starts.data_ptr(), contexts.data_ptr(), tables.data_ptr()
+    _library().baton_attend(
+        isa, _NUMBERS[data.dtype], queries.data_ptr(), out.data_ptr(), *shape, *pool, window, scale, soft_cap,
+        None if own is None else own.data_ptr(), *sequences, torch.get_num_threads(),
+    )  # fmt: skip
+    return out.to(q.dtype)
+
+
+def _checked_pool(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
+    """Pointers know no types and no bounds, so everything is checked here and in `_sequences`."""
+    data, scales = (kv_layer.data, kv_layer.scales) if isinstance(kv_layer, ScaledKV) else (kv_layer, None)
+    known = (torch.int8,) if isinstance(kv_layer, ScaledKV) else (torch.float32, torch.bfloat16)
+    _check(
+        data.dim() == 5 and data.shape[1] == 2 and data.is_contiguous() and data.dtype in known,
+        f"a contiguous pool (blocks, 2, heads, block_size, D) of {known}, not {tuple(data.shape)} of {data.dtype}",
+    )
+    _check(
+        scales is None
+        or (scales.shape == data.shape[:-1] and scales.dtype == torch.float32 and scales.is_contiguous()),
+        "a contiguous float32 scale for each vector",
+    )
+    return data, scales
+
+
+def _sequences(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequence[Tensor]:
+    """First rows, context lengths and the block tables' addresses, int64, once a step."""
+    key = "native sequences", num_blocks, block_size
+    if (found := meta.cache.get(key)) is not None:
+        return found
+    for table, query, context in zip(meta.block_tables, meta.query_lens, meta.context_lens, strict=True):
+        needed = -(-context // block_size)
+        _check(0 <= query <= context, f"at least {query} tokens of context, not {context}")
+        _check(
+            table.dtype == torch.int64 and table.is_contiguous() and len(table) >= needed,
+            f"{needed} blocks for {context} tokens in int64, not {len(table)} in {table.dtype}",
+        )
+        used = table[:needed]
+        _check(bool((used >= 0).all() and (used < num_blocks).all()), f"blocks below {num_blocks}")
+    found = meta.cache[key] = (
+        torch.tensor(meta.query_starts, dtype=torch.int64),
+        torch.tensor(meta.context_lens, dtype=torch.int64),
+        torch.tensor([table.data_ptr() for table in meta.block_tables], dtype=torch.int64),
+    )
+    return found
+
+
+@cache
+def _fastest(size: int) -> library.Isa | None:
+    """The instruction set for heads of that many numbers."""
+    fitting = [isa for isa in library.instruction_sets() if size % _lanes(isa) == 0]
+    return fitting[-1] if fitting and size <= _MOST_SIZE else None
+
+
+@cache
+def _lanes(isa: library.Isa) -> int:
+    return _library().baton_lanes(isa)
+
+
+def _library() -> CDLL:
+    found = library.native()
+    assert found is not None, "callers ask for native kernels where there are some"
+    return found
+
+
+def _check(holds: bool, wanted: str) -> None:
+    if not holds:
+        raise ValueError(f"native attention takes {wanted}")
