@@ -155,6 +155,15 @@ class World:
         for instance in self.prefills + self.decodes:
             instance.check_integrity()
 
+    async def reports(self) -> list[LoadReport]:
+        """Return all reports of the instances, with one of each that was made after the call."""
+        alive = {instance.address for instance in self.prefills + self.decodes}
+        num_before = len(self.messages)
+        async with asyncio.timeout(10):
+            while alive - {m.address for m in self.messages[num_before:] if isinstance(m, LoadReport)}:
+                await asyncio.sleep(0.005)
+        return [message for message in self.messages if isinstance(message, LoadReport)]
+
     async def close(self) -> None:
         self.running.cancel()
         await self.frontend.close()
@@ -234,7 +243,7 @@ async def test_what_ends_with_its_prompt_is_answered_by_prefill_and_survives_its
         await w.kill(w.prefills[0])
         assert await asyncio.gather(*running) == [greedy(model, p, 1) for p in batch]
         await w.idle()
-        reports = [m for m in w.messages if isinstance(m, LoadReport)]
+        reports = await w.reports()
         worked = {report.address for report in reports if report.work.computed_tokens}
         assert w.prefills[0].address in worked
         assert w.decodes[0].address not in worked
