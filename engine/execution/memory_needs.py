@@ -8,6 +8,7 @@ from core.config import EngineConfig
 from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
 from engine.execution.model_dims import attention_weights, dims_of
+from kernels.cpu.attention import attends_heads_of
 from kernels.torch.prepacked import WeightFormat, bytes_per_number
 from models.quantisation import Quantisation
 from models.spec import ModelSpec
@@ -35,6 +36,8 @@ class Stored:
     """Bytes of a number in the embedding, activations and biases: those of the dtype that the model computes in."""
     on_cpu: bool
     """Whether matrices are packed. A head that is tied to the embedding is then kept beside it."""
+    attends_natively: bool = False
+    """Whether attention writes out no scores: a CPU's native kernels read K and V where they lie."""
 
 
 def stored_as(
@@ -45,10 +48,12 @@ def stored_as(
     wide, how = DTYPE_BYTES[dtype], spec.quantisation
     if device.type == "cpu":
         head = matrix = bytes_per_number(weights, getattr(torch, dtype))
-        if how is None or weights != "half":
-            return Stored(matrix=matrix, head=head, expert=wide, other=wide, on_cpu=True)
-        kept = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
-        return Stored(matrix=kept, head=head, expert=kept, other=wide, on_cpu=True)
+        expert, native = float(wide), spec.mla is None and attends_heads_of(spec.head_dim)
+        if how is not None and weights == "half":
+            matrix = expert = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
+        return Stored(
+            matrix=matrix, head=head, expert=expert, other=wide, on_cpu=True, attends_natively=native
+        )
     kept = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
     expert = _MXFP4_BYTES if is_mxfp4 else kept
@@ -153,6 +158,10 @@ def _attention_bytes(
         vectors += tokens * (heads + kv_heads) * spec.head_dim * 2 * _FLOAT
     if not stored.on_cpu:
         return vectors
+    if stored.attends_natively:
+        # Queries before and behind their turn, and results, as floats; and a pool of float8 made floats.
+        floats = 3 * tokens * heads + 2 * context_tokens * kv_heads
+        return vectors + floats * spec.head_dim * _FLOAT
     # One sequence's context is gathered. Where PyTorch's own attention has no name for the scores, they are written out for a
     # tile of queries, from keys and values repeated for each query head.
     latent = 0 if spec.mla is None else spec.mla.kv_rank + spec.mla.rope_dim

@@ -22,6 +22,11 @@ _MOST_SIZE: Final = 1024
 """Numbers of a head, so that a tile of keys stays in a core's cache."""
 
 
+def attends_heads_of(size: int) -> bool:
+    """Whether there are native kernels, for heads of so many numbers."""
+    return library.native() is not None and _fastest(size) is not None
+
+
 def supports(kv_layer: KVLayer) -> bool:
     """Whether native kernels read such a pool. One of float8 is made floats first."""
     is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in _NUMBERS
