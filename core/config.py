@@ -173,6 +173,9 @@ class ScheduleConfig(Section):
     """A tenant's requests of one class rank one priority higher for each time so long in which none was placed; 0: never."""
     local_threshold_tokens: int = Field(default=32, ge=0)
     """Uncached prompt tokens up to which decode computes the prompt itself, whatever the load."""
+    link_bytes_per_s: float = Field(default=1.2e9, gt=0)
+    """What KV is taken to move at, in bytes per second, between hosts whose network cards are not known, until some has been
+    moved; `baton doctor` measures it."""
     report_interval_s: float = Field(default=0.05, gt=0)
     """How often instances report their load while they are busy."""
     fairness_slack: float = Field(default=0.4, ge=0)

@@ -160,6 +160,8 @@ class PlacedByPeer:
     """Tokens of the prompt that the prefill instance computes, or else the decode instance."""
     expected_tokens: float
     """Output, on average."""
+    moved_tokens: int = 0
+    """Tokens whose KV goes from the prefill instance to the decode instance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

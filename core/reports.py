@@ -42,6 +42,8 @@ class Register:
     """Groups of ranks, each with as many of the blocks. A sequence is served by one of them."""
     answers: bool = False
     """It answers requests of which nothing follows the step that computes their prompt, also where it does not decode."""
+    reports_links: bool = False
+    """Its reports say which attempts' KV has left (`LoadReport.sent`), so that its links can be reserved until then."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -97,6 +99,17 @@ class LayerExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpeed:
+    """How fast KV has lately gone from the instance that reports to another one."""
+
+    receiver: str
+    transport: str
+    bytes_per_s: float
+    latency_s: float = 0.0
+    """What each write takes whatever its size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
     address: str
     seq: int
@@ -129,6 +142,10 @@ class LoadReport:
     """(priority, prompt tokens still to be computed) of each class that is here, the lowest first."""
     late_tokens: int = 0
     """Prompt tokens still to be computed of prompts that are late, which let others of their class pass."""
+    links: tuple[LinkSpeed, ...] = ()
+    """How fast KV goes to each instance to which some has gone lately."""
+    sent: tuple[str, ...] = ()
+    """Attempts whose KV has left for another instance since the last report, or will never leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

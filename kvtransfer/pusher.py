@@ -16,6 +16,7 @@ from core.kv import KVShard, RankPool
 from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
 from core.plan import StepPlan
 from core.ports import LayerDone, Mail
+from core.reports import LinkSpeed
 from core.types import TokenOut
 from device.seam import Event
 from kvtransfer.copies import (
@@ -26,8 +27,9 @@ from kvtransfer.copies import (
     duties,
     same_storage,
 )
+from kvtransfer.link_speeds import LinkSpeeds
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
-from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, Pace, TargetPlan, plan_target, take_writes
+from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, TargetPlan, plan_target, take_writes
 from kvtransfer.source import HostSource, Source
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
@@ -84,7 +86,7 @@ class Pusher:
         self._queue: LinkQueue[LinkWrite] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, take_writes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._queued_bytes = 0
-        self._paces: dict[str, Pace] = {}
+        self._speeds = LinkSpeeds(self._now)
         self._room = threading.Condition()
 
     @property
@@ -125,8 +127,11 @@ class Pusher:
         if push is None:
             return 0.0
         elapsed_s = self._now() - push.writing_since_s[0] if push.writing_since_s else 0.0
-        pace = self._paces.get(push.grant.holder)
-        return max(elapsed_s, push.queued_bytes * pace.s_per_byte if pace else 0.0)
+        return max(elapsed_s, push.queued_bytes * self._speeds.s_per_byte(push.grant.holder, push.transport))
+
+    def links(self) -> tuple[LinkSpeed, ...]:
+        """Return how fast writes to each holder lately were."""
+        return self._speeds.known()
 
     def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
         """Note that all layers of all chunks are queued, and send the Commit with the drawn tokens while the last ones are being
@@ -158,7 +163,7 @@ class Pusher:
         for routes in self._routes:
             routes.forget(holder)
         self._agreed.pop(holder, None)
-        self._paces.pop(holder, None)
+        self._speeds.forget(holder)
         for sender in self._senders:
             sender.forget(holder)
 
@@ -286,8 +291,8 @@ class Pusher:
         push.writing_since_s.append(started_s)
         try:
             if not push.stopped:
-                await self._write_layers(push, items)
-                self._paces.setdefault(push.grant.holder, Pace()).note(started_s, self._now(), size)
+                with self._speeds.writing(push.grant.holder, push.transport, size):
+                    await self._write_layers(push, items)
         except (ReplicaLost, TransferError) as error:
             self._failed(push, str(error))
         except Exception as error:

@@ -1,6 +1,5 @@
 """The pusher's state: grants that are being filled, the chunks of a step, and what waits to go out."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +11,8 @@ from kvtransfer.copies import Side, VectorRun, plan_vectors
 from kvtransfer.linkqueue import Urgency
 from kvtransfer.transport.base import Sender
 
-_SMOOTHING = 0.3
 _LONG_WRITE_BYTES = 8 << 20
 """Layers that have queued up go out together up to this size."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """How fast recent writes to a holder were, which may overlap."""
-
-    s_per_byte: float = 0.0
-    """0 when it is unknown."""
-    _ended_s: float = -math.inf
-
-    def note(self, started_s: float, ended_s: float, num_bytes: int) -> None:
-        took = (ended_s - max(started_s, self._ended_s)) / max(1, num_bytes)
-        self._ended_s = ended_s
-        self.s_per_byte += _SMOOTHING * (took - self.s_per_byte) if self.s_per_byte else took
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -63,10 +47,14 @@ class ActivePush:
     writing_since_s: list[float] = field(default_factory=list[float])
     """When each write under way began."""
 
+    @property
+    def transport(self) -> str:
+        return self.ways[0][0][0].name
+
     def times(self) -> HandoverTimes:
         opened_s = self.opened_s
         return HandoverTimes(
-            self.ways[0][0][0].name,
+            self.transport,
             (self.started_s or opened_s) - opened_s,
             (self.written_s or opened_s) - opened_s,
         )

@@ -37,6 +37,8 @@ class PrefillWorker:
         self._mail, self._pusher, self._engine = mail, pusher, engine
         self._jobs: dict[str, _Job] = {}
         self._by_key: dict[str, str] = {}
+        self._sent: list[str] = []
+        """Attempts whose hand-over has ended since the last report."""
         self._over: dict[str, None] = {}
         """Grants of which this instance has said that nothing more will be written. A StartPrefill for one, late or repeated, is
         ignored."""
@@ -44,6 +46,11 @@ class PrefillWorker:
     @property
     def num_jobs(self) -> int:
         return len(self._jobs)
+
+    def drain_sent(self) -> tuple[str, ...]:
+        """Return the attempts whose KV has left, or will never leave, since the last call."""
+        sent, self._sent = tuple(self._sent), []
+        return sent
 
     def on_message(self, sender: str, message: Message) -> bool:
         """Handle a message. Returns True when it was for this role."""
@@ -111,6 +118,7 @@ class PrefillWorker:
         except TransferError as error:
             log.error("request %s cannot be handed over: %s", request.id, error)
             self._remember(grant.id)
+            self._sent.append(request.key)
             self._mail.send(sender, PrefillFailed(grant.id, str(error)))
             return
         job = self._jobs[grant.id] = _Job(request=request, grant=grant)
@@ -161,6 +169,7 @@ class PrefillWorker:
             case PushAction.RELEASE:
                 del self._jobs[grant_id]
                 self._remember(grant_id)
+                self._sent.append(job.request.key)
                 if job.computes:
                     del self._by_key[job.request.key]
                     self._engine.release(job.request.key)

@@ -1,6 +1,6 @@
 """The link out of a modelled instance: one write after the other, so that concurrent senders share its bandwidth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from core.messages import RegionKey
 from core.ports import Clock
@@ -10,15 +10,18 @@ from sim.cost import LinkCost
 
 
 class ModelledLink:
-    def __init__(self, clock: Clock, cost: LinkCost) -> None:
-        self._clock, self._cost = clock, cost
-        self._free_s = 0.0
+    def __init__(self, clock: Clock, cost: LinkCost, pairs: Mapping[str, LinkCost] | None = None) -> None:
+        """`pairs`: links to single receivers, which share nothing with the others."""
+        self._clock, self._cost, self._pairs = clock, cost, pairs or {}
+        self._free_s: dict[str, float] = {}
 
-    async def carry(self, num_bytes: int) -> None:
+    async def carry(self, num_bytes: int, receiver: str = "") -> None:
         """Carry so many bytes. Returns when they have passed, after all that were sent before."""
+        own = self._pairs.get(receiver)
+        key, cost = (receiver, own) if own else ("", self._cost)
         now = self._clock.now()
-        self._free_s = max(now, self._free_s) + self._cost.duration_s(num_bytes)
-        await self._clock.sleep(self._free_s - now)
+        free_s = self._free_s[key] = max(now, self._free_s.get(key, 0.0)) + cost.duration_s(num_bytes)
+        await self._clock.sleep(free_s - now)
 
 
 class ModelledSender(LoopbackSender):
@@ -29,5 +32,5 @@ class ModelledSender(LoopbackSender):
         self._link = link
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
-        await self._link.carry(sum(run.num_bytes for run in runs))
+        await self._link.carry(sum(run.num_bytes for run in runs), region.endpoint)
         await super().write(grant_id, region, runs)

@@ -47,6 +47,8 @@ class SimConfig:
     head_dim: int = 16
     step: ModelledStep = field(default_factory=StepCost)
     link: LinkCost = field(default_factory=LinkCost)
+    pairs: Mapping[tuple[str, str], LinkCost] = field(default_factory=dict[tuple[str, str], LinkCost])
+    """Links of single pairs of instances, as (sender, receiver) by their mail addresses."""
     message_latency_s: float = 0.0002
     slo: Slo = field(default_factory=Slo)
     """The class of every request."""
@@ -244,7 +246,8 @@ class _Cluster:
             return [LoopbackReceiver(self._fabric, mail.address, None, inbox.may_write, inbox.arrived)]
 
         def senders() -> list[Sender]:
-            return [ModelledSender(self._fabric, ModelledLink(self.clock, config.link))]
+            pairs = {to: cost for (by, to), cost in config.pairs.items() if by == mail.address}
+            return [ModelledSender(self._fabric, ModelledLink(self.clock, config.link, pairs))]
 
         def group(sink: LayerSink | None) -> ModelledGroup:
             return ModelledGroup(self.clock, config.step, config.num_layers, VOCAB_SIZE, sink)

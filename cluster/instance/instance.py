@@ -58,6 +58,8 @@ class Instance:
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
         self._engine = make_engine(config.engine, self._scheduler, self._pusher, clock, parts)
+        self._prefill = PrefillWorker(mail, self._pusher, self._engine)
+        """A decode instance has it, too: it sends what it has when its requests move away."""
         self._reporter = Reporter(
             registration(config, role, mail.address, parts),
             self._engine,
@@ -68,9 +70,9 @@ class Instance:
             interval_s=config.schedule.report_interval_s,
             check=self.check_integrity,
             count=self._counts,
+            links=self._pusher.links,
+            drain_sent=self._prefill.drain_sent,
         )
-        self._prefill = PrefillWorker(mail, self._pusher, self._engine)
-        """A decode instance has it, too: it sends what it has when its requests move away."""
         self._inbox: Inbox | None = None
         self._decode: DecodeWorker | None = None
         self._prompts: PromptWorker | None = None

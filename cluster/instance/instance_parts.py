@@ -167,6 +167,7 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         site=parts.site,
         num_groups=parts.num_groups,
         answers=True,
+        reports_links=True,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from core.messages import Leaving
 from core.ports import Clock, Mail, Resolve
-from core.reports import LayerExperts, LoadReport, Register, WorkCounts
+from core.reports import LayerExperts, LinkSpeed, LoadReport, Register, WorkCounts
 from core.turns import TURN_S, in_turn
 from engine.loop import Engine, EngineLoad
 from net.schedulers import Schedulers
@@ -34,10 +34,12 @@ class Reporter:
         interval_s: float,
         check: Callable[[], None],
         count: Callable[[], WorkCounts],
+        links: Callable[[], tuple[LinkSpeed, ...]],
+        drain_sent: Callable[[], tuple[str, ...]],
     ) -> None:
         self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
         self._interval_s = interval_s
-        self._check, self._count = check, count
+        self._check, self._count, self._links, self._drain_sent = check, count, links, drain_sent
         self._schedulers = Schedulers(resolve, num_schedulers, clock, self._found)
         self._new: set[str] = set()
         """Schedulers that have been told nothing yet."""
@@ -165,4 +167,6 @@ class Reporter:
             late_tokens=load.late_tokens,
             work=self._count(),
             experts=self._experts(),
+            links=self._links(),
+            sent=self._drain_sent(),
         )

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from core.steps import StepModels
-from sim.cost import LinkCost, ModelledStep
+from sim.coarse.outlink import Link
+from sim.cost import ModelledStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     step: ModelledStep
-    link: LinkCost
+    link: Link
     num_layers: int
     message_s: float
     steps: StepModels

@@ -1,10 +1,16 @@
 """The one link out of an instance of the coarse simulation: first come, first served, layer by layer while the next computes."""
 
-from sim.cost import LinkCost
+from typing import Protocol
+
+
+class Link(Protocol):
+    """sim.cost.LinkCost is one."""
+
+    def duration_s(self, num_bytes: float) -> float: ...
 
 
 class OutLink:
-    def __init__(self, cost: LinkCost, num_layers: int) -> None:
+    def __init__(self, cost: Link, num_layers: int) -> None:
         self._cost, self._num_layers = cost, num_layers
         self._free_s = 0.0
 

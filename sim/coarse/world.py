@@ -21,6 +21,7 @@ from prefill.deadline_policy import DeadlinePolicy
 from sim.coarse.device import Device
 from sim.coarse.device_config import DeviceConfig
 from sim.coarse.learned import learned
+from sim.coarse.sending_device import SendingDevice
 from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
 from sim.cost import LinkCost, ModelledStep, StepCost
 from sim.simulated_cluster import HOST, SETTLE_S, STAGGER_S
@@ -61,6 +62,8 @@ class CoarseConfig:
     max_num_seqs: int = 64
     step: ModelledStep = field(default_factory=StepCost)
     link: LinkCost = field(default_factory=LinkCost)
+    reports_links: bool = True
+    """False: the scheduler has to assume how fast links are, and reserves none."""
     message_s: float = 0.0002
     lookahead: bool = True
     mixed_batch_tokens: int = 0
@@ -229,10 +232,12 @@ class _World:
                 kv_token_bytes=config.kv_token_bytes,
                 sends=True,
                 answers=True,
+                reports_links=config.reports_links,
             )
             policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
             self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
-            self.devices[address] = Device(info, device_config, policy, self)
+            make_device = SendingDevice if config.reports_links else Device
+            self.devices[address] = make_device(info, device_config, policy, self)
             self._feed(0.0, info)
 
     def _report(self, now: float, device: Device) -> None:

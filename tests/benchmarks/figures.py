@@ -86,6 +86,12 @@ FIGURES: dict[str, list[Figures]] = {
     "load_balance.json": [
         lambda d, find: [find(d["results"], fleet="any role", rate=1.2)["imbalance_median"]]
     ],
+    "links.json": [
+        lambda d, _: [
+            100 * d["results"]["2 prefill, 2 decode"]["0.3 GB/s"][way]["mean"]
+            for way in ("assumed", "learned")
+        ]
+    ],
     "fairness.json": [lambda d, _: [d["means"]["slack 0.4"]["jain"], 100 * d["means"]["slack 0.4"]["loss"]]],
     "simulator_speed.json": [lambda d, find: [find(d["results"], seconds=3600.0)["took_min"]]],
     "fidelity.json": [_itl_at_4],

@@ -1,7 +1,7 @@
 """How fast KV may go from one instance to another, by where their hosts stand.
 
-The transports measure a rate once two instances have met. Until then the scheduler assumes what this model says. Hosts of which
-nothing is known count as near as those of one rack."""
+Load reports say how fast it goes once some has gone (`out_links`). Until then the scheduler assumes what this model says. Hosts
+of which nothing is known count as near as those of one rack."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

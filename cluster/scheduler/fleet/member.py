@@ -9,7 +9,9 @@ from math import inf
 from typing import Final
 
 from cluster.scheduler.fleet.link_model import Spot
+from cluster.scheduler.fleet.out_links import OutLinks
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
+from cluster.scheduler.fleet.promised_prefixes import PromisedPrefixes
 from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
@@ -34,7 +36,8 @@ class Promise:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "compute_tokens", "context_tokens", "hashes", "late_tokens", "level", "made_at", "num_blocks", "num_seqs", "tpot_s"
+        "compute_tokens", "context_tokens", "hashes", "late_tokens", "level", "made_at", "num_blocks", "num_seqs", "receiver",
+        "sent_bytes", "tpot_s",
     )  # fmt: skip
 
     def __init__(
@@ -49,14 +52,18 @@ class Promise:
         tpot_s: float = inf,
         level: int = 0,
         late: bool = False,
+        receiver: str = "",
+        sent_bytes: int = 0,
     ) -> None:
         """`hashes` are the full prompt blocks that it will hold here. `context_tokens` is the average length of a sequence that
-        will decode here, `tpot_s` its target for the time per output token, and `level` its class's priority."""
+        will decode here, `tpot_s` its target for the time per output token, and `level` its class's priority. `sent_bytes` of
+        KV will go from here to the instance `receiver`."""
         self.made_at = made_at
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
         self.hashes, self.context_tokens = hashes, context_tokens
         self.tpot_s, self.level = tpot_s, level
         self.late_tokens = compute_tokens if late else 0
+        self.receiver, self.sent_bytes = receiver, sent_bytes
 
 
 class Turnover:
@@ -72,51 +79,6 @@ class Turnover:
         """Learn how long outputs are on average: a sequence ends after as many steps, so one in as many of a step's sequences
         ends with it."""
         self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / max(1.0, mean_output_tokens))
-
-
-class _Chains:
-    """The block hashes of prompts that promises pay for. A hash covers all that comes before its block (`core.kv.block_hashes`),
-    so the last block in which two prompts agree tells how much they have in common."""
-
-    __slots__ = ("_by_first",)
-
-    def __init__(self) -> None:
-        self._by_first: dict[int, dict[str, tuple[int, ...]]] = {}
-        """First hash -> promise -> all hashes."""
-
-    def add(self, key: str, hashes: tuple[int, ...]) -> None:
-        chains = self._by_first.get(hashes[0])
-        if chains is None:
-            self._by_first[hashes[0]] = {key: hashes}
-        else:
-            chains[key] = hashes
-
-    def remove(self, key: str, hashes: tuple[int, ...]) -> None:
-        chains = self._by_first[hashes[0]]
-        del chains[key]
-        if not chains:
-            del self._by_first[hashes[0]]
-
-    def num_shared(self, hashes: Sequence[int], limit: int) -> int:
-        """Return the most leading blocks, of the first `limit` (at least one), that some promise pays for."""
-        most = 0
-        if (chains := self._by_first.get(hashes[0])) is not None:
-            for chain in chains.values():
-                end = min(limit, len(chain))
-                if most < end and chain[most] == hashes[most]:
-                    most = _num_common(chain, hashes, most + 1, end)
-        return most
-
-
-def _num_common(one: Sequence[int], other: Sequence[int], low: int, high: int) -> int:
-    """Return how many leading hashes are the same in both. It is at least `low` and at most `high`."""
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[middle - 1] == other[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 CachedBlocks = PrefixHolders | Mapping[str, int]
@@ -151,6 +113,7 @@ class Member:
         needed."""
         self.standing: object = None
         """For the shortlist: where the member stands in its queues."""
+        self.out_links = OutLinks()
         self.num_running = 0
         self.num_waiting = 0
         self.defect = ""
@@ -177,7 +140,7 @@ class Member:
         self._settled: dict[str, Promise] = {}
         self._unsettled_sum = _Sum()
         self._settled_sum = _Sum()
-        self._chains = _Chains()
+        self._chains = PromisedPrefixes()
         self._tpots: dict[float, int] = {}
         self._levels: dict[int, int] = {}
         """Level -> number of promises."""
@@ -242,6 +205,8 @@ class Member:
         self.lowest_level = min(self.lowest_level, promise.level)
         if promise.hashes:
             self._chains.add(key, promise.hashes)
+        if promise.sent_bytes and self.info.reports_links:
+            self.out_links.reserve(key, promise.receiver, promise.sent_bytes)
         if promise.num_seqs:
             self._tpots[promise.tpot_s] = self._tpots.get(promise.tpot_s, 0) + 1
             self.tightest_tpot_s = min(self.tightest_tpot_s, promise.tpot_s)
@@ -255,6 +220,7 @@ class Member:
             self._settled_sum.add(promise, -1)
         else:
             return
+        self.out_links.give_back(key)
         level = promise.level
         self._levels[level] -= 1
         if not self._levels[level]:
@@ -282,6 +248,8 @@ class Member:
         self._waiting_tokens = report.waiting_tokens
         self._late_tokens = report.late_tokens
         self._waiting_by_priority = report.waiting_by_priority
+        for key in report.sent:
+            self.out_links.give_back(key)
         for key in report.received:
             if key in self._unsettled:
                 self._settle(key)
@@ -330,7 +298,7 @@ class Member:
         rest.tightest_tpot_s = tightest_s
         rest.batch_seqs = max(0, self.batch_seqs - lower.num_seqs)
         rest.batch_context_tokens = max(0.0, self.batch_context_tokens - lower.context_tokens)
-        rest._chains = self._chains
+        rest._chains, rest.out_links = self._chains, self.out_links
         return rest
 
     def status(self) -> InstanceStatus:

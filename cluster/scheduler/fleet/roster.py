@@ -97,6 +97,9 @@ class Roster:
         if (member := self._members.get(report.address)) is None:
             return None
         member.report(report, settled_before_s)
+        if report.links or member.out_links.is_known:
+            receivers = [self._members.get(link.receiver) for link in report.links]
+            member.out_links.hear(report.links, [one.spot.host if one else "" for one in receivers])
         self._last = None
         self._prefixes.update(member.address, report.cache_added, report.cache_removed)
         if not self.scans:

@@ -1,13 +1,15 @@
 """What it would cost to run a request here or there. Every term is in seconds, so that terms add up.
 
-cost(prefill p -> decode d) = queue(p) + max(compute(p), link(p, d)) + handover + link_share + pressure(d) + preemption(d)
+cost(prefill p -> decode d) = max(queue(p) + compute(p), max(queue(p), wait(p, d)) + link(p, d)) + handover + link_share
+                              + pressure(d) + preemption(d)
 cost(holder h  -> decode d) = the same, + harm(h): a decode instance that has the prefix cached computes the rest and sends it all
 cost(local on d)            = queue(d) + compute(d) + harm(d)                           + pressure(d) + preemption(d)
 
 queue       prompt tokens queued there / its prompt tokens per second
 compute     tokens of this prompt that it has not cached / its prompt tokens per second
-link        bytes of KV that d has not cached / bandwidth between the hosts. KV is pushed layer by layer while prefill computes,
-            so only what is longer than the computation is felt
+wait        until the KV that is promised to others has left p for d
+link        bytes of KV that d has not cached / bandwidth from p to d, as it was measured, or else assumed by where their hosts
+            stand. KV is pushed layer by layer while prefill computes, so only what is longer than the computation is felt
 link_share  a part of link even where it is hidden: the link is taken from others
 handover    messages between p and d that a local run does not need
 harm        while d computes a prompt, the sequences it decodes get their tokens late: compute x (running sequences + 1 that will
@@ -21,9 +23,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from cluster.scheduler.fleet.link_model import LinkModel, Nearest, bytes_per_s
+from cluster.scheduler.fleet.link_model import LinkModel, Nearest
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
+from cluster.scheduler.placement.transfer import transfer_s
 from core.kv import num_blocks_for
 
 _SHORTLIST: Final = 4
@@ -150,12 +153,12 @@ class CostPolicy:
 
     def _disaggregated_s(self, source: "_Source", decode: Member, to_move: int) -> float:
         model, member = self._model, source.member
-        link_s = to_move * decode.kv_token_bytes / bytes_per_s(model.links, member.spot, decode.spot)
+        wait_s, link_s = transfer_s(model.links, member, decode, to_move * decode.kv_token_bytes)
         harm_s = 0.0
         if member.decodes:
             harm_s = source.compute_s * (member.num_seqs + 1) * model.itl_harm
-        compute_s = max(source.compute_s, link_s)
-        return source.queue_s + compute_s + harm_s + model.handover_s + model.link_share * link_s
+        there_s = max(source.total_s, max(source.queue_s, wait_s) + link_s)
+        return there_s + harm_s + model.handover_s + model.link_share * link_s
 
     def _local_s(self, decode: Member, to_move: int) -> float:
         rate = self.tokens_per_s(decode)

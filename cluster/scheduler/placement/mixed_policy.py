@@ -6,8 +6,9 @@ predicted seconds are fewest (`cost_policy`)."""
 
 from collections.abc import Sequence
 
+from cluster.scheduler.fleet.link_model import LinkModel
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.cost_policy import CostPolicy
+from cluster.scheduler.placement.cost_policy import CostModel, CostPolicy
 from cluster.scheduler.placement.outlook import LEARNED_STEPS
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.slo_policy import SloPolicy
@@ -16,9 +17,11 @@ from cluster.scheduler.placement.slo_policy import SloPolicy
 class MixedPolicy:
     """A PlacementPolicy of two others."""
 
-    def __init__(self, local_threshold_tokens: int) -> None:
-        self._by_cost = CostPolicy(local_threshold_tokens)
-        self._by_slo = SloPolicy(local_threshold_tokens)
+    def __init__(self, local_threshold_tokens: int, links: LinkModel) -> None:
+        """`links` is what is assumed of links until they are measured."""
+        costs = CostModel(links=links)
+        self._by_cost = CostPolicy(local_threshold_tokens, costs)
+        self._by_slo = SloPolicy(local_threshold_tokens, links=costs)
 
     def choose(
         self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float

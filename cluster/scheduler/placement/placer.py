@@ -16,6 +16,7 @@ from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member, Promi
 from cluster.scheduler.fleet.output_lengths import OutputLengths
 from cluster.scheduler.fleet.roster import Candidates, Roster
 from cluster.scheduler.placement.outlook import idle_estimate
+from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
@@ -34,28 +35,6 @@ PATIENCE_S: Final = 1.0
 RETRY_S: Final = 0.05
 """In a large fleet a waiting request is tried again when the instance it waits for has changed, or after this long."""
 _SAMPLE: Final = 3
-
-
-class Placement:
-    """A request that was placed and is not finished."""
-
-    __slots__ = ("charged_tokens", "compute_tokens", "frontend", "num_blocks", "place", "route", "scheduler")
-
-    def __init__(
-        self,
-        frontend: str,
-        place: Place,
-        route: Route,
-        num_blocks: int,
-        *,
-        compute_tokens: int,
-        charged_tokens: float,
-        scheduler: str = "",
-    ) -> None:
-        """`compute_tokens` are those of its prompt, on the prefill instance or else on the decode instance. `charged_tokens` is
-        the output that its tenant has been charged for. `scheduler` has placed it; empty means this one."""
-        self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
-        self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
 
 
 class Placer:
@@ -190,9 +169,9 @@ class Placer:
             prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
             if choice.prefill is not None:
-                choice.prefill.promise(
-                    key, Promise(now, 0, 0, ask.uncached(choice.prefill), hashes=(), level=place.slo.priority)
-                )
+                placement.compute_tokens = ask.uncached(choice.prefill)
+                placement.moved_tokens = need.num_tokens
+                choice.prefill.promise(key, prefill_promise(now, placement, holder))
                 prefill = choice.prefill.address
             placement.route = Route(decode, prefill)
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
@@ -208,6 +187,7 @@ class Placer:
                 taken.num_blocks,
                 compute_tokens=taken.compute_tokens,
                 charged_tokens=taken.expected_tokens,
+                moved_tokens=taken.moved_tokens,
                 scheduler=taken.scheduler,
             )
             route, roster = taken.route, self._roster
@@ -302,6 +282,7 @@ class Placer:
             num_blocks,
             compute_tokens=compute_tokens,
             charged_tokens=ask.expected_tokens,
+            moved_tokens=0 if prefill is None else ask.to_move(decode),
         )
         self._promise(key, placement, decode, prefill, now, late=ask.late)
         if self._claim is not None and self._claim[0] == key:
@@ -341,9 +322,7 @@ class Placer:
                 ),
             )
         if prefill is not None:
-            prefill.promise(
-                key, Promise(now, 0, 0, placed.compute_tokens, hashes=(), level=place.slo.priority, late=late)
-            )
+            prefill.promise(key, prefill_promise(now, placed, decode, late=late))
         if place.attempt == 0:
             counters.charge_prompt(place)
         counters.charge(place, placed.charged_tokens)

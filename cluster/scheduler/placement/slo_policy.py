@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from cluster.scheduler.fleet.link_model import Nearest, bytes_per_s
+from cluster.scheduler.fleet.link_model import Nearest
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.cost_policy import CostModel, Rates
 from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
+from cluster.scheduler.placement.transfer import transfer_s
 
 _SHORTLIST: Final = 4
 
@@ -111,11 +112,13 @@ class SloPolicy:
     def _sources(
         self, ask: PlacementQuery, prefills: Sequence[Member]
     ) -> tuple[list["_Source"], "Nearest[_Source] | None"]:
-        """Return (the quickest few, without those that are no quicker and have no less to compute; all, by where they stand)."""
+        """Return (the quickest few; all, by where they stand). As long as links are taken to be alike, those that are no quicker
+        and have no less to compute are left out."""
         sources = sorted((self._source(ask, p, ask.uncached(p)) for p in prefills), key=_ttft_s)
         shortlist: list[_Source] = []
         for source in sources:
-            if not shortlist or source.work_s < shortlist[-1].work_s:
+            differs = source.member.out_links.is_known
+            if not shortlist or source.work_s < shortlist[-1].work_s or differs:
                 shortlist.append(source)
         nearest = Nearest((source.member.spot, source) for source in sources) if sources else None
         return shortlist[:_SHORTLIST], nearest
@@ -196,9 +199,9 @@ class SloPolicy:
     def _exposed_s(self, source: "_Source", decode: Member, to_move: int) -> float:
         """Return the time that the transfer adds before the second token, and what it takes from others' link."""
         links = self._links
-        rate = bytes_per_s(links.links, source.member.spot, decode.spot)
-        link_s = to_move * decode.kv_token_bytes / rate
-        return links.handover_s + max(0.0, link_s - source.work_s) + links.link_share * link_s
+        wait_s, link_s = transfer_s(links.links, source.member, decode, to_move * decode.kv_token_bytes)
+        begins_s = max(source.ttft_s - source.work_s, wait_s)
+        return links.handover_s + max(0.0, begins_s + link_s - source.ttft_s) + links.link_share * link_s
 
 
 class _Source:

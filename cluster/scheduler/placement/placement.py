@@ -1,0 +1,47 @@
+"""A request that was placed, and what it takes of the instance that computes its prompt for another."""
+
+from cluster.scheduler.fleet.member import Member, Promise
+from core.messages import Place
+from core.types import Route
+
+
+class Placement:
+    """A request that was placed and is not finished."""
+
+    __slots__ = (
+        "charged_tokens", "compute_tokens", "frontend", "moved_tokens", "num_blocks", "place", "route", "scheduler"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        frontend: str,
+        place: Place,
+        route: Route,
+        num_blocks: int,
+        *,
+        compute_tokens: int,
+        charged_tokens: float,
+        moved_tokens: int = 0,
+        scheduler: str = "",
+    ) -> None:
+        """`compute_tokens` are those of its prompt, on the prefill instance or else on the decode instance. `charged_tokens` is
+        the output that its tenant has been charged for. The KV of `moved_tokens` goes to the decode instance.
+        `scheduler` has placed it; empty means this one."""
+        self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
+        self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
+        self.moved_tokens = moved_tokens
+
+
+def prefill_promise(now: float, placed: Placement, receiver: Member | None, *, late: bool = False) -> Promise:
+    """Return what computing a prompt takes of the instance that sends its KV to `receiver`."""
+    return Promise(
+        now,
+        0,
+        0,
+        placed.compute_tokens,
+        hashes=(),
+        level=placed.place.slo.priority,
+        late=late,
+        receiver=placed.route.decode,
+        sent_bytes=0 if receiver is None else placed.moved_tokens * receiver.kv_token_bytes,
+    )
