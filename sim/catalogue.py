@@ -32,20 +32,46 @@ class Gpu:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueModel:
     num_weights: float
+    """The weights that every token uses: all but routed experts."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     hidden_size: int
+    weight_bytes: float = 0.0
+    """Their bytes; 0: 16 bits each."""
+    num_expert_weights: float = 0.0
+    """The weights of routed experts. `expert_weight_bytes` are their bytes, and a token uses `expert_share` of them."""
+    expert_weight_bytes: float = 0.0
+    expert_share: float = 0.0
+    kv_token_values: int = 0
+    """Values kept for one token, all layers; 0: keys and values of every layer."""
+    pair_values: int = 0
+    """Multiplications between one query and one key, all layers and heads; 0: as keys and values are kept."""
 
     @property
     def pair_flop(self) -> int:
         """Operations of attention between one query and one key position: scores and values, all layers and heads."""
-        return 4 * self.num_layers * self.num_heads * self.head_dim
+        return 2 * self.pair_values or 4 * self.num_layers * self.num_heads * self.head_dim
 
     @property
     def kv_token_bytes(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * _BYTES_PER_VALUE
+        values = self.kv_token_values or 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        return values * _BYTES_PER_VALUE
+
+    @property
+    def common_bytes(self) -> float:
+        """Bytes of the weights that every token uses."""
+        return self.weight_bytes or self.num_weights * _BYTES_PER_VALUE
+
+    @property
+    def total_bytes(self) -> float:
+        return self.common_bytes + self.expert_weight_bytes
+
+    @property
+    def active_weights(self) -> float:
+        """The number of weights that one token is multiplied with."""
+        return self.num_weights + self.num_expert_weights * self.expert_share
 
 
 GPUS = {
@@ -101,16 +127,18 @@ MODELS = {
 
 
 def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> StepCost:
-    """Return the step cost of one instance of `pp` stages of `tp` GPUs each, in bf16."""
+    """Return the step cost of one instance of `pp` stages of `tp` GPUs each. Products are in bf16, however weights are stored."""
     bandwidth = gpu.memory_bytes_per_s * BANDWIDTH_EFFICIENCY * tp
     flop_per_s = gpu.flop_per_s * FLOP_EFFICIENCY * tp
     num_reduces = 2 * model.num_layers if tp > 1 else 0
     reduced_bytes = 2 * (tp - 1) / tp * model.hidden_size * _BYTES_PER_VALUE
-    token_s = 2 * model.num_weights / flop_per_s + num_reduces * reduced_bytes / gpu.scale_up_bytes_per_s
+    token_s = 2 * model.active_weights / flop_per_s + num_reduces * reduced_bytes / gpu.scale_up_bytes_per_s
     return StepCost(
         overhead_s=_OVERHEAD_S + num_reduces * _REDUCE_LATENCY_S,
         tokens_per_s=1 / token_s,
-        weights_read_s=model.num_weights * _BYTES_PER_VALUE / bandwidth,
+        weights_read_s=model.common_bytes / bandwidth,
+        experts_read_s=model.expert_weight_bytes / bandwidth,
+        expert_share=model.expert_share,
         kv_token_read_s=model.kv_token_bytes / bandwidth,
         pair_s=model.pair_flop / flop_per_s,
         stages=pp,
@@ -128,7 +156,7 @@ def num_blocks(gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int =
     """Return the KV blocks of `num_gpus` ranks that share the weights evenly. Raises ConfigError when the weights do not fit."""
     size = int(gpu.memory_bytes)
     memory = DeviceMemory(name="one GPU", total_bytes=size, free_bytes=size, is_host=False)
-    weight_bytes = int(model.num_weights * _BYTES_PER_VALUE / num_gpus)
+    weight_bytes = int(model.total_bytes / num_gpus)
     needs = RankNeeds(weight_bytes=weight_bytes, step_bytes=0)
     block_bytes = model.kv_token_bytes * block_size
     blocks = kv_room(memory, needs, MEMORY_SHARE) * num_gpus // block_bytes

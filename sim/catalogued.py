@@ -39,17 +39,19 @@ class Fleet:
     """Measured instances, in place of the catalogue's GPU and model."""
     changed: Gpu | None = None
     """A GPU that the catalogue does not have, in place of `gpu`."""
+    read: CatalogueModel | None = None
+    """A model that the catalogue does not have, called `model`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for names that the catalogue does not have."""
-        if self.gpu not in GPUS or self.model not in MODELS:
+        if self.gpu not in GPUS or (self.read is None and self.model not in MODELS):
             raise ConfigError(
                 f"unknown GPU or model: {self.gpu}, {self.model}; known: {', '.join(GPUS)}; {', '.join(MODELS)}"
             )
 
     @property
     def parts(self) -> tuple[Gpu, CatalogueModel]:
-        return self.changed or GPUS[self.gpu], MODELS[self.model]
+        return self.changed or GPUS[self.gpu], self.read or MODELS[self.model]
 
     @property
     def step_model(self) -> ModelledStep:
@@ -82,8 +84,8 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
         num_decode=fleet.num_decode,
         num_blocks=num_blocks(gpu, model, FULL_BLOCK_TOKENS, fleet.gpus_per_instance),
         num_layers=_LAYER_GROUPS,
-        num_kv_heads=model.num_kv_heads * model.num_layers // _LAYER_GROUPS,
-        head_dim=model.head_dim,
+        num_kv_heads=1,
+        head_dim=model.kv_token_bytes // (4 * _LAYER_GROUPS),
         step=fleet.step_model,
         link=link_cost(gpu, fleet.gpus_per_instance),
         slo=slo,

@@ -56,7 +56,10 @@ class StepCost:
     tokens_per_s: float = 20_000.0
     """Prompt tokens per second when compute is the limit, attention aside."""
     weights_read_s: float = 0.004
-    """Seconds to read all weights once."""
+    """Seconds to read once all weights that every token uses."""
+    experts_read_s: float = 0.0
+    """Seconds to read all routed experts once. A token uses `expert_share` of them, and each token draws its own."""
+    expert_share: float = 0.0
     kv_token_read_s: float = 2e-8
     """Time to read one token's KV."""
     pair_s: float = 0.0
@@ -74,11 +77,18 @@ class StepCost:
         compute_s = num_tokens / self.tokens_per_s + num_pairs * self.pair_s
         context_s = context_tokens * self.kv_token_read_s
         if self.stages == 1:
-            return self.overhead_s + max(compute_s, self.weights_read_s + context_s)
+            return self.overhead_s + max(compute_s, self._read_s(num_tokens) + context_s)
         parts = self.stages**2
-        part_s = max(compute_s / parts, self.weights_read_s / self.stages + context_s / parts)
+        read_s = self._read_s(num_tokens / self.stages)
+        part_s = max(compute_s / parts, read_s / self.stages + context_s / parts)
         hop_s = self.hop.duration_s(num_tokens * self.hop_token_bytes / self.stages)
         return self.overhead_s + (2 * self.stages - 1) * (part_s + hop_s)
+
+    def _read_s(self, num_tokens: float) -> float:
+        """Return the time to read the weights that so many tokens use."""
+        if not self.experts_read_s:
+            return self.weights_read_s
+        return self.weights_read_s + self.experts_read_s * (1 - (1 - self.expert_share) ** num_tokens)
 
     def of_full_stages(self) -> "StepCost":
         """Return the time per step where no stage ever waits: no pipeline of them does better."""
@@ -86,6 +96,8 @@ class StepCost:
             overhead_s=self.overhead_s,
             tokens_per_s=self.tokens_per_s * self.stages,
             weights_read_s=self.weights_read_s / self.stages,
+            experts_read_s=self.experts_read_s / self.stages,
+            expert_share=self.expert_share,
             kv_token_read_s=self.kv_token_read_s / self.stages,
             pair_s=self.pair_s / self.stages,
         )

@@ -13,7 +13,7 @@ from statistics import fmean
 from core.errors import ConfigError
 from core.types import Slo
 from sim.bound import Needs
-from sim.catalogue import GPUS, MODELS, num_blocks
+from sim.catalogue import GPUS, MODELS, CatalogueModel, num_blocks
 from sim.catalogued import Fleet, coarse_config, engine_of
 from sim.coarse.coarse_workload import jobs
 from sim.coarse.world import simulate
@@ -40,6 +40,8 @@ class Demand:
     copies: float = 1.0
     gpus: Sequence[str] = tuple(GPUS)
     max_instances: int = 64
+    read: CatalogueModel | None = None
+    """A model that the catalogue does not have, called `model`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +107,23 @@ def cheapest(trials: Sequence[Trial], wanted: float) -> Trial | None:
 
 def _kinds(demand: Demand) -> Iterator[Fleet]:
     """Yield fleets of one instance."""
+    model = demand.read or MODELS[demand.model]
     for gpu in demand.gpus:
         for tp, pp in _MESHES:
             try:
-                num_blocks(GPUS[gpu], MODELS[demand.model], demand.window.block_tokens, tp * pp)
+                num_blocks(GPUS[gpu], model, demand.window.block_tokens, tp * pp)
             except ConfigError:
                 continue
-            yield Fleet(gpu=gpu, model=demand.model, num_prefill=0, num_decode=0, num_both=1, tp=tp, pp=pp)
+            yield Fleet(
+                gpu=gpu,
+                model=demand.model,
+                num_prefill=0,
+                num_decode=0,
+                num_both=1,
+                tp=tp,
+                pp=pp,
+                read=demand.read,
+            )
 
 
 def _counts(demand: Demand, kind: Fleet) -> Iterator[int]:

@@ -19,6 +19,7 @@ from sim.catalogue import GPUS, MODELS
 from sim.catalogued import Fleet, coarse_config, full_config
 from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import simulate as run_coarse
+from sim.model_config import named_model
 from sim.outcome_report import ServedRequest, figures, served_coarsely, served_in_full
 from sim.simulated_cluster import simulate as run_full
 from sim.trace_workload import arrivals
@@ -73,7 +74,9 @@ class _Study:
 def simulate(
     trace: Annotated[Path, typer.Option(help="Trace file: Mooncake, ShareGPT, Azure or ServeGen; .gz too.")],
     gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPUS)}.")] = "H100",
-    model: Annotated[str, typer.Option(help=f"One of {', '.join(MODELS)}.")] = "llama-3.1-8b",
+    model: Annotated[
+        str, typer.Option(help=f"One of {', '.join(MODELS)}, or any model's config.json.")
+    ] = "llama-3.1-8b",
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode instances.")] = 1,
     both: Annotated[int, typer.Option(min=0, help="Instances that do either role.")] = 0,
@@ -113,6 +116,7 @@ def simulate(
         num_decode=decode,
         num_both=both,
         profile=read_profile(profile) if profile else None,
+        read=named_model(model),
     )
     slo = Slo(name="simulated", ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3)
     study = _Study(

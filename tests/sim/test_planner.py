@@ -120,3 +120,25 @@ def test_the_command_plans_draws_and_says_when_it_cannot(tmp_path: Path) -> None
     assert picture.stat().st_size > 5000
     failed = CliRunner().invoke(app, [*command, "--tpot-ms", "0.001"])
     assert isinstance(failed.exception, ConfigError)
+
+
+def test_the_command_plans_for_a_configuration_that_the_catalogue_does_not_have(tmp_path: Path) -> None:
+    trace, report, model = tmp_path / "t.jsonl", tmp_path / "r.json", tmp_path / "config.json"
+    rows = [{"timestamp": 200 * i, "input_length": 300, "output_length": 9} for i in range(20)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    sizes = {"vocab_size": 129_280, "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128}
+    latent = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128}
+    experts = {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1}
+    widths = {"v_head_dim": 128, "intermediate_size": 18_432, "moe_intermediate_size": 2048}
+    content = sizes | latent | experts | widths | {"first_k_dense_replace": 3}
+    command = ["plan", "--trace", str(trace), "--seconds", "4", "--gpus", "H200", "--seeds", "1"]
+    command += ["--max-instances", "1", "--attainment", "0.9", "--json", str(report), "--model", str(model)]
+    model.write_text(json.dumps(content))
+    refused = CliRunner().invoke(app, command)
+    assert "fits no group" in str(refused.exception), "671 billion weights of 16 bits on eight of 141 GB"
+    model.write_text(json.dumps(content | {"quantization_config": {"quant_method": "fp8"}}))
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(report.read_text())["best"]["name"] == "H200 tp8: 1 any role"
+    unknown = CliRunner().invoke(app, [*command[:-1], "mystery"])
+    assert "mystery" in str(unknown.exception)

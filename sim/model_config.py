@@ -1,0 +1,149 @@
+"""A model of the catalogue from any `config.json`: what its weights weigh, how many of them a token uses, what it keeps.
+
+The counts follow from the sizes that the configuration names (transformers' keys): grouped-query or latent attention (MLA), dense
+or routed experts (MoE) with shared ones, and quantised weights; embeddings and the last projection stay in 16 bits. Layers with
+linear attention keep nothing that grows; those with a sliding window are counted as though they kept everything."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from core.errors import ConfigError
+from sim.catalogue import MODELS, CatalogueModel
+
+_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25}
+_SCALES = 0.02
+"""Bytes of scales for each 4- or 8-bit weight: 16 bits for 128 weights, and zeros."""
+_EXPERT_KEYS = ("num_local_experts", "n_routed_experts", "num_experts")
+_NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
+"""Model types whose feed-forward layers have two matrices in place of three."""
+
+
+def named_model(name: str) -> CatalogueModel:
+    """Return the catalogue's model of that name, or that of a `config.json` at that path. Raises ConfigError."""
+    if name in MODELS:
+        return MODELS[name]
+    if not Path(name).exists():
+        raise ConfigError(
+            f"no model {name}: it is neither one of {', '.join(MODELS)} nor a config.json or its folder"
+        )
+    return read_model(Path(name))
+
+
+def read_model(path: Path) -> CatalogueModel:
+    """Read a `config.json`, or that of a folder. Raises ConfigError where it names no sizes."""
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read as a model's config.json: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} is no model's config.json: it holds no object")
+    try:
+        return model_of(config)
+    except (KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{file} does not say what a model's size follows from: {error} is missing"
+        ) from None
+
+
+def model_of(config: Mapping[str, Any]) -> CatalogueModel:
+    """Return the model. Raises KeyError for a size that is not there."""
+    text = config.get("text_config") or config.get("llm_config") or config
+    whole = {**config, **text}
+    hidden, num_layers = whole["hidden_size"], whole["num_hidden_layers"]
+    heads = whole["num_attention_heads"]
+    attention, kv_values, pair_values = _attention(whole, hidden, heads)
+    kinds = [_is_moe(whole, layer) for layer in range(num_layers)]
+    gate = 2 if whole.get("model_type") in _NO_GATE else 3
+    dense = gate * hidden * _dense_size(whole, hidden)
+    num_experts, expert, shared = _experts(whole, hidden, gate)
+    num_moe = sum(kinds)
+    layers = num_layers * attention + (num_layers - num_moe) * dense
+    layers += num_moe * (shared + hidden * num_experts)
+    embeddings = whole["vocab_size"] * hidden * (1 if whole.get("tie_word_embeddings") else 2)
+    value_bytes = _value_bytes(config, whole)
+    plain_bytes = _BYTES.get(str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16"), 2.0)
+    growing = _num_growing(whole, num_layers)
+    chosen = whole.get("num_experts_per_tok") or whole.get("num_experts_per_token") or 1
+    return CatalogueModel(
+        num_weights=layers + embeddings,
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=whole.get("num_key_value_heads") or heads,
+        head_dim=whole.get("head_dim") or hidden // heads,
+        hidden_size=hidden,
+        weight_bytes=layers * value_bytes + embeddings * plain_bytes,
+        num_expert_weights=num_moe * num_experts * expert,
+        expert_weight_bytes=num_moe * num_experts * expert * value_bytes,
+        expert_share=min(1.0, chosen / num_experts) if num_experts else 0.0,
+        kv_token_values=growing * kv_values,
+        pair_values=growing * pair_values,
+    )
+
+
+def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int, int]:
+    """Return (weights, values kept for a token, products of a query with one key and value) of a layer."""
+    if rank := config.get("kv_lora_rank"):
+        rope, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
+        query = config.get("q_lora_rank")
+        query_weights = query * (hidden + heads * (nope + rope)) if query else hidden * heads * (nope + rope)
+        weights = (
+            query_weights + hidden * (rank + rope) + rank * heads * (nope + value) + heads * value * hidden
+        )
+        return weights, rank + rope, heads * (nope + rope + value)
+    size = config.get("head_dim") or hidden // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    return 2 * hidden * size * (heads + kv_heads), 2 * kv_heads * size, 2 * heads * size
+
+
+def _dense_size(config: Mapping[str, Any], hidden: int) -> int:
+    size = config.get("intermediate_size_mlp") or config.get("intermediate_size") or config.get("ffn_dim")
+    return size or config.get("n_inner") or 4 * hidden
+
+
+def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, int, int]:
+    """Return (experts of a layer, weights of one, weights of those that every token uses)."""
+    num = next((config[key] for key in _EXPERT_KEYS if config.get(key)), 0)
+    size = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
+    shared = config.get("shared_expert_intermediate_size") or size * (config.get("n_shared_experts") or 0)
+    return num, gate * hidden * size, gate * hidden * shared
+
+
+def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
+    if not any(config.get(key) for key in _EXPERT_KEYS):
+        return False
+    if layer < (config.get("first_k_dense_replace") or 0) or layer in (config.get("mlp_only_layers") or ()):
+        return False
+    step = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
+    step = config.get("interleave_moe_layer_step") or step
+    return (layer + 1) % step == 0 if isinstance(step, int) else bool(step[layer])
+
+
+def _num_growing(config: Mapping[str, Any], num_layers: int) -> int:
+    """Return the number of layers whose state grows with the context."""
+    kinds = config.get("layer_types")
+    if kinds:
+        return sum("linear" not in kind and "mamba" not in kind for kind in kinds)
+    interval = config.get("full_attention_interval")
+    return num_layers // interval if interval else num_layers
+
+
+def _value_bytes(config: Mapping[str, Any], text: Mapping[str, Any]) -> float:
+    """Return the bytes of one weight of a layer. Raises ConfigError for a quantisation whose bits are not said."""
+    found = config.get("quantization_config") or text.get("quantization_config") or {}
+    plain = _BYTES.get(str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"), 2.0)
+    if not found:
+        return plain
+    method = found.get("quant_method", "")
+    if method in _QUANTISED_BYTES:
+        return _QUANTISED_BYTES[method]
+    if method == "bitsandbytes":
+        return 0.5 + _SCALES if found.get("load_in_4bit") else 1 + _SCALES
+    groups = (found.get("config_groups") or {}).values()
+    bits = [group["weights"]["num_bits"] for group in groups if group.get("weights")] or [found.get("bits")]
+    if not bits[0]:
+        raise ConfigError(f"the model's quantization_config does not say how many bits {method or 'it'} has")
+    return max(bits) / 8 + _SCALES

@@ -1,0 +1,141 @@
+"""What is read from a config.json is what transformers' own model of that configuration has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
+
+from core.errors import ConfigError
+from sim.catalogue import MODELS
+from sim.model_config import model_of, read_model
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES),
+    "tied, with its own head size": Qwen3Config(**SIZES, head_dim=64, tie_word_embeddings=True),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=8, num_experts_per_tok=2),
+    "qwen3 moe": Qwen3MoeConfig(
+        **SIZES,
+        head_dim=32,
+        moe_intermediate_size=128,
+        num_experts=16,
+        num_experts_per_tok=4,
+        mlp_only_layers=[1],
+    ),
+    "deepseek v3": DeepseekV3Config(
+        **SIZES,
+        moe_intermediate_size=128,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+        kv_lora_rank=64,
+        q_lora_rank=96,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=32,
+        v_head_dim=32,
+        n_group=1,
+        topk_group=1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_weights_are_those_of_transformers(name: str) -> None:
+    config = CONFIGS[name]
+    with torch.device("meta"):
+        reference = AutoModelForCausalLM.from_config(config)
+    model = model_of(config.to_dict())
+    counted = model.num_weights + model.num_expert_weights
+    assert counted == pytest.approx(sum(p.numel() for p in reference.parameters()), rel=0.01)
+    experts = sum(p.numel() for n, p in reference.named_parameters() if ".experts." in n)
+    assert model.num_expert_weights == experts
+    assert model.total_bytes == pytest.approx(2 * counted)
+
+
+def test_a_latent_is_kept_in_place_of_keys_and_values() -> None:
+    model = model_of(CONFIGS["deepseek v3"].to_dict())
+    assert model.kv_token_bytes == 4 * (64 + 16) * 2
+    assert model_of(CONFIGS["llama"].to_dict()).kv_token_bytes == 4 * 2 * 2 * 32 * 2
+
+
+def test_the_catalogue_has_what_its_models_configurations_say() -> None:
+    known = MODELS["llama-3.1-8b"]
+    read = model_of(
+        LlamaConfig(
+            vocab_size=128_256,
+            hidden_size=4096,
+            intermediate_size=14_336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+        ).to_dict()
+    )
+    assert read.num_weights == pytest.approx(known.num_weights, rel=0.001)
+    assert (read.kv_token_bytes, read.pair_flop) == (known.kv_token_bytes, known.pair_flop)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "least", "most"),
+    [
+        ({"quant_method": "fp8"}, 1.0, 1.01),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 0.5, 0.55),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+            },
+            1.0,
+            1.05,
+        ),
+    ],
+)
+def test_quantised_layers_weigh_less_and_embeddings_do_not(
+    quantised: dict[str, Any], least: float, most: float
+) -> None:
+    plain, small = (
+        model_of({**CONFIGS["llama"].to_dict(), **more}) for more in ({}, {"quantization_config": quantised})
+    )
+    embeddings = 2 * 1000 * 256
+    layers = plain.num_weights - embeddings
+    assert least <= (small.total_bytes - 2 * embeddings) / layers <= most
+
+
+def test_hybrid_and_nested_configurations_are_read() -> None:
+    nested = {
+        "text_config": {
+            **CONFIGS["llama"].to_dict(),
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        }
+    }
+    assert model_of(nested).kv_token_bytes == model_of(CONFIGS["llama"].to_dict()).kv_token_bytes / 2
+
+
+def test_what_cannot_be_read_is_said_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 3}))
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        read_model(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps({**CONFIGS["llama"].to_dict(), "quantization_config": {"quant_method": "mystery"}})
+    )
+    with pytest.raises(ConfigError, match="mystery"):
+        read_model(tmp_path)
