@@ -105,6 +105,8 @@ async def test_all_hear_the_same_and_a_new_one_everything() -> None:
         interval_s=0.002,
         check=lambda: None,
         count=WorkCounts,
+        links=tuple,
+        drain_sent=tuple,
     )
     mail.listen(lambda *_: None, reporter.peer_lost)
     running = asyncio.create_task(reporter.run())
