@@ -16,6 +16,17 @@ from kernels.packed import ExpertWeight, Kind, LinearWeight, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
 from kernels.sampling import Draw, Penalties
+from kernels.states import StatePlace, StateShape
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """The blocks with the states of a step's sequences."""
+
+    blocks: Tensor
+    """(B, blocks of a state) int64"""
+    begins: Tensor
+    """(B,) bool: the sequence's first token is in this step, so that nothing is in its blocks yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +46,8 @@ class AttentionMeta:
     """What an implementation derives from the above, once a step instead of once a layer."""
     counted: Tensor | None = None
     """(T,) int64: 1, or 0 for rows that only fill up a step. None means that all rows are real tokens."""
+    states: StateBlocks | None = None
+    """Where the sequences' recurrent states lie. None where the model has none."""
     is_fixed: bool = False
     """Whether lengths and blocks are in device memory that a `FixedDecode` fills before each step. The fields above then mean
     nothing."""
@@ -47,6 +60,7 @@ class AttentionMeta:
         block_tables: Sequence[np.ndarray],
         slots: np.ndarray,
         device: torch.device,
+        states: StateBlocks | None = None,
     ) -> "AttentionMeta":
         starts = [0]
         for length in query_lens:
@@ -57,6 +71,7 @@ class AttentionMeta:
             context_lens=tuple(context_lens),
             block_tables=tuple(torch.from_numpy(table) for table in block_tables),
             slots=torch.from_numpy(slots).to(device),
+            states=states,
         )
 
 
@@ -107,6 +122,25 @@ class ScaledKV:
     @property
     def shape(self) -> torch.Size:
         return self.data.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """One filter for each channel, over the channel's last inputs."""
+
+    weight: Tensor
+    """(channels, kernel) float32, the current input's factor last"""
+    bias: Tensor | None
+    """(channels,) float32"""
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """What the operation of one layer is over, beside its inputs."""
+
+    shape: StateShape
+    place: StatePlace
+    conv: Convolution
 
 
 KVLayer = Tensor | ScaledKV
@@ -179,6 +213,11 @@ class Ops:
     latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
     """(q (T, H, N + P), kv_layer of latents, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
     of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""
+    gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
+    """(x (T, channels), decay (T, H) float32, beta (T, H) float32, kv_layer, meta, layer) -> (T, H, value_dim). H: value heads.
+    x passes the convolution and silu; it is then q and k of each key head and v of each value head. With q and k of length one
+    and q by key_dim ** -0.5: state = exp(decay) state; state += k (beta (v - k state)); out = q state. Reads and writes the
+    sequences' states at meta.states."""
     fixed_decode: Callable[[int, int, int, int, torch.device], FixedDecode] | None
     """(sequences, most blocks of a sequence, a block that no sequence has, block_size, device) -> what captured decode steps are
     over; None where some operations here cannot be captured."""

@@ -13,6 +13,7 @@ from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.latent_attention import latent_attention, write_latent
 from kernels.torch.paged_attention import PagedAttention
+from kernels.torch.recurrent import gated_delta
 from kernels.torch.sampling import draw, logprobs, mask, penalise
 from kernels.torch.scaled_kv import store_vectors
 
@@ -152,6 +153,7 @@ def reference_ops() -> Ops:
         experts=experts,
         write_latent=write_latent,
         latent_attention=latent_attention,
+        gated_delta=gated_delta,
         fixed_decode=None,
         keeps=frozenset(),
     )
