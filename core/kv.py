@@ -27,6 +27,8 @@ class KVLayout:
     """`vector`: the pool's data is followed by one float32 for each of its vectors, in their order, to multiply it with."""
     state: str = "kv"
     """`kv`: a K and a V vector for each head and token; `mla`: one latent vector for each token (one head, `head_dim` long)."""
+    state_blocks: int = 0
+    """The first blocks of each sequence, which have its recurrent state in place of tokens."""
 
     @property
     def num_planes(self) -> int:
@@ -37,6 +39,16 @@ class KVLayout:
     def vector_bytes(self) -> int:
         """Bytes of one K or V vector of one head."""
         return self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one token's K and V in one layer, without their scales."""
+        return self.num_planes * self.num_kv_heads * self.vector_bytes
+
+    @property
+    def state_tokens(self) -> int:
+        """How many tokens' places a sequence's recurrent state takes."""
+        return self.state_blocks * self.block_size
 
     @property
     def token_bytes(self) -> int:

@@ -18,11 +18,14 @@ class NewSeq:
 
 @dataclass(frozen=True, slots=True)
 class KVPush:
-    """After each layer of this work, send the KV of tokens [start, start + count) to the holder of grant `grant_id`."""
+    """After each layer of this work, send the KV of tokens [start, start + count) to the holder of grant `grant_id`. Tokens are
+    counted in the sequence's blocks: behind those that its recurrent state takes the place of."""
 
     grant_id: str
     start: int
     count: int
+    state_tokens: int = 0
+    """With it what lies in the place of this many first tokens, the recurrent state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,8 +73,10 @@ class Inbox:
         ttl_s: float,
     ) -> Grant:
         """Grant the right to write tokens [first_token, num_tokens), and what follows them as far as the blocks go. `block_ids`
-        is the sequence's table."""
+        is the sequence's table. What a recurrent state takes the place of counts as tokens, which come before all others: where
+        there is one, nothing is matched."""
         size = self._shard.layout.block_size
+        num_tokens += self._shard.layout.state_tokens
         granted = tuple(block_ids[first_token // size :])
         holders = [rank for rank, pool in enumerate(self._pools) if pool.holds(block_ids[0])]
         grant = Grant(

@@ -211,9 +211,9 @@ class Pusher:
                 continue
             if push.started_s is None:
                 push.started_s = self._now()
-            start, count = work.push.start, work.push.count
+            part = work.push
             plans = {
-                rank: [plan_target(pool, push, number, work.block_ids, start, count) for number in duty]
+                rank: [plan_target(pool, push, number, work.block_ids, part) for number in duty]
                 for rank, (pool, duty) in enumerate(zip(self._pools, push.duties, strict=True))
                 if pool.holds(work.block_ids[0])
             }
@@ -222,8 +222,8 @@ class Pusher:
                 Chunk(
                     push=push,
                     seq=push.num_chunks,
-                    first_token=start,
-                    num_tokens=count,
+                    first_token=part.start,
+                    num_tokens=part.count,
                     plans=plans,
                     num_left=num_layers,
                 )

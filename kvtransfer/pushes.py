@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from core.kv import KVLayout, RankPool
 from core.messages import Grant, HandoverTimes, RegionKey
+from core.plan import KVPush
 from device.seam import Event
 from kvtransfer.copies import Side, VectorRun, plan_vectors
 from kvtransfer.linkqueue import Urgency
@@ -123,10 +124,9 @@ def plan_target(
     push: ActivePush,
     target: int,
     block_ids: Sequence[int],
-    start: int,
-    count: int,
+    part: KVPush,
 ) -> TargetPlan:
-    """Plan the copies of tokens [start, start + count), in the instance's blocks `block_ids`, to the target of that number."""
+    """Plan the copies of `part`, in the instance's blocks `block_ids`, to the target of that number."""
     sender, region = push.ways[pool.memory][target]
     grant = push.grant
     blocks = pool.local(block_ids)
@@ -143,7 +143,10 @@ def plan_target(
         region=region,
         source=source,
         side=side,
-        runs=plan_vectors(source, side, start, count),
+        runs=[
+            *plan_vectors(source, side, 0, part.state_tokens),
+            *plan_vectors(source, side, part.start, part.count),
+        ],
     )
 
 

@@ -19,8 +19,9 @@ POOL_FORMAT = "baton-kv-1"
 """How a pool's bytes are laid out (`core/kv.py`); another layout gets another name. Travels as `RegionKey.name`."""
 SPEAKS = (1, 1)
 """The lowest and the highest version of the rules in this file that this release can follow."""
-KNOWN_REQUIREMENTS = frozenset({"base"})
-"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does."""
+KNOWN_REQUIREMENTS = frozenset({"base", "recurrent"})
+"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does. `recurrent`: a
+sequence's first blocks have its recurrent state."""
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -42,6 +43,8 @@ class KVContent:
     speaks: tuple[int, int] = SPEAKS
     software: str = ""
     requires: tuple[str, ...] = ()
+    state_tokens: int = 0
+    """The number of tokens whose place a sequence's recurrent state takes, before the others."""
 
 
 _NAMES = [field.name for field in fields(KVContent)]
@@ -71,7 +74,8 @@ def content_of(shard: KVShard, model: str = "", base_bytes: int = 0) -> KVConten
         dtype=layout.dtype,
         scales=layout.scales,
         software=_SOFTWARE,
-        requires=("base",) if base_bytes else (),
+        requires=("base",) * bool(base_bytes) + ("recurrent",) * bool(layout.state_blocks),
+        state_tokens=layout.state_tokens,
     )
 
 
@@ -122,12 +126,14 @@ def agree(ours: KVContent, theirs: KVContent, us: str = "prefill", them: str = "
         ("the number of layers", ours.num_layers, theirs.num_layers),
         ("the number of KV heads", ours.num_heads, theirs.num_heads),
         ("the head's dimension", ours.head_dim, theirs.head_dim),
+        ("the tokens that a recurrent state stands for", ours.state_tokens, theirs.state_tokens),
     ):
         if a != b:
             raise TransferError(
                 f"KV cannot be handed over: {what} is {a} on {mine} and {b} on {its}. Serve the same model in both pools."
             )
-    if not convertible(ours, theirs):
+    is_alike = (ours.dtype, ours.scales) == (theirs.dtype, theirs.scales)
+    if not (is_alike if ours.state_tokens else convertible(ours, theirs)):
         raise TransferError(
             f"KV cannot be handed over: {mine} stores {_storage(ours)} and {its} {_storage(theirs)}, between which "
             "there is no conversion"
@@ -178,6 +184,7 @@ def check_compatible(
         theirs.heads,
         theirs.dtype,
         theirs.scales,
+        theirs.state_tokens,
     )
     layout = region.shard.layout
     held = (
@@ -188,6 +195,7 @@ def check_compatible(
         region.shard.heads,
         layout.dtype,
         layout.scales,
+        layout.state_tokens,
     )
     if described != held:
         raise TransferError(f"{them} describes its KV pool as {described} but lays it out as {held}")

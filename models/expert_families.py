@@ -74,7 +74,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
         return layer % 2 == 0 and layer < int(config["max_window_layers"])
 
     moe = replace(
-        _qwen_experts(config),
+        qwen_experts(config),
         shared_size=count(config, "shared_expert_intermediate_size"),
         shared_name="shared_expert",
         shared_gate=True,
@@ -85,7 +85,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
 
 def qwen3_moe(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
-    spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm=True, moe=_qwen_experts(config))
+    spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm=True, moe=qwen_experts(config))
     window = int(config["sliding_window"] or 0) if config.get("use_sliding_window") else 0
     return replace(spec, windows=(window,) * spec.num_layers)
 
@@ -116,7 +116,7 @@ def gpt_oss(config: Config) -> ModelSpec:
     )
 
 
-def _qwen_experts(config: Config) -> MoeSpec:
+def qwen_experts(config: Config) -> MoeSpec:
     # transformers 5 writes as num_local_experts what older files call num_experts
     num_experts = config.get("num_local_experts") or config["num_experts"]
     step = count(config, "decoder_sparse_step")

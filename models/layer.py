@@ -9,6 +9,9 @@ from kernels.collectives import Collectives
 from kernels.ops import ExpertWeights, KVLayer, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import Attention, AttentionLayer, ForwardStep
+from models.gated_attention import GatedAttention
+from models.gated_delta_net import GatedDeltaNet
+from models.kv_places import slot_bytes
 from models.latent_attention import LatentAttention
 from models.mlp import Mlp
 from models.moe import Moe
@@ -38,10 +41,7 @@ class Layer:
         """`load` ((num_experts,) int64) counts the choices of this layer's router."""
         prefix = f"model.layers.{index}."
         self._ops, self._eps = ops, spec.norm_eps
-        attention = Attention if spec.mla is None else LatentAttention
-        self._attention: AttentionLayer = attention(
-            spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives
-        )
+        self._attention = _mixer(spec, index, checkpoint, prefix, ops, collectives)
         self._mlp: FeedForward
         self.experts: ExpertWeights | None = None
         """None where every token passes the same weights."""
@@ -77,6 +77,26 @@ class Layer:
         x, normed = add_and_norm(ops, x, out, self._before_mlp, eps, self._mlp.takes)
         out = self._mlp(normed, step)
         return x, out if self._after_mlp is None else ops.rms_norm(out, self._after_mlp, eps)
+
+
+def _mixer(
+    spec: ModelSpec,
+    index: int,
+    checkpoint: WeightSource,
+    prefix: str,
+    ops: Ops,
+    collectives: Collectives,
+) -> AttentionLayer:
+    """Return the half of a layer in which tokens hear of earlier ones."""
+    if spec.recurrent is not None:
+        place = spec.recurrent.places(slot_bytes(spec, checkpoint.dtype))[index]
+        if place is not None:
+            shape = spec.recurrent.shape
+            return GatedDeltaNet(spec, shape, place, checkpoint, f"{prefix}linear_attn.", ops)
+    attention = (
+        LatentAttention if spec.mla is not None else GatedAttention if spec.attention_gate else Attention
+    )
+    return attention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)
 
 
 def add_and_norm(

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
 from kernels.packed import as_float
 from models.attention import ForwardStep
+from models.kv_places import KVPlaces
 from models.layer import Layer, add_and_norm, read_norm
 from models.readout import NO_READOUT, Readout
 from models.rope import inverse_frequencies
@@ -54,16 +56,18 @@ class Model:
         }
         """By the model's index, for the layers that have any."""
         checkpoint.ignore_under(
+            *spec.skipped_prefixes,
             *(
                 f"model.layers.{i}."
                 for i in range(spec.num_layers + spec.num_skipped_layers)
                 if i not in self.layers
-            )
+            ),
         )
-        frequencies, self._rope_factor = inverse_frequencies(
-            spec.rope, spec.rotated_dim, spec.max_context_tokens
-        )
-        self._frequencies = frequencies.to(device)
+        frequencies, factor = inverse_frequencies(spec.rope, spec.rotated_dim, spec.max_context_tokens)
+        rest = (spec.head_dim - spec.rotary_dim) // 2 if spec.rotary_dim else 0
+        self._frequencies = F.pad(frequencies, (0, rest)).to(device)
+        self._rope_factor = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0).to(device)
+        self._places = KVPlaces.of(spec, self.layers, self.dtype)
         self.bytes_read = checkpoint.bytes_read
 
     def _read_ends(self, checkpoint: WeightSource) -> None:
@@ -96,10 +100,14 @@ class Model:
             x = self._collectives.embed(x, self._embedding)
             if self.spec.embedding_scale != 1.0:
                 x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
-        step = ForwardStep(meta, *self._rotation(positions, x.dtype), on_layer)
+        places = self._places
+        told = None if places.last else on_layer
+        step = ForwardStep(meta, *self._rotation(positions, x.dtype), told)
         added: Tensor | None = None
-        for layer, kv_layer in zip(self._layers, kv, strict=True):
-            x, added = layer(x, added, kv_layer, step)
+        for index, layer in enumerate(self._layers):
+            x, added = layer(x, added, kv[places.written[index]], step)
+            if on_layer is not None and index in places.last:
+                on_layer(places.written[index])
         if self._norm is None:
             return x if added is None else x + added
         normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]

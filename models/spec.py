@@ -3,14 +3,15 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from core.errors import ConfigError, UnsupportedModel
-from core.kv import KVLayout
+from core.kv import KVLayout, num_blocks_for
 from kernels.routing import Routing
 from models.quantisation import Quantisation
+from models.recurrent_spec import RecurrentSpec
 
 DTYPES = ("float32", "bfloat16")
 Implementation = Literal["auto", "baton", "transformers"]
@@ -103,9 +104,17 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     mla: MlaSpec | None = None
+    recurrent: RecurrentSpec | None = None
+    """What the layers keep of a sequence, where some keep a state in place of keys and values."""
     moe: MoeSpec | None = None
     num_skipped_layers: int = 0
     """Behind the model's own in the checkpoint, for multi-token prediction."""
+    skipped_prefixes: tuple[str, ...] = ()
+    """Beginnings of names of tensors that no layer has a use for."""
+    rotary_dim: int = 0
+    """The leading dimensions of each head that are rotated; 0: all."""
+    attention_gate: bool = False
+    """Whether queries come with gates, by whose sigmoid each head's result is multiplied."""
     sinks: bool = False
     """Whether each head may attend to nothing, by a learned score beside those of the tokens."""
     post_norms: bool = False
@@ -129,7 +138,7 @@ class ModelSpec:
 
     @property
     def rotated_dim(self) -> int:
-        return self.head_dim if self.mla is None else self.mla.rope_dim
+        return (self.rotary_dim or self.head_dim) if self.mla is None else self.mla.rope_dim
 
     @property
     def attention_scale(self) -> float:
@@ -138,13 +147,18 @@ class ModelSpec:
     def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
         """An encoder's has no layers: its blocks count tokens and take no memory."""
         if self.mla is None:
-            return KVLayout(
-                num_layers=0 if self.encodes else self.num_layers,
+            kept = self.num_layers if self.recurrent is None else self.recurrent.num_kv_layers
+            layout = KVLayout(
+                num_layers=0 if self.encodes else kept,
                 num_kv_heads=self.num_kv_heads,
                 head_dim=self.head_dim,
                 block_size=block_size,
                 dtype=dtype,
             )
+            if self.recurrent is None:
+                return layout
+            num_slots = self.recurrent.num_slots(layout.slot_bytes)
+            return replace(layout, state_blocks=num_blocks_for(num_slots, block_size))
         latent_size = self.mla.kv_rank + self.mla.rope_dim
         return KVLayout(
             num_layers=self.num_layers,

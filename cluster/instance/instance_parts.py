@@ -78,6 +78,7 @@ def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Pl
         policy,
         parts.num_groups,
         whole_prompts=parts.encodes,
+        num_state_blocks=parts.shard.layout.state_blocks,
     )
 
 

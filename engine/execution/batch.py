@@ -11,7 +11,7 @@ import torch
 
 from core.plan import NewSeq, SeqWork
 from core.types import PromptScore, SamplingParams
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, StateBlocks
 
 
 class History(Protocol):
@@ -79,19 +79,35 @@ class Batch:
     sample_rows: torch.Tensor
     """(N,) int64: rows of the packed tokens after which a token is drawn."""
 
+    def written(self, block_size: int) -> torch.Tensor:
+        """Return the slots that the step writes, (T,) int64 and those of the sequences' states."""
+        if (states := self.meta.states) is None:
+            return self.meta.slots
+        first = states.blocks.flatten()[:, None] * block_size
+        own = first + torch.arange(block_size, device=first.device)
+        return torch.cat((self.meta.slots, own.flatten()))
+
 
 def build_batch(
-    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, device: torch.device
+    work: Sequence[SeqWork],
+    seqs: Sequence[RankSeq],
+    block_size: int,
+    device: torch.device,
+    num_state_blocks: int = 0,
 ) -> Batch:
-    """Pack a step's work; `seqs[i]` belongs to `work[i]`."""
+    """Pack a step's work; `seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state."""
     total = sum(item.count for item in work)
     tokens, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
     tables: list[np.ndarray] = []
+    states: list[np.ndarray] = []
     rows: list[int] = []
     at = 0
     for item, seq in zip(work, seqs, strict=True):
         start, count = item.start, item.count
         table = seq.block_table(item.block_ids)
+        if num_state_blocks:
+            states.append(table[:num_state_blocks])
+            table = table[num_state_blocks:]
         tables.append(table)
         if count == 1:
             tokens[at] = seq.tokens[start]
@@ -111,6 +127,7 @@ def build_batch(
         tables,
         slots,
         device,
+        _states(work, states, device) if states else None,
     )
     return Batch(
         torch.from_numpy(tokens).to(device),
@@ -118,3 +135,8 @@ def build_batch(
         meta,
         torch.tensor(rows, dtype=torch.int64, device=device),
     )
+
+
+def _states(work: Sequence[SeqWork], blocks: Sequence[np.ndarray], device: torch.device) -> StateBlocks:
+    begins = torch.tensor([item.start == 0 for item in work])
+    return StateBlocks(torch.from_numpy(np.stack(blocks)).to(device), begins.to(device))

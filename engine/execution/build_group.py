@@ -66,8 +66,18 @@ def build_group(
         else make_pool(place, memory, device)
     )
     graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
-    grammars = GrammarMasks(GuidanceMatchers(folder, loaded.spec.vocab_size))
-    runner = Runner(loaded, pool, engine.block_size, sink, graphs, draws=Draws(loaded, grammars))
+    num_state_blocks = place.shard.layout.state_blocks
+    matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
+    grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
+    runner = Runner(
+        loaded,
+        pool,
+        engine.block_size,
+        sink,
+        graphs,
+        draws=Draws(loaded, grammars),
+        num_state_blocks=num_state_blocks,
+    )
     return InlineGroup(counted(runner.step, loaded), grammars)
 
 
@@ -101,6 +111,8 @@ def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
     """Return a clause that says why decode steps cannot be captured; empty where they can."""
     if pool.device.type != "cuda":
         return "CUDA graphs are captured on GPUs alone"
+    if model.spec.recurrent is not None:
+        return "recurrent layers cannot be captured"
     if model.ops.fixed_decode is None:
         return "only Triton's kernels can be captured (engine.kernels auto or triton, without engine.deterministic)"
     return ""

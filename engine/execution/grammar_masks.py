@@ -74,8 +74,10 @@ class GrammarMasks:
     """One rank's grammars. Call `begin` before a step's forward pass, `late` and `masks` at its draw and `drawn` behind it. One
     thread calls them all."""
 
-    def __init__(self, matchers: Matchers) -> None:
-        self._matchers = matchers
+    def __init__(self, matchers: Matchers, *, puts_off: bool = True) -> None:
+        """`puts_off`: whether draws may be. Otherwise they wait for their masks: what a recurrent state has been told once cannot
+        be computed again."""
+        self._matchers, self._puts_off = matchers, puts_off
         # What is slow has threads of its own, and two go through what is quick: one may meet what turns out to be slow.
         self._starting = {is_large: ThreadPoolExecutor(1, "grammar-start") for is_large in (False, True)}
         self._advancing = {False: ThreadPoolExecutor(2, "grammar"), True: ThreadPoolExecutor(1, "grammar")}
@@ -103,6 +105,8 @@ class GrammarMasks:
     def late(self, keys: Iterable[str]) -> frozenset[str]:
         """Return those of these sequences whose next mask is not made yet. The listener of `on_ready` will hear of each."""
         asked = {key: mask for key in keys if (mask := self._sequences.get(key)) is not None}
+        if not self._puts_off:
+            wait([mask.made for mask in asked.values()])
         quick = [mask for mask in asked.values() if not mask.is_slow]
         awaited: list[Future[Any]] = [mask.made for mask in quick]
         awaited += [mask.behind for mask in quick if mask.behind is not None]

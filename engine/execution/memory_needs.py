@@ -7,8 +7,9 @@ import torch
 from core.config import EngineConfig
 from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
-from engine.execution.model_dims import attention_weights, dims_of
+from engine.execution.model_dims import dims_of, mixer_weights
 from kernels.cpu.attention import attends_heads_of
+from kernels.states import StateShape
 from kernels.torch.prepacked import WeightFormat, bytes_per_number
 from models.quantisation import Quantisation
 from models.spec import ModelSpec
@@ -20,6 +21,8 @@ _MXFP4_BYTES = 0.5 + 1 / 32
 """Four bits a number, and an exponent of one byte for each 32 numbers."""
 _SCALE_BYTES = 4
 """A group's scale and zero point, at the most where scales have 16 bits."""
+_CHUNK_TOKENS = 64
+"""The number of tokens between which a recurrent layer computes products (`kernels/torch/recurrent.py`)."""
 _TILE_TOKENS = 128
 """The number of queries that PyTorch's attention computes at once on a CPU."""
 
@@ -109,7 +112,7 @@ def _weight_bytes(
 ) -> int:
     total = 0.0
     for layer in range(*share.layers):
-        total += attention_weights(spec, _size(share.heads), _size(share.kv_heads)) * stored.matrix
+        total += mixer_weights(spec, layer, _size(share.heads), _size(share.kv_heads)) * stored.matrix
         total += _feed_forward_bytes(spec, mesh, mesh.place(rank).tp, layer, stored, num_spare)
     table = _size(share.vocab) * spec.hidden_size
     is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
@@ -142,6 +145,8 @@ def _step_bytes(
     residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
+    if spec.recurrent is not None:
+        halves.append(_recurrent_bytes(spec.recurrent.shape, engine.max_num_seqs, tokens, wide))
     if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
         # Logits, scaled and shaped ones, probabilities and their running sums.
@@ -174,6 +179,16 @@ def _attention_bytes(
         return vectors + gathered + masks + 3 * heads * scores
     repeated = 2 * heads * context_tokens * spec.head_dim * stored.other
     return vectors + gathered + masks + repeated + 4 * heads * scores
+
+
+def _recurrent_bytes(shape: StateShape, num_seqs: int, tokens: int, wide: int) -> int:
+    """Return the bytes of a recurrent layer's rows, which are floats from the convolution on, with what each says of the others
+    of its chunk, and of its sequences' states, which are read, made anew and written."""
+    heads = shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)
+    rows = 2 * wide * (shape.conv_channels + shape.value_size) + _FLOAT * (
+        3 * shape.conv_channels + 4 * heads
+    )
+    return tokens * rows + 4 * min(num_seqs, tokens) * shape.num_floats * _FLOAT
 
 
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:

@@ -22,8 +22,8 @@ def dims_of(spec: ModelSpec) -> Dims:
         vocab_size=spec.vocab_size,
         widths=tuple(widths),
         layer_weights=tuple(
-            attention_weights(spec, spec.num_heads, spec.num_kv_heads) + _mlp_weights(spec, is_sparse)
-            for is_sparse in sparse
+            mixer_weights(spec, layer, spec.num_heads, spec.num_kv_heads) + _mlp_weights(spec, is_sparse)
+            for layer, is_sparse in enumerate(sparse)
         ),
         embedding_weights=head_weights,
         head_weights=head_weights,
@@ -36,6 +36,11 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
     if spec.implementation == "transformers" and mesh.size > 1:
         raise ConfigError(
             f"{role}: {mesh} is impossible for {spec.architecture}, whose layers transformers computes: an instance of it is one "
+            f"rank. Leave {role}.tp, pp, dp and ep at 1"
+        )
+    if spec.recurrent is not None and mesh.size > 1:
+        raise ConfigError(
+            f"{role}: {mesh} is impossible for {spec.architecture}, whose recurrent layers are not cut: an instance of it is one "
             f"rank. Leave {role}.tp, pp, dp and ep at 1"
         )
     check(dims_of(spec), mesh, role, num_spare)
@@ -67,10 +72,20 @@ def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, .
     return tuple(KVShard(layout, part.layers, part.kv_heads) for part in parts)
 
 
-def attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:
-    """Return the number of weights in the part of one layer's projections that makes so many of its heads."""
+def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int:
+    """Return the number of weights in the part of a layer's attention that makes so many of its heads, or in what stands in its
+    place."""
+    if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
+        return _attention_weights(spec, heads, kv_heads)
+    shape = spec.recurrent.shape
+    inputs = shape.conv_channels + shape.value_size + 2 * shape.num_value_heads
+    return spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
+
+
+def _attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:
     if spec.mla is None:
-        return spec.hidden_size * 2 * (heads + kv_heads) * spec.head_dim
+        gates = heads * spec.attention_gate
+        return spec.hidden_size * (2 * (heads + kv_heads) + gates) * spec.head_dim
     mla = spec.mla
     query = spec.hidden_size * heads * spec.head_dim
     if mla.q_rank:

@@ -14,6 +14,7 @@ from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv
 from engine.execution.devices import choose_device, host_cores, keeps_pool, memory_of
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
+from engine.execution.recurrent_limits import check_recurrent
 from engine.planning.whole_prompts import encoder_config
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
@@ -93,6 +94,7 @@ def size_pool(
     do not fit."""
     spec = read_spec(folder, model.implementation)
     check_load_format(spec, model.load_format)
+    check_recurrent(spec, engine)
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     if spec.encodes:
         engine = encoder_config(engine, max_context_tokens)
@@ -123,7 +125,7 @@ def size_pool(
         num_blocks = _blocks_with_room(
             engine, shards, needs, found, sharing=sharing, max_context_tokens=max_context_tokens
         )
-        num_blocks = max(2, num_blocks - on_device)
+        num_blocks = max(layout.state_blocks + 2, num_blocks - on_device)
     pools = lay_out(shards, num_blocks + on_device, groups, memories)
     for memory, need, pool, shared in zip(found.devices, needs, pools, sharing, strict=True):
         check_fit(memory, need, pool.num_bytes, engine.memory_utilization, shared)
@@ -153,13 +155,20 @@ def _asked_blocks(engine: EngineConfig, shards: Sequence[KVShard], groups: Seque
     """Return the blocks of each group of ranks, as the configuration says. Raises ConfigError."""
     block_bytes = sum(shard.pool_bytes(1) for shard, dp in zip(shards, groups, strict=True) if dp == 0)
     num_blocks = (engine.num_blocks or engine.kv_bytes // block_bytes) // mesh.dp
-    if num_blocks < 2:
+    if num_blocks < shards[0].layout.state_blocks + 2:
         said = f"num_blocks of {engine.num_blocks}" if engine.num_blocks else f"kv_bytes of {engine.kv_bytes}"
         raise ConfigError(
             f"engine.{said} holds {num_blocks} blocks of {block_bytes} bytes"
             + (f" for each of {mesh.dp} groups of ranks" if mesh.dp > 1 else "")
+            + _for_states(shards[0].layout)
         )
     return num_blocks
+
+
+def _for_states(layout: KVLayout) -> str:
+    if not layout.state_blocks:
+        return ""
+    return f"; each sequence's recurrent state takes {layout.state_blocks}, beside those of its tokens"
 
 
 def _blocks_with_room(
@@ -174,7 +183,8 @@ def _blocks_with_room(
     """Return the blocks of each group of ranks for which the fullest rank has room. It is at least two, with which `check_fit`
     then says what is missing, and at most what all sequences need at their longest. Mostly they are shorter, and prefixes have
     the rest."""
-    most = engine.max_num_seqs * num_blocks_for(max_context_tokens, engine.block_size)
+    state_blocks = shards[0].layout.state_blocks
+    most = engine.max_num_seqs * (state_blocks + num_blocks_for(max_context_tokens, engine.block_size))
     for shard, need, memory, shared in zip(shards, needs, found.devices, sharing, strict=True):
         if not shard.num_layers:
             break  # an encoder's blocks take no memory
@@ -182,7 +192,7 @@ def _blocks_with_room(
         if found.most_pool_bytes is not None:
             room = min(room, found.most_pool_bytes)
         most = min(most, room // shard.pool_bytes(1))
-    return max(most, 2)
+    return max(most, state_blocks + 2)
 
 
 def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:

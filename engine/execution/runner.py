@@ -26,10 +26,13 @@ class Runner:
         graphs: DecodeGraphs | None = None,
         *,
         draws: Draws | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
-        """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar."""
+        """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar. `num_state_blocks`: each
+        sequence's first blocks, which have its recurrent state."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._graphs, self._draws = graphs, draws or Draws(model)
+        self._num_state_blocks = num_state_blocks
         self._device = pool.device
         self._seqs: dict[str, RankSeq] = {}
 
@@ -38,7 +41,9 @@ class Runner:
         """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
         started = time.perf_counter()
         self._draws.begin(plan)
-        layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
+        layer_done = begin_step(
+            plan, self._seqs, self._pool, self._block_size, self._sink, self._num_state_blocks
+        )
         seqs = [self._seqs[item.key] for item in plan.work]
         graphs = self._graphs
         if graphs is not None and layer_done is None and graphs.fit(plan.work):
@@ -59,15 +64,20 @@ class Runner:
 
     def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
         """Return (N, hidden_size): the rows behind which a token is drawn."""
-        batch = build_batch(plan.work, seqs, self._block_size, self._device)
-        on_layer = layer_hook(self._pool, batch.meta.slots, layer_done)
+        batch = build_batch(plan.work, seqs, self._block_size, self._device, self._num_state_blocks)
+        on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
         read_prompts(self._model, hidden, plan.work, seqs)
         return hidden[batch.sample_rows]
 
 
 def begin_step(
-    plan: StepPlan, seqs: dict[str, RankSeq], pool: DevicePool, block_size: int, sink: LayerSink | None
+    plan: StepPlan,
+    seqs: dict[str, RankSeq],
+    pool: DevicePool,
+    block_size: int,
+    sink: LayerSink | None,
+    num_state_blocks: int = 0,
 ) -> LayerDone | None:
     """Let sequences leave and come, and bring the blocks into the state that the step expects. Returns whom to tell of the step's
     layers, if anybody waits for them."""
@@ -81,7 +91,7 @@ def begin_step(
     layer_done = sink.step_started(plan) if sink is not None else None
     pool.begin(plan)
     pool.copy_blocks(plan.copies)
-    _take_in(pool, plan, block_size)
+    _take_in(pool, plan, block_size, num_state_blocks)
     return layer_done
 
 
@@ -102,13 +112,15 @@ def layer_hook(
     return written
 
 
-def _take_in(pool: DevicePool, plan: StepPlan, block_size: int) -> None:
+def _take_in(pool: DevicePool, plan: StepPlan, block_size: int, num_state_blocks: int) -> None:
     """Take in what others may have computed of the new sequences' KV."""
     if not pool.is_told:
         return
     new = {seq.key for seq in plan.new}
     known = [
-        item.block_ids[: num_blocks_for(item.start, block_size)] for item in plan.work if item.key in new
+        item.block_ids[: num_state_blocks + num_blocks_for(item.start, block_size)]
+        for item in plan.work
+        if item.key in new and item.start
     ]
     if blocks := [block for ids in known for block in ids]:
         pool.arrived(torch.tensor(blocks, dtype=torch.int64))

@@ -50,8 +50,12 @@ class _Found:
 
 
 class BlockLedger:
-    def __init__(self, pool: BlockPool, cache: RadixCache, block_size: int) -> None:
+    def __init__(
+        self, pool: BlockPool, cache: RadixCache, block_size: int, num_state_blocks: int = 0
+    ) -> None:
+        """`num_state_blocks`: of each sequence, before those of its tokens. They have its recurrent state."""
         self._pool, self._cache, self._block_size = pool, cache, block_size
+        self.num_state_blocks = num_state_blocks
         self._copy_sources: dict[int, list[int]] = {}
         """By step, the blocks that are referenced until it is committed because it copies from them."""
         self._restores: list[Restore] = []
@@ -90,7 +94,7 @@ class BlockLedger:
     def find_at(self, sibling: Sequence, num_computed: int, seq: Sequence, match: PrefixMatch) -> PrefixMatch:
         """`match`, or what `sibling`, with the KV of its first `num_computed` tokens, has more of `seq`'s beginning: a block that
         is not full is not in the prefix cache."""
-        if not seq.request.reuses_prefix or sibling.request.salt != seq.request.salt:
+        if not seq.request.reuses_prefix or sibling.request.salt != seq.request.salt or self.num_state_blocks:
             return match
         size, blocks = self._block_size, match.blocks
         end = min(len(seq.tokens) - 1, num_computed, len(sibling.tokens))
@@ -106,7 +110,7 @@ class BlockLedger:
 
     def admit(self, seq: Sequence, match: PrefixMatch, num_tokens: int, headroom: int) -> bool:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
-        needed = num_blocks_for(num_tokens, self._block_size) - len(match.blocks)
+        needed = self.num_needed(num_tokens) - len(match.blocks)
         idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
         idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
         if self.num_available - idle < needed + headroom:
@@ -132,6 +136,10 @@ class BlockLedger:
     def committed(self, step: int) -> None:
         self._give_back(self._copy_sources.pop(step, []))
 
+    def num_needed(self, num_tokens: int) -> int:
+        """Return the number of blocks of a sequence with the KV of so many tokens."""
+        return self.num_state_blocks + num_blocks_for(num_tokens, self._block_size)
+
     def grow(self, seq: Sequence, count: int) -> None:
         """Give the sequence more blocks. The caller has checked `num_available`."""
         seq.grow(self._take(count))
@@ -140,10 +148,14 @@ class BlockLedger:
         """Return how many of `count` tokens behind the known ones find room in the sequence's blocks. It gets more for them
         where `headroom` are left for those that run."""
         known = seq.num_planned_tokens
-        needed = num_blocks_for(known + count, self._block_size) - len(seq.block_ids)
+        needed = self.num_needed(known + count) - len(seq.block_ids)
         if 0 < needed <= self.num_available - headroom:
             self.grow(seq, needed)
-        return min(count, len(seq.block_ids) * self._block_size - known)
+        return min(count, self.capacity(seq) - known)
+
+    def capacity(self, seq: Sequence) -> int:
+        """Return the number of tokens whose KV the sequence's blocks have room for."""
+        return (len(seq.block_ids) - self.num_state_blocks) * self._block_size
 
     def offer(self, seq: Sequence, num_tokens: int) -> None:
         """Offer the cache the full blocks of the sequence's first `num_tokens` tokens, whose KV is complete."""

@@ -257,7 +257,9 @@ def make_planner(
     num_groups: int,
     *,
     whole_prompts: bool = False,
+    num_state_blocks: int = 0,
 ) -> Planner:
+    """`num_state_blocks` is as in StepScheduler. Then nothing guesses: a state that has a wrong token cannot be taken back."""
     if num_groups == 1:
         return StepScheduler(
             config,
@@ -265,6 +267,7 @@ def make_planner(
             max_context_tokens,
             policy,
             whole_prompts=whole_prompts,
-            speculator=make_speculator(config, max_context_tokens),
+            speculator=None if num_state_blocks else make_speculator(config, max_context_tokens),
+            num_state_blocks=num_state_blocks,
         )
     return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups)

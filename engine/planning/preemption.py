@@ -1,7 +1,6 @@
 """Takes slots and blocks from running sequences, which wait and are computed again. Owned by StepScheduler."""
 
 from core.config import EngineConfig
-from core.kv import num_blocks_for
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.block_ledger import BlockLedger
@@ -41,7 +40,7 @@ class Preemption:
         victims = self._table.below(request.slo.priority)
         if not victims or any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
             return False
-        wanted = num_blocks_for(len(request.tokens) + 1, self._config.block_size) + len(self._table.running)
+        wanted = self._ledger.num_needed(len(request.tokens) + 1) + len(self._table.running)
         coming = self._ledger.num_available
         if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
             return False

@@ -49,6 +49,8 @@ class Sequence:
     """The number of planned, uncommitted steps that compute something of this sequence."""
     num_pushed: int = 0
     """The number of leading tokens whose KV the pushes so far cover."""
+    state_tokens: int = 0
+    """The number of tokens whose place in the first blocks its recurrent state takes."""
     first_token_s: float = inf
     """When an output token was first known on this instance."""
     num_first: int = 0
@@ -155,13 +157,16 @@ class Sequence:
             self.table = tuple(self.block_ids)
 
     def next_push(self, end: int) -> KVPush | None:
-        """Return what is to be sent on once the KV of the first `end` tokens is computed, and count it as sent."""
+        """Return what is to be sent on once the KV of the first `end` tokens is computed, and count it as sent. A recurrent state
+        is sent when it has all known tokens."""
         grant = self.push
         if grant is None:
             return None
-        start = max(self.num_pushed, grant.first_token)
+        state = self.state_tokens
+        is_whole, end = end == self.num_planned_tokens, end + state
+        start = max(self.num_pushed, grant.first_token, state)
         end = min(end, grant.first_token + grant.num_tokens + grant.room_tokens)
         if end <= start:
             return None
         self.num_pushed = end
-        return KVPush(grant.id, start, end - start)
+        return KVPush(grant.id, start, end - start, state if is_whole else 0)

@@ -14,7 +14,9 @@ from engine.planning.sequence import Sequence, State
 
 
 class SequenceTable:
-    def __init__(self) -> None:
+    def __init__(self, state_tokens: int = 0) -> None:
+        """`state_tokens`: of each sequence, as `Sequence` says."""
+        self._state_tokens = state_tokens
         self.all: dict[str, Sequence] = {}
         """By the sequence's key."""
         self.waiting: list[Sequence] = []
@@ -79,6 +81,7 @@ class SequenceTable:
             num_prompt=len(request.prompt),
             arrival=next(self._arrivals),
             push=push,
+            state_tokens=self._state_tokens,
         )
         self.all[seq.key] = seq
         self._priorities[request.slo.priority] += 1

@@ -3,7 +3,6 @@
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
-from core.kv import num_blocks_for
 from core.plan import SeqWork
 from core.ports import SchedulerPolicy
 from core.precedence import taking_part
@@ -126,7 +125,7 @@ class StepComposer:
         ):
             return
         count = min(seq.num_missing, builder.budget)
-        needed = num_blocks_for(seq.num_computed + count, self._config.block_size) - len(seq.block_ids)
+        needed = self._ledger.num_needed(seq.num_computed + count) - len(seq.block_ids)
         if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
             return
         start = seq.num_computed

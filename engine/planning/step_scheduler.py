@@ -40,15 +40,19 @@ class StepScheduler:
         *,
         whole_prompts: bool = False,
         speculator: Speculator | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
         """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes. `speculator`: who
-        guesses what sequences draw next, if anybody."""
+        guesses what sequences draw next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its recurrent
+        state (ADR 025)."""
         self._config, self._speculator = config, speculator
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
-        self._cache = RadixCache(self._pool, config.block_size, config.prefix_cache)
-        self._ledger = BlockLedger(self._pool, self._cache, config.block_size)
-        self._table = SequenceTable()
+        # A prefix's KV is of no use without the state behind it, which its sequence has overwritten since.
+        keeps = config.prefix_cache and not num_state_blocks
+        self._cache = RadixCache(self._pool, config.block_size, keeps)
+        self._ledger = BlockLedger(self._pool, self._cache, config.block_size, num_state_blocks)
+        self._table = SequenceTable(num_state_blocks * config.block_size)
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
         self._preemption = Preemption(config, policy, self._table, self._ledger, self._lifecycle)
         self._composer = StepComposer(
@@ -155,7 +159,7 @@ class StepScheduler:
             raise RequestError(
                 f"{len(request.tokens)} tokens do not fit a context of {self._max_context_tokens}"
             )
-        capacity = self.num_blocks * self._config.block_size
+        capacity = (self.num_blocks - self._ledger.num_state_blocks) * self._config.block_size
         if min(size, self._max_context_tokens) > capacity:
             raise RequestError(
                 f"prompt and output of {size} tokens exceed this instance's KV cache of {capacity}"
@@ -213,7 +217,9 @@ class StepScheduler:
         """Return whether a pushed sequence can draw one more token without another block. It must not wait for one, since it
         gives none back itself."""
         seq = self._table.all[key]
-        return seq.state is State.RUNNING and len(seq.block_ids) * self._config.block_size >= len(seq.tokens)
+        # One more token would change a recurrent state while it is being sent.
+        may_go_on = seq.state is State.RUNNING and not seq.state_tokens
+        return may_go_on and self._ledger.capacity(seq) >= len(seq.tokens)
 
     def hold(self, key: str) -> None:
         """Compute no more of a pushed sequence, which has drawn enough, and keep its blocks until `release`. Idempotent."""

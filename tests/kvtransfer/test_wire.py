@@ -148,3 +148,26 @@ def test_a_grant_whose_blocks_do_not_hold_its_tokens_is_refused(
                 ttl_s=1.0,
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("its", "word"),
+    [
+        (replace(LAYOUT, block_size=8, state_blocks=4), ""),
+        (replace(LAYOUT, state_blocks=3), "recurrent state"),
+        (LAYOUT, "recurrent state"),
+        (replace(LAYOUT, state_blocks=2, dtype="float32"), "no conversion"),
+    ],
+)
+def test_a_recurrent_state_goes_only_where_it_is_kept_alike(its: KVLayout, word: str) -> None:
+    ours, theirs = (KVShard.whole(layout) for layout in (replace(LAYOUT, state_blocks=2), its))
+    held = region(theirs, pack(content_of(theirs)))
+    if not word:
+        assert check_compatible(ours, held) == 1
+        return
+    with pytest.raises(TransferError, match=word):
+        check_compatible(ours, held)
+
+
+def test_a_release_that_knows_no_recurrent_states_is_told_that_it_must() -> None:
+    assert content_of(KVShard.whole(replace(LAYOUT, state_blocks=2))).requires == ("recurrent",)

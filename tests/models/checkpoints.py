@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 
 VOCAB, BLOCK = 61, 4
@@ -196,6 +196,29 @@ def gpt_oss(rng: random.Random, i: int) -> Any:
     )
 
 
+def qwen3_next(rng: random.Random, i: int) -> Any:
+    fields = qwen_experts(rng, i)
+    fields["num_hidden_layers"] = num_layers = (4, 3, 5, 6, 4, 6)[i]
+    # The norm behind a state makes vectors of length one of what may be all but nothing, such as the first token's key times its
+    # query. With a small epsilon the rounding of that is then what two implementations differ in.
+    fields["rms_norm_eps"], fields["hidden_size"] = 1e-3, max(32, fields["hidden_size"])
+    attends = {3: {1, 4}, 5: {0, 5}}.get(i, {num_layers - 1 - i % 2})
+    return transformers.Qwen3NextConfig(
+        **{
+            **fields,
+            "rope_parameters": {**rope(rng, ROPES[i]), "partial_rotary_factor": (0.25, 0.5, 1.0)[i % 3]},
+        },
+        attention_bias=i % 2 == 1,
+        shared_expert_intermediate_size=20,
+        layer_types=["full_attention" if j in attends else "linear_attention" for j in range(num_layers)],
+        linear_conv_kernel_dim=(4, 2, 3)[i % 3],
+        linear_key_head_dim=rng.choice((16, 24)),
+        linear_value_head_dim=rng.choice((32, 40)),
+        linear_num_key_heads=(heads := rng.choice((1, 2))),
+        linear_num_value_heads=heads * rng.choice((1, 2, 3)),
+    )
+
+
 DENSE = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
 SPARSE = {
     "mixtral": mixtral,
@@ -205,6 +228,7 @@ SPARSE = {
     "deepseek_v3": deepseek_v3,
     "gpt_oss": gpt_oss,
 }
+HYBRID = {"qwen3_next": qwen3_next}
 FAMILIES = {**DENSE, **SPARSE}
 
 
@@ -218,6 +242,9 @@ def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
             spread = 0.3 if parameter.ndim == 1 else 1.6 / parameter.shape[-1] ** 0.5
             if "embed" in name:
                 spread = 1.0
+            if "linear_attn" in name and parameter.ndim > 1:
+                # With more, transformers' own logits of a prompt in pieces are 1e-4 off those of the whole.
+                spread /= 2
             parameter.add_(torch.randn_like(parameter) * spread)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
@@ -239,8 +266,9 @@ class Paged:
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
     ) -> None:
-        layout = model.spec.kv_layout(BLOCK, "float32")
-        per_seq = CONTEXT // BLOCK
+        layout = model.spec.kv_layout(BLOCK, str(dtype).removeprefix("torch."))
+        self.num_state_blocks = layout.state_blocks
+        per_seq = CONTEXT // BLOCK + layout.state_blocks
         shape = (num_seqs * per_seq, layout.num_planes, layout.num_kv_heads, BLOCK, layout.head_dim)
         self.kv = [torch.full(shape, torch.nan, dtype=dtype, device=device) for _ in range(layout.num_layers)]
         ids = list(range(num_seqs * per_seq))
@@ -257,16 +285,20 @@ class Paged:
         spans = [np.arange(start, start + len(part)) for _, start, part in parts]
         slots = np.concatenate(
             [
-                self.tables[s][span // BLOCK] * BLOCK + span % BLOCK
+                self.tables[s][span // BLOCK + self.num_state_blocks] * BLOCK + span % BLOCK
                 for (s, _, _), span in zip(parts, spans, strict=True)
             ]
         )
         meta = AttentionMeta.build(
             [len(part) for _, _, part in parts],
             [start + len(part) for _, start, part in parts],
-            [self.tables[s][: -(-(start + len(part)) // BLOCK)] for s, start, part in parts],
+            [
+                self.tables[s][self.num_state_blocks :][: -(-(start + len(part)) // BLOCK)]
+                for s, start, part in parts
+            ],
             slots,
             self.kv[0].device,
+            states=self._states(parts) if self.num_state_blocks else None,
         )
         hidden = self.model.forward(
             torch.tensor(tokens, device=self.kv[0].device),
@@ -276,3 +308,9 @@ class Paged:
             on_layer,
         )
         return list(self.model.logits(hidden).split([len(part) for _, _, part in parts]))
+
+    def _states(self, parts: list[tuple[int, int, list[int]]]) -> StateBlocks:
+        device = self.kv[0].device
+        blocks = np.stack([self.tables[s][: self.num_state_blocks] for s, _, _ in parts])
+        begins = torch.tensor([start == 0 for _, start, _ in parts], device=device)
+        return StateBlocks(torch.from_numpy(blocks).to(device), begins)

@@ -249,7 +249,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path, "float32", CPU)
 
 
-@pytest.mark.parametrize("kind", ["MambaConfig", "Qwen3NextConfig", "Llama4TextConfig", "Gemma4TextConfig"])
+@pytest.mark.parametrize("kind", ["MambaConfig", "BambaConfig", "Llama4TextConfig", "Gemma4TextConfig"])
 def test_architectures_that_keep_something_else_are_refused_by_their_configuration(
     tmp_path: Path, kind: str
 ) -> None:

@@ -66,7 +66,13 @@ def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> N
 
 def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
     model = Mock(ops=reference_ops())
+    model.spec.recurrent = None
     assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("only Triton's kernels")
+
+
+def test_recurrent_layers_are_not_captured() -> None:
+    pool = Mock(device=torch.device("cuda"))
+    assert why_no_graphs(Mock(), pool) == "recurrent layers cannot be captured"
 
 
 def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,10 +82,11 @@ def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.Monk
         "DecodeGraphs",
         Mock(side_effect=RuntimeError("operation not permitted when stream is capturing")),
     )
-    pool = Mock(spec=ResidentPool, device=torch.device("cuda"))
-    assert build_group.make_graphs(Mock(), pool, EngineConfig(), 1024) is None
+    pool, model = Mock(spec=ResidentPool, device=torch.device("cuda")), Mock()
+    model.spec.recurrent = None
+    assert build_group.make_graphs(model, pool, EngineConfig(), 1024) is None
     with pytest.raises(RuntimeError, match="not permitted"):
-        build_group.make_graphs(Mock(), pool, EngineConfig(cuda_graphs=(1, 8)), 1024)
+        build_group.make_graphs(model, pool, EngineConfig(cuda_graphs=(1, 8)), 1024)
 
 
 @pytest.mark.gpu

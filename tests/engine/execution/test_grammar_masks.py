@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jsonschema
@@ -18,7 +19,7 @@ from core.plan import NewSeq, StepPlan
 from core.types import Grammar, SamplingParams, ThinkingBudget
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.matching import GuidanceMatchers
+from engine.execution.matching import GuidanceMatchers, Matching
 from engine.execution.sampler import sample
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
@@ -26,12 +27,28 @@ from models.hub import resolve
 FOLDER = resolve("embedded")
 VOCAB, END, OPS = 4096, 0, reference_ops()
 VOCABULARY = LLTokenizer(str(FOLDER / "tokenizer.json"), n_vocab=VOCAB)
-MASKS = GrammarMasks(GuidanceMatchers(FOLDER, VOCAB))
+MATCHERS = GuidanceMatchers(FOLDER, VOCAB)
+MASKS = GrammarMasks(MATCHERS)
 YES_OR_NO = grammar_from("regex", "yes|no")
 
 
 def begin(*new: NewSeq, drop: tuple[str, ...] = ()) -> None:
     MASKS.begin(StepPlan(step=0, new=new, copies=(), work=(), drop=drop))
+
+
+def test_masks_of_a_model_that_cannot_compute_a_token_again_are_never_late() -> None:
+    """A state that has taken a token in cannot be asked once more for what follows it."""
+
+    class Slow:
+        def start(self, new: NewSeq, grammar: Grammar) -> Matching:
+            sleeping.wait(0.05)
+            return MATCHERS.start(new, grammar)
+
+    sleeping, new = Event(), NewSeq("slow", (1, 2), 2, params(YES_OR_NO))
+    for puts_off in (True, False):
+        masks = GrammarMasks(Slow(), puts_off=puts_off)
+        masks.begin(StepPlan(step=0, new=(new,), copies=(), work=(), drop=()))
+        assert masks.late(["slow"]) == ({"slow"} if puts_off else set())
 
 
 def params(grammar: str | Grammar, **more: Any) -> SamplingParams:

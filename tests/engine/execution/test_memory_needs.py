@@ -18,9 +18,10 @@ from engine.execution.runner import Runner
 from models.families import read_spec
 from models.registry import load_model
 from parallel.mesh import ONE_RANK, Mesh
-from tests.models.checkpoints import FAMILIES, make
+from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.real_configs import REAL, write_config
 
+ALL = {**FAMILIES, **HYBRID}
 GPU, CPU, VOCAB = torch.device("cuda"), torch.device("cpu"), 2048
 
 
@@ -67,43 +68,49 @@ def test_experts_copies_take_room(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["a long prompt", "many tokens drawn"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     tmp_path: Path, family: str, what: str
 ) -> None:
     """Either half of the law by itself: a prompt's step draws nothing, and one token of each of many sequences is little."""
     drawn = what == "many tokens drawn"
-    config = FAMILIES[family](random.Random(family), 0)
+    config = ALL[family](random.Random(family), 0)
     config.vocab_size, config.max_position_embeddings = VOCAB, 1024
     make(tmp_path / "model", config, seed=1)
-    engine = EngineConfig(max_batch_tokens=512, max_num_seqs=256 if drawn else 1, num_blocks=1024)
+    states = read_spec(tmp_path / "model").kv_layout(16, "float32").state_blocks
+    num_blocks = 1024 + 256 * states
+    engine = EngineConfig(max_batch_tokens=512, max_num_seqs=256 if drawn else 1, num_blocks=num_blocks)
     size = size_pool(tmp_path / "model", ModelConfig(), engine, device=CPU)
     pool = KVPool(size.shard, size.num_blocks, memoryview(bytearray(size.num_bytes)))
-    runner = Runner(load_model(tmp_path / "model", "float32", CPU), pool, engine.block_size)
-    measured = _peak_bytes(runner, _many_drawn() if drawn else _long_prompt(), tmp_path)
+    model = load_model(tmp_path / "model", "float32", CPU)
+    runner = Runner(model, pool, engine.block_size, num_state_blocks=states)
+    measured = _peak_bytes(runner, _many_drawn(states) if drawn else _long_prompt(states), tmp_path)
     allowed = size.needs[0].step_bytes
     assert measured <= allowed, f"{measured:,} bytes were alive, {allowed:,} were set aside"
     assert allowed <= 2.5 * measured, f"{allowed:,} bytes are set aside for {measured:,}"
 
 
-def _long_prompt() -> list[StepPlan]:
-    """The last 512 tokens of a prompt as long as can be; the tokens before them are told of, not computed."""
+def _long_prompt(states: int) -> list[StepPlan]:
+    """The last 512 tokens of a prompt as long as can be; the tokens before them are told of, not computed. `states`: blocks with a
+    sequence's recurrent state."""
     tokens = tuple(token % VOCAB for token in range(1024))
     new = NewSeq("long", tokens, 1024, SamplingParams(max_tokens=1))
-    blocks = tuple(range(64))
+    blocks = tuple(range(states + 64))
     work = SeqWork(key="long", start=512, count=512, block_ids=blocks, samples=False)
     return [StepPlan(step=1, new=(new,), copies=(), work=(work,), drop=())]
 
 
-def _many_drawn() -> list[StepPlan]:
+def _many_drawn(states: int) -> list[StepPlan]:
     """256 sequences whose next tokens are drawn at once, after a step that has warmed up what is kept between steps."""
     sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1)
     new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(256))
-    first = tuple(
-        SeqWork(key=seq.key, start=0, count=1, block_ids=(i,), samples=False) for i, seq in enumerate(new)
-    )
-    drawn = tuple(
-        SeqWork(key=seq.key, start=1, count=1, block_ids=(i,), samples=True) for i, seq in enumerate(new)
+    blocks = [tuple(range(i * (states + 1), (i + 1) * (states + 1))) for i in range(256)]
+    first, drawn = (
+        tuple(
+            SeqWork(key=seq.key, start=start, count=1, block_ids=own, samples=start > 0)
+            for seq, own in zip(new, blocks, strict=True)
+        )
+        for start in (0, 1)
     )
     return [
         StepPlan(step=1, new=new, copies=(), work=first, drop=()),

@@ -81,9 +81,19 @@ class Instance:
             assert isinstance(pool, ResidentPool)
             graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
         self.num_replayed = 0
-        self.run_step = Runner(model, pool, settings.block_size, sink, graphs).step
+        num_states = layout.state_blocks
+        self.run_step = Runner(
+            model, pool, settings.block_size, sink, graphs, num_state_blocks=num_states
+        ).step
         speculator = Speculator(drafter, settings, 128) if drafter else make_speculator(settings, 128)
-        self.scheduler = StepScheduler(settings, num_blocks, 128, FifoPolicy(), speculator=speculator)
+        self.scheduler = StepScheduler(
+            settings,
+            num_blocks,
+            128,
+            FifoPolicy(),
+            speculator=None if num_states else speculator,
+            num_state_blocks=num_states,
+        )
         self.depth = depth
         self.said: dict[str, list[TokenOut]] = {}
         self.num_announced = self.num_copies = 0

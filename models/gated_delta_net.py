@@ -1,0 +1,62 @@
+"""A layer with a gated delta rule in place of attention (Yang et al., 2024), as Qwen3-Next has it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.ops import Convolution, KVLayer, Ops, StateLayer
+from kernels.packed import LinearWeight
+from kernels.rounding import Activations, Rounding
+from kernels.states import StatePlace, StateShape
+from models.attention import ForwardStep
+from models.spec import ModelSpec
+from models.weight_source import WeightSource
+
+
+class GatedDeltaNet:
+    """`models.attention.AttentionLayer` that keeps a state in place of keys and values."""
+
+    takes: Rounding | None = None
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shape: StateShape,
+        place: StatePlace,
+        checkpoint: WeightSource,
+        prefix: str,
+        ops: Ops,
+    ) -> None:
+        self._ops, self._shape, self._eps = ops, shape, spec.norm_eps
+        hidden, heads = spec.hidden_size, shape.num_value_heads
+
+        def matrix(name: str, rows: int, columns: int) -> LinearWeight:
+            return ops.pack(checkpoint.matrix(f"{prefix}{name}.weight", (rows, columns)), checkpoint.dtype)
+
+        self._qkvz = matrix("in_proj_qkvz", shape.conv_channels + shape.value_size, hidden)
+        self._ba = matrix("in_proj_ba", 2 * heads, hidden)
+        self._out = matrix("out_proj", hidden, shape.value_size)
+        filters = (shape.conv_channels, 1, shape.conv_kernel)
+        conv = checkpoint.take(f"{prefix}conv1d.weight", filters, torch.float32)[:, 0].contiguous()
+        self._state = StateLayer(shape, place, Convolution(conv, None))
+        self._rate = -checkpoint.take(f"{prefix}A_log", (heads,), torch.float32).exp()
+        self._dt_bias = checkpoint.take(f"{prefix}dt_bias", (heads,), torch.float32)
+        self._norm = checkpoint.take(f"{prefix}norm.weight", (shape.value_dim,), torch.float32)
+
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
+        assert isinstance(kv_layer, Tensor), "states are kept as they are"
+        ops, shape = self._ops, self._shape
+        qkv, z = self._by_kind(ops.linear(x, self._qkvz, None))
+        b, a = ops.linear(x, self._ba, None).float().unflatten(1, (shape.num_key_heads, 2, -1)).unbind(2)
+        decay = self._rate * F.softplus(a.flatten(1) + self._dt_bias)
+        out = ops.gated_delta(qkv, decay, torch.sigmoid(b.flatten(1)), kv_layer, step.meta, self._state)
+        normed = ops.rms_norm(out, self._norm, self._eps).float() * F.silu(z.float())
+        return ops.linear(normed.flatten(1).to(qkv.dtype), self._out, None)
+
+    def _by_kind(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(T, all that each key head has) -> queries, keys and values (T, channels), and gates (T, value heads, value_dim)."""
+        shape = self._shape
+        values = shape.value_size // shape.num_key_heads
+        sizes = (shape.key_dim, shape.key_dim, values, values)
+        *parts, z = rows.unflatten(1, (shape.num_key_heads, -1)).split(sizes, 2)
+        return torch.cat([part.flatten(1) for part in parts], 1), z.reshape(len(rows), -1, shape.value_dim)

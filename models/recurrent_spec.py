@@ -1,0 +1,52 @@
+"""What the layers of a hybrid model keep of a sequence: keys and values of each token, or one recurrent state.
+
+The layers that keep a state share the slots of the KV layers out evenly, in their order (`kernels.states` says what a slot is).
+Invariant: no two states have a slot in common."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from kernels.states import FLOAT_BYTES, StatePlace, StateShape
+
+StateKind = Literal["kv", "gated_delta"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentSpec:
+    kinds: tuple[StateKind, ...]
+    """What each layer of the model keeps. Some keep keys and values."""
+    shape: StateShape
+    """The shape of the state of each of the other layers."""
+
+    @property
+    def num_kv_layers(self) -> int:
+        return self.kinds.count("kv")
+
+    def places(self, slot_bytes: int) -> tuple[StatePlace | None, ...]:
+        """Return where each layer's state lies; None where it keeps keys and values."""
+        num_slots = math.ceil(self.shape.num_floats * FLOAT_BYTES / slot_bytes)
+        num_states = len(self.kinds) - self.num_kv_layers
+        used = [0] * self.num_kv_layers
+        found: list[StatePlace | None] = []
+        for kind in self.kinds:
+            if kind == "kv":
+                found.append(None)
+                continue
+            kv_layer = (len(found) - found.count(None)) * self.num_kv_layers // num_states
+            found.append(StatePlace(kv_layer, used[kv_layer], num_slots))
+            used[kv_layer] += num_slots
+        return tuple(found)
+
+    def num_slots(self, slot_bytes: int) -> int:
+        """Return how many slots of each KV layer a sequence's states take."""
+        return max(place.first_slot + place.num_slots for place in self.places(slot_bytes) if place)
+
+    def written(self, slot_bytes: int) -> tuple[int, ...]:
+        """Return for each layer which KV layer it writes: that of its keys and values, or that of its state."""
+        own = 0
+        found: list[int] = []
+        for place in self.places(slot_bytes):
+            found.append(own if place is None else place.kv_layer)
+            own += place is None
+        return tuple(found)

@@ -1,0 +1,73 @@
+"""Recurrent states beside keys and values, through hand-overs, preemptions, deaths and moves."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.messages import NeedPrefill, PrefillFailed
+from core.reports import LoadReport
+from models.families import read_spec
+from tests.cluster.instance.test_instances import world
+from tests.models.checkpoints import HYBRID
+from tests.models.served import greedy, make_served_as, some_prompts
+
+LENGTH = 64
+BLOCKS = {"engine.num_blocks": 2400}
+
+Served = tuple[Path, list[tuple[int, ...]], list[list[int]]]
+
+
+@pytest.fixture(scope="module", params=HYBRID)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    """A folder, prompts, and what transformers says after each."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    config: Any = HYBRID[request.param](random.Random(3), 0)
+    config.max_position_embeddings = 256
+    reference = make_served_as(folder, config)
+    batch = [tuple(prompt) for prompt in some_prompts(0, 5, 20)]
+    reference.generation_config.eos_token_id = 1  # as `World.request` says
+    return folder, batch, [list(greedy(reference, list(prompt), LENGTH)) for prompt in batch]
+
+
+async def test_handed_over_tokens_equal_transformers(served: Served) -> None:
+    folder, batch, want = served
+    async with world(folder, 1, 2, **BLOCKS) as w:
+        for _ in range(2):
+            assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
+        assert not any(isinstance(m, NeedPrefill | PrefillFailed) for m in w.messages), "a hand-over failed"
+        await w.idle()
+
+
+async def test_preemption_changes_nothing(served: Served) -> None:
+    folder, batch, want = served
+    states = read_spec(folder).kv_layout(4, "float32").state_blocks
+    async with world(folder, 1, 1, **{"engine.num_blocks": 2 * states + 50}) as w:
+        assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
+        await w.idle()
+        reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
+        assert max(work.preempted for work in reports) > 0
+
+
+@pytest.mark.parametrize("what", ["prefill killed", "decode killed", "decode drained"])
+async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, what: str) -> None:
+    folder, batch, want = served
+    async with world(folder, 2, 2, **BLOCKS) as w:
+        running = [asyncio.create_task(w.run(prompt, LENGTH)) for prompt in batch]
+        if what == "prefill killed":
+            await asyncio.sleep(0.01)
+            await w.kill(w.prefills[0])
+        else:
+            async with asyncio.timeout(20):
+                while w.num_tokens < 40:
+                    await asyncio.sleep(0)
+            if what == "decode killed":
+                await w.kill(w.decodes[0])
+            else:
+                leaving = w.decodes.pop(0)
+                await leaving.drain(20)
+                await leaving.close()
+        assert await asyncio.gather(*running) == want
+        await w.idle()

@@ -1,0 +1,101 @@
+"""Models with recurrent layers in the real runner and scheduler: what transformers says, whatever the pool, the chunks, the batch."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import EngineConfig, ModelConfig
+from core.errors import ConfigError
+from core.types import Request, SamplingParams
+from engine.execution.pool_size import size_pool
+from models.registry import load_model
+from parallel.mesh import Mesh
+from tests.engine.execution.test_runner import Instance, prompts
+from tests.models.checkpoints import CPU, HYBRID, make
+
+LENGTH = 64
+
+
+def wanted(reference: Any, texts: list[tuple[int, ...]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for i, text in enumerate(texts):
+        tokens = reference.generate(
+            torch.tensor([text]),
+            attention_mask=torch.ones(1, len(text)),
+            max_new_tokens=LENGTH,
+            min_new_tokens=LENGTH,
+            do_sample=False,
+            pad_token_id=0,
+        )
+        found[str(i)] = tokens[0, len(text) :].tolist()
+    return found
+
+
+def requests_of(texts: list[tuple[int, ...]]) -> list[Request]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))
+    return [Request(id=str(i), prompt=text, sampling=sampling, reply_to="f") for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_greedy_equals_transformers_whatever_the_pool_the_chunks_and_the_batch(
+    family: str, tmp_path: Path
+) -> None:
+    rng = random.Random(family)
+    reference = make(tmp_path, HYBRID[family](rng, 0), seed=2)
+    model = load_model(tmp_path, "float32", CPU)
+    texts = prompts(rng)
+    want, requests = wanted(reference, texts), requests_of(texts)
+    states = model.spec.kv_layout(4, "float32").state_blocks
+    assert states > 1
+    num_preempted = 0
+    for num_blocks, budget, depth in (
+        (7 * (states + 30), 64, 2),
+        (2 * states + 40, 5, 2),
+        (3 * states + 45, 64, 1),
+    ):
+        instance = Instance(model, num_blocks, depth, max_batch_tokens=budget)
+        assert instance.run(requests) == want, (num_blocks, budget, depth)
+        num_preempted += instance.num_announced - len(requests)
+    assert num_preempted > 0
+    for request in requests[:2]:
+        assert Instance(model, 2 * states + 40).run([request])[request.id] == want[request.id]
+
+
+@pytest.mark.parametrize("pool", ["mirrored", "simulated"])
+def test_a_state_in_another_memory_is_the_same(pool: str, tmp_path: Path) -> None:
+    rng = random.Random(7)
+    make(tmp_path, HYBRID["qwen3_next"](rng, 1), seed=2)
+    model = load_model(tmp_path, "float32", CPU)
+    requests = requests_of(prompts(rng))[:3]
+    num_blocks = 3 * (model.spec.kv_layout(4, "float32").state_blocks + 30)
+    here = Instance(model, num_blocks, max_batch_tokens=9).run(requests)
+    there = Instance(model, num_blocks, max_batch_tokens=9, **{pool: True})
+    assert there.run(requests) == here
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("hybrid")
+    make(path, HYBRID["qwen3_next"](random.Random(1), 0), seed=2)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("engine", "others", "named"),
+    [
+        ({"speculate": "ngram"}, {}, "engine.speculate is ngram.*wrong guess"),
+        ({"host_cache_bytes": 1 << 20}, {}, "engine.host_cache_bytes"),
+        ({"deterministic": True}, {}, "engine.deterministic"),
+        ({"kv_dtype": "int8"}, {}, "engine.kv_dtype is int8"),
+        ({"num_blocks": 9}, {}, "num_blocks of 9.*recurrent state takes"),
+        ({}, {"mesh": Mesh(tp=2), "role": "decode"}, "recurrent layers are not cut"),
+    ],
+)
+def test_what_a_recurrent_state_does_not_allow_is_refused_before_a_weight_is_read(
+    folder: Path, engine: dict[str, Any], others: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        size_pool(folder, ModelConfig(), EngineConfig(**engine), device=CPU, **others)

@@ -1,0 +1,122 @@
+"""Recurrent states in the engine's accounting, against a rank that knows which tokens each state has taken in."""
+
+import random
+from dataclasses import replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from core.config import EngineConfig
+from core.messages import Grant
+from core.plan import StepPlan, StepResult
+from core.types import Request
+from engine.planning.block_ledger import Reservation
+from engine.planning.dp_scheduler import make_planner
+from tests.engine.fifo_policy import FifoPolicy
+from tests.property.test_engine_accounting import Drive, FakeRank, Moves, check_output, some_requests
+
+
+class RankWithStates(FakeRank):
+    """Refuses to add a token to a state that has not taken in exactly those before it, or that anybody else has written."""
+
+    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, num_states: int) -> None:
+        super().__init__(num_blocks, block_size, rng, put_off=0.0)
+        self.num_states = num_states
+        self.taken_in: dict[int, list[int]] = {}
+        """By block: the tokens that its part of a state has taken in."""
+        self.sent_states: list[str] = []
+        self.sent_tokens: dict[str, list[int]] = {}
+
+    def step(self, plan: StepPlan) -> StepResult:
+        assert not plan.copies
+        for work in plan.work:
+            for block in work.block_ids[self.num_states + work.start // self.size :]:
+                self.taken_in.pop(block, None)
+        rest = [replace(w, block_ids=w.block_ids[self.num_states :], push=None) for w in plan.work]
+        result = super().step(replace(plan, work=tuple(rest)))
+        for work in plan.work:
+            assert not work.drafts
+            tokens = self.seqs[work.key]
+            for block in work.block_ids[: self.num_states]:
+                held = self.taken_in.get(block) if work.start else []
+                assert held == tokens[: work.start], f"{work.key} goes on from another state than its own"
+                self.taken_in[block] = tokens[: work.start + work.count]
+                self.slots[block] = [None] * self.size
+            if work.push:
+                shift, push = self.num_states * self.size, work.push
+                first = push.start - shift
+                self.sent_tokens.setdefault(work.key, []).extend(range(first, first + push.count))
+                assert push.state_tokens == (shift if work.samples else 0)
+                self.sent_states += [work.key] * work.samples
+        return result
+
+    def receive(self, request: Request, reservation: Reservation) -> None:
+        blocks = reservation.block_ids
+        super().receive(request, replace(reservation, block_ids=blocks[self.num_states :]))
+        for block in blocks[self.num_states :]:
+            self.taken_in.pop(block, None)
+        self.taken_in |= {block: list(request.tokens) for block in blocks[: self.num_states]}
+
+
+class MovesWithStates(Moves):
+    def push(self, request: Request) -> None:
+        shift = self.drive.rank.num_states * self.drive.rank.size  # type: ignore[attr-defined]
+        grant = Grant(
+            id="g" + request.key,
+            key=request.key,
+            epoch=0,
+            holder="d",
+            incarnation="i",
+            regions=(),
+            block_ids=(),
+            first_token=0,
+            num_tokens=shift + len(request.prompt),
+            ttl_s=1.0,
+            room_tokens=self.rng.randrange(6),
+        )
+        self.drive.limits[request.key] = 9
+        self.drive.scheduler.add(request, grant)
+        self.held.add(request.key)
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(
+    seed=st.integers(0, 2**32),
+    num_states=st.integers(1, 5),
+    more_blocks=st.integers(6, 40),
+    block_size=st.sampled_from([1, 2, 4]),
+    budget=st.integers(1, 24),
+    depth=st.sampled_from([1, 2]),
+)
+def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
+    seed: int, num_states: int, more_blocks: int, block_size: int, budget: int, depth: int
+) -> None:
+    rng = random.Random(seed)
+    num_blocks = num_states + more_blocks
+    config = EngineConfig(block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8))
+    drive = Drive(config, num_blocks, depth, rng, 1, 0.0)
+    drive.scheduler = make_planner(config, num_blocks, 10_000, FifoPolicy(), 1, num_state_blocks=num_states)
+    drive.rank = rank = RankWithStates(num_blocks, block_size, rng, num_states)
+    requests = some_requests(rng, more_blocks * block_size)
+    moves = MovesWithStates(drive, rng, requests)
+    for _ in range(4000):
+        moves.place_one()
+        moves.abort_one()
+        moves.release_held()
+        if not drive.turn() and not moves.todo and not moves.held:
+            break
+    else:
+        raise AssertionError("it never ends")
+    for request in requests:
+        if request.key in drive.limits:
+            # One more token would have changed the state while it was being sent.
+            assert len(drive.out[request.key]) == 1
+            assert rank.sent_tokens[request.key] == list(range(len(request.prompt)))
+            assert rank.sent_states.count(request.key) == 1
+        else:
+            check_output(drive, request, request.key in moves.aborted)
+    assert drive.scheduler.num_used_blocks == 0
+    assert drive.scheduler.num_available_blocks == num_blocks
+    drive.scheduler.check_integrity()
