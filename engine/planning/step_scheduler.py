@@ -44,7 +44,7 @@ class StepScheduler:
     ) -> None:
         """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes. `speculator`: who
         guesses what sequences draw next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its recurrent
-        state (ADR 025)."""
+        state (ADR 028)."""
         self._config, self._speculator = config, speculator
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
