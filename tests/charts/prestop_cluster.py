@@ -12,7 +12,7 @@ from ray import serve
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.deploy.kube.prestop import leave
-from tests.deploy.ray_nodes import ray_of_nodes
+from tests.deploy.ray_nodes import last_words, ray_of_nodes
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def on(node_id: str) -> Any:
 
 
 def main() -> None:
-    cluster = ray_of_nodes(1)
+    cluster: Any = ray_of_nodes(1)
     for _ in range(2):
         cluster.add_node(num_cpus=1, resources={"ingress": 1})
     ray.init(
@@ -46,6 +46,18 @@ def main() -> None:
         runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
     )
     serve.start(proxy_location="Disabled")
+    try:
+        Path(sys.argv[1]).write_text(json.dumps(leaves_in_order()))
+    except BaseException:
+        sys.stderr.write(last_words([Path(cluster.head_node.get_session_dir_path())]))
+        raise
+    serve.shutdown()
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def leaves_in_order() -> dict[str, Any]:
+    """Drain the node of the replica while it answers, and then the head."""
     handle = serve.run(Slow.bind(), name="baton", route_prefix=None)
     _, before = handle.remote(0).result(timeout_s=90)
     running = handle.remote(5)
@@ -53,13 +65,14 @@ def main() -> None:
     started = time.monotonic()
     left = ray.get(on(before).remote(150), timeout=170)
     took_s = time.monotonic() - started
+    sys.stderr.write(f"the node has left after {took_s:.0f} s\n")
     answered, where = running.result(timeout_s=1)
     _, after = handle.remote(0).result(timeout_s=90)
     head = ray.get_runtime_context().get_node_id()
     head_waits = ray.get(on(head).remote(1), timeout=120)
     serve.delete("baton")
     head_leaves = ray.get(on(head).remote(100), timeout=120)
-    seen = {
+    return {
         "left": left,
         "took_s": took_s,
         "answered": answered,
@@ -68,10 +81,6 @@ def main() -> None:
         "head_waits_for_others": not head_waits,
         "head_leaves_when_all_have": head_leaves,
     }
-    Path(sys.argv[1]).write_text(json.dumps(seen))
-    serve.shutdown()
-    ray.shutdown()
-    cluster.shutdown()
 
 
 if __name__ == "__main__":
