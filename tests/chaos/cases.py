@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from tests.chaos.world import Process, Stream, World
+from tests.patience import PATIENCE_S
 
 DECODE_STATES = (
     "RESERVING", "GRANTED", "ACTIVE", "FENCING", "ASKING", "LOCAL", "RECALLING", "REVOKING", "CLOSING", "RELEASED",
@@ -49,7 +50,6 @@ MESSAGES: dict[str, tuple[str, str]] = {
 """Message: who sends it, and in what kind of run."""
 CANCELLED = ("decode.REVOKING", "decode.CLOSING", "decode.RELEASED", "prefill.STOPPING")
 STOP_S = 1.5
-PATIENCE_S = 25.0
 
 
 @dataclass(frozen=True)

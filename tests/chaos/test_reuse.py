@@ -7,6 +7,7 @@ import pytest
 
 from tests.chaos.witness import undisturbed
 from tests.chaos.world import World
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -18,7 +19,7 @@ async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> N
         async def turn(prompt: tuple[int, ...], max_tokens: int) -> int:
             before = await computed(world)
             stream = world.streams[world.generate("frontend0", prompt, max_tokens)]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await stream.done.wait()
             assert tuple(stream.tokens) == stream.expected
             return await computed(world) - before

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.world import World
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -19,7 +20,7 @@ async def computed_by_prefill(world: World, write_s: float) -> int:
         node.do(do="slow", write_s=write_s)
     before = sum([(await node.status())["computed"] for node in prefills])
     stream = world.streams[world.generate("frontend0", world.fresh_prompt(PROMPT_TOKENS), 12)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await stream.done.wait()
     assert not stream.error
     assert tuple(stream.tokens) == stream.expected

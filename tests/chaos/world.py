@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.chaos.forked_node import ForkedNode
 from tests.chaos.witness import undisturbed
+from tests.patience import PATIENCE_S
 
 OVERRIDES: dict[str, Any] = {
     "engine.block_size": 4,
@@ -49,7 +50,7 @@ class Process:
 
     async def has_stopped(self) -> None:
         """It says that it is trapped just before it stops; a SIGCONT that came earlier would be lost."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while self.state() != "T":
                 await asyncio.sleep(0.001)
 

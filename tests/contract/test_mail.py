@@ -10,6 +10,7 @@ from core.messages import Cancel, Message
 from core.ports import Mail
 from net.loopback_mail import LoopbackNetwork
 from net.mail import TcpMail
+from tests.patience import PATIENCE_S
 
 
 @dataclass
@@ -24,7 +25,7 @@ class Box:
         self.mail.listen(lambda sender, message: self.got.append((sender, message)), self.lost.append)
 
     async def until(self, done: Callable[["Box"], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not done(self):
                 await asyncio.sleep(0.002)
 

@@ -36,6 +36,7 @@ from tests.contract.transports import (
     source_for,
     until,
 )
+from tests.patience import PATIENCE_S
 
 DEADLINE_S = 120.0
 """Within which a busy machine does anything that happens at all."""
@@ -304,7 +305,7 @@ def test_the_segment_of_a_killed_owner_is_removed() -> None:
     queue = context.Queue()
     owner = context.Process(target=_die_with_a_segment, args=(queue,), daemon=True)
     owner.start()
-    path = queue.get(timeout=30)
+    path = queue.get(timeout=PATIENCE_S)
     remove_orphans()
     assert os.path.exists(path), "its owner lives"
     owner.kill()

@@ -23,6 +23,7 @@ from kvtransfer.transport.streams import Stream, TlsContexts, tls_contexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
+from tests.patience import PATIENCE_S
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))
@@ -111,7 +112,7 @@ async def test_kv_arrives_and_cannot_be_read_on_the_way(
     out = sender(source, tls_contexts(*authority.member("writer")), checksum)
     assert out.reaches(region)
     await out.write("g", region, [CopyRun(0, 0, SIZE)])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while holder.num_bytes < SIZE:
             await asyncio.sleep(0.005)
     assert holder.pool == source
@@ -156,7 +157,7 @@ async def test_plain_and_encrypted_instances_do_not_meet(authority: Authority, h
 async def test_the_fence_cuts_an_encrypted_stream(authority: Authority, holder: Side) -> None:
     out = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
     await out.write("g", holder.region, [CopyRun(0, 0, SIZE)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await holder.receiver.fence("writer", "g")
 
     async def write_often() -> None:
@@ -171,7 +172,7 @@ async def test_the_fence_cuts_an_encrypted_stream(authority: Authority, holder: 
 async def test_a_peer_that_never_says_hello_does_not_keep_the_holder_from_closing(holder: Side) -> None:
     host, port = holder.region.endpoint.split(":")
     silent = socket.create_connection((host, int(port)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await holder.receiver.close()
     silent.close()
 

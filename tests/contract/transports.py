@@ -40,6 +40,7 @@ from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 from tests.contract.device_pools import DevicePoolView, FromDevice
 from tests.contract.fake_cuda import FakeRuntime
+from tests.patience import PATIENCE_S
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
@@ -192,7 +193,7 @@ async def write_or_refused(sender: Sender, grant_id: str, region: RegionKey, run
 
 
 async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not done():
             await asyncio.sleep(0.002)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from core.garbage import IdleCollector, leave_out_all_there_is
+from tests.patience import PATIENCE_S
 
 
 class Node:
@@ -38,7 +39,7 @@ async def collecting(is_idle: list[bool], at_least_every_s: float = 3600.0):
 
 
 async def until_gone(ref: weakref.ref[Node]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while ref() is not None:
             [[] for _ in range(20_000)]  # younger generations are collected as ever
             await asyncio.sleep(0.01)

@@ -18,6 +18,7 @@ import pytest
 from models.tokenizer import load_tokenizer
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.models.served import greedy, make_served, some_prompts
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 LENGTH = 32
@@ -73,7 +74,7 @@ async def bound(client: openai.AsyncOpenAI, model: str, prompt: list[int]) -> st
 async def until_lost(server: ServeProcess, count: int) -> float:
     """Seconds until the scheduler knows of fewer instances than `count`."""
     started = time.monotonic()
-    async with asyncio.timeout(20), httpx.AsyncClient() as http:
+    async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient() as http:
         while len((await http.get(f"{server.base_url}/cluster")).json()["instances"]) >= count:
             await asyncio.sleep(0.02)
     return time.monotonic() - started
@@ -122,5 +123,5 @@ async def test_answers_equal_transformers_also_under_a_killed_rank(
         ranks = ranks_of(server, "PrefillPool")
         assert len(ranks) == 2
         server.replicas("PrefillPool")[0].kill()
-        assert not psutil.wait_procs(ranks, timeout=10)[1], "ranks have outlived their instance"
+        assert not psutil.wait_procs(ranks, timeout=PATIENCE_S)[1], "ranks have outlived their instance"
     assert segments(pids) == []

@@ -22,6 +22,7 @@ from kvtransfer.pusher import MAX_WRITES, Pusher
 from kvtransfer.staging import Staging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.wire import content_of, pack
+from tests.patience import PATIENCE_S
 
 LAYERS, HEADS, DIM, BLOCKS = 3, 2, 8, 12
 FIRST = TokenOut(request_id="r", attempt=0, index=0, token=7)
@@ -78,7 +79,7 @@ def works(grant: Grant, blocks: Sequence[int], start: int, count: int) -> StepPl
 
 
 async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not done():
             await asyncio.sleep(0.002)
 

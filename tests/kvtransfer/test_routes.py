@@ -11,6 +11,7 @@ from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.routes import Routes
+from tests.patience import PATIENCE_S
 
 SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))
 
@@ -49,7 +50,7 @@ def regions(*names: str, shard: KVShard = SHARD) -> list[RegionKey]:
 
 
 async def settled(routes: Routes) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while routes._tasks:
             await asyncio.sleep(0.005)
 

@@ -10,6 +10,7 @@ import torch
 
 from kernels.collectives import ONE_RANK, Collectives, LocalExperts
 from models.weights import Cut
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 ROWS = (
@@ -73,7 +74,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=20.0)
+        self._barrier = threading.Barrier(size, timeout=PATIENCE_S)
         self._said: list[torch.Tensor] = [torch.empty(0)] * size
 
     def all(self, rank: int, x: torch.Tensor) -> list[torch.Tensor]:

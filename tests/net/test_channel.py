@@ -6,6 +6,7 @@ import pytest
 
 from core.errors import ProtocolError, ReplicaLost
 from net.channel import Channel, Identity, Listener, connect
+from tests.patience import PATIENCE_S
 
 KEY = b"k" * 32
 DIALLER = Identity("a:1", "x", 1)
@@ -70,7 +71,7 @@ async def test_many_frames_in_one_write_arrive_in_order(server: Server) -> None:
 async def test_a_wrong_key_is_refused_on_both_sides(server: Server) -> None:
     with pytest.raises((ProtocolError, ReplicaLost)):
         await connect(server.listener.address, b"wrong" * 8, DIALLER)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not server.refused:
             await asyncio.sleep(0.01)
     assert server.channels.empty()
@@ -104,7 +105,7 @@ async def test_closing_ends_a_peer_that_waits(server: Server) -> None:
     ours.close()
     for task in (waiting, own_wait):
         with pytest.raises(ReplicaLost):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, PATIENCE_S)
     with pytest.raises(ReplicaLost):
         await ours.send(["late"])
 

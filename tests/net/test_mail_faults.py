@@ -12,6 +12,7 @@ from net.channel import Channel
 from net.mail import TcpMail
 from tests.contract.test_mail import Box
 from tests.net.faulty import Fate, FaultyChannel
+from tests.patience import PATIENCE_S
 
 QUICK = MailConfig(heartbeat_s=0.03, peer_timeout_s=0.4, reconnect_s=1.0)
 
@@ -87,7 +88,7 @@ async def test_a_connection_that_is_made_when_all_ends_is_closed(join) -> None:
     a = TcpMail(b"key", config=QUICK, wrap=wrap)
     a.listen(lambda *_: None, lambda _: None)
     a.send(b.mail.address, Cancel("only", 1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not tasks:
             await asyncio.sleep(0.002)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,6 +19,7 @@ from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams, ThinkingBudget
 from parallel.comm import TIMEOUT_S
 from tests.models.checkpoints import FAMILIES, VOCAB, make
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 LENGTH = 12
@@ -234,7 +235,7 @@ async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, 
         assert await answers(cluster, prompts) == want
         (instance,) = cluster.instances
         instance.check_integrity()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not (status := await cluster.frontend.status()).instances[0].work.accepted_tokens:
                 await asyncio.sleep(0.05)
         assert status.instances[0].work.draft_tokens > 0

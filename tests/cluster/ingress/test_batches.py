@@ -26,6 +26,7 @@ from core.errors import Overloaded, ReplicaLost
 from core.types import Request, Slo
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS
+from tests.patience import PATIENCE_S
 
 CLASSES = {"standard": Slo(), "batch": Slo(name="batch", priority=-1)}
 OPEN = Rules(CLASSES, {"": TenantRules()})
@@ -72,7 +73,7 @@ class Server:
         )
 
     async def ended(self, batch_id: str) -> Batch:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 batch = await self.client.batches.retrieve(batch_id)
                 if batch.status in ("completed", "failed", "expired", "cancelled"):

@@ -16,6 +16,7 @@ from cluster.local import LocalCluster
 from core.types import Request, SamplingParams
 from tests.cluster.ingress.test_shared_prompt import running
 from tests.models.checkpoints import FAMILIES, VOCAB, make
+from tests.patience import PATIENCE_S
 
 ENDS = (1, 7, 20)
 LENGTH = 14
@@ -128,7 +129,7 @@ async def test_it_finds_the_same_over_prefill_and_decode_apart(
         # Only for the first prompt is the place certain: later ones go where the measured rates say.
         assert timelines[0].attempts[0].handed_over is not None
         # The last token comes before the instances have given back what they sent and received.
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while any(instance.num_used_blocks for instance in cluster.instances):
                 await asyncio.sleep(0.01)
         for instance in cluster.instances:
@@ -153,6 +154,6 @@ async def test_a_lost_decode_instance_costs_nothing_but_time(reference: tuple[Pa
 
         losing = asyncio.create_task(lose_who_has_it())
         await world.check(model, prompt, params)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             lost = await losing
         assert lost in {attempt.lost for attempt in timelines[0].attempts}

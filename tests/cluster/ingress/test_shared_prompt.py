@@ -19,6 +19,7 @@ from core.config import load
 from core.reports import WorkCounts
 from core.types import Request, SamplingParams, Slo
 from tests.models.checkpoints import FAMILIES, VOCAB, make
+from tests.patience import PATIENCE_S
 
 LENGTH = 9
 COUNT = 4
@@ -62,7 +63,7 @@ class World:
         """The sum over all instances, as soon as it is what is wanted, or after a while."""
         count = -1
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while not want(count):
                     status = await self.frontend.status()
                     count = sum(fact(one.work) for one in status.instances)

@@ -34,6 +34,7 @@ from models.registry import load_model
 from net.channel import Identity
 from tests.engine.execution.test_kv_dtype import BLOCKS, TEXT, FakeMail, rows_of, shard_of
 from tests.models.checkpoints import CPU, FAMILIES, make
+from tests.patience import PATIENCE_S
 
 KEY, HOST = b"cluster key", "127.0.0.1"
 
@@ -100,7 +101,7 @@ async def hand_over(
     await asyncio.to_thread(rows_of, model, runner, 0, (3, 8, 2, 0, 6), push)
     pusher.finish(grant.id, [TokenOut(request_id="a", attempt=0, index=0, token=5)])
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         failure = await arrived
     await pusher.close()
     await inbox.shut()

@@ -13,6 +13,7 @@ from models.families import read_spec
 from tests.cluster.instance.test_instances import world
 from tests.models.checkpoints import HYBRID
 from tests.models.served import greedy, make_served_as, some_prompts
+from tests.patience import PATIENCE_S
 
 LENGTH = 64
 BLOCKS = {"engine.num_blocks": 2400}
@@ -60,7 +61,7 @@ async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, wh
             await asyncio.sleep(0.01)
             await w.kill(w.prefills[0])
         else:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while w.num_tokens < 40:
                     await asyncio.sleep(0)
             if what == "decode killed":

@@ -21,6 +21,7 @@ from core.reports import LoadReport
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from net.loopback_mail import LoopbackNetwork
+from tests.patience import PATIENCE_S
 
 VOCAB = 80
 
@@ -149,7 +150,7 @@ class World:
         await instance.close()
 
     async def idle(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while any(i.num_jobs or i.num_used_blocks for i in self.prefills + self.decodes):
                 await asyncio.sleep(0.005)
         for instance in self.prefills + self.decodes:
@@ -159,7 +160,7 @@ class World:
         """Return all reports of the instances, with one of each that was made after the call."""
         alive = {instance.address for instance in self.prefills + self.decodes}
         num_before = len(self.messages)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while alive - {m.address for m in self.messages[num_before:] if isinstance(m, LoadReport)}:
                 await asyncio.sleep(0.005)
         return [message for message in self.messages if isinstance(message, LoadReport)]
@@ -324,7 +325,7 @@ async def test_instances_of_both_roles_do_not_wait_for_each_others_blocks(
     rng = random.Random(3)
     prompts = [tuple(rng.randrange(2, VOCAB) for _ in range(22)) for _ in range(8)]
     overrides = {"engine.num_blocks": 14, "engine.max_batch_tokens": 16}
-    async with world(folder, 0, 0, num_both=2, **overrides) as it, asyncio.timeout(20):
+    async with world(folder, 0, 0, num_both=2, **overrides) as it, asyncio.timeout(PATIENCE_S):
         outs = await asyncio.gather(*(it.run(prompt, 6) for prompt in prompts))
         await it.idle()
     assert outs == [greedy(model, prompt, 6) for prompt in prompts]
@@ -351,7 +352,7 @@ async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
         for victim in ("killed", "drained"):
             before = w.num_tokens
             running = [asyncio.create_task(w.run(prompt, 80, **sampling)) for prompt in batch]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while w.num_tokens < before + 60:
                     await asyncio.sleep(0)
             if victim == "killed":

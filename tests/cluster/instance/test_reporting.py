@@ -11,6 +11,7 @@ from core.steps import UNKNOWN_STEPS
 from engine.loop import EngineLoad
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
 from tests.cluster.scheduler.routing_world import instance
+from tests.patience import PATIENCE_S
 
 
 class Cache:
@@ -80,7 +81,7 @@ class Scheduler:
         return known
 
     async def knows(self, blocks: set[int]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while self.cached != blocks:
                 await asyncio.sleep(0.001)
 

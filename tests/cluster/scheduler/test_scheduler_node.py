@@ -15,6 +15,7 @@ from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
 from core.reports import Status
 from net.loopback_mail import LoopbackNetwork
 from tests.cluster.scheduler.routing_world import ask, instance, report
+from tests.patience import PATIENCE_S
 
 
 class Peer:
@@ -28,7 +29,7 @@ class Peer:
         self.mail.send(self._scheduler, message)
 
     async def hears(self) -> Message:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.got.get()
 
     async def status(self, nonce: int = 0) -> Status:
@@ -66,7 +67,7 @@ async def test_it_places_answers_for_its_status_and_notices_the_lost() -> None:
         status = await frontend.status(7)
         assert (status.nonce, status.why_not, len(status.instances)) == (7, "", 1)
         await decode.mail.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await frontend.status()).why_not != NO_DECODE:
                 await asyncio.sleep(0)
 

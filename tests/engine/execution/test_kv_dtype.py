@@ -27,6 +27,7 @@ from models.registry import load_model
 from tests.engine.execution.test_runner import Instance, prompts
 from tests.kvtransfer.test_pusher import FakeMail
 from tests.models.checkpoints import CPU, FAMILIES, make
+from tests.patience import PATIENCE_S
 
 KINDS = {"float32": 1e-4, "float8_e4m3fn": 0.5, "int8": 0.06}
 """How far a log-probability may be from the one over floats, in nats: a tiny random model's logits spread over some ten."""
@@ -107,7 +108,7 @@ async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, 
     rows_of(model, runner, 0, (3, 8, 2, 0, 6), KVPush(grant.id, 0, len(TEXT) - 1))
     pusher.finish(grant.id, [TokenOut(request_id="a", attempt=0, index=0, token=5)])
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await arrived.wait()
     got = rows_of(model, Runner(model, KVPool(target_shard, BLOCKS, target), 8), len(TEXT) - 1, (7, 1, 5))
     floats = shard_of(model, "float32", 4)

@@ -13,6 +13,7 @@ from device.port import PoolMemory
 from device.simulated import SimulatedDevice
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.tier_store import TierStore
+from tests.patience import PATIENCE_S
 
 SHARD = KVShard.whole(
     KVLayout(num_layers=3, num_kv_heads=2, head_dim=8, block_size=4, dtype="int8", scales="vector")
@@ -61,7 +62,7 @@ async def test_blocks_are_saved_while_steps_go_on_and_come_back_layer_by_layer(t
 
 
 async def _all_of(store: TierStore, digests: list[bytes], heard: dict[bytes, bytes]) -> list[bytes]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(heard) < len(digests):
             await asyncio.sleep(0.001)
     contents = await store.fetch(digests)

@@ -22,6 +22,7 @@ from engine.tiers.restoring import Restoring
 from engine.tiers.tier_store import TierStore
 from tests.chaos.witness import SHARD, WitnessRank, undisturbed
 from tests.engine.fifo_policy import FifoPolicy
+from tests.patience import PATIENCE_S
 
 NUM_BLOCKS = 40
 BLOCK_BYTES = SHARD.pool_bytes(1)
@@ -150,13 +151,13 @@ async def test_a_step_begins_while_its_prefix_is_filled_in_and_waits_where_it_re
     HeldBack.may.clear()
     before, first = served.num_computed, prompts(1)[0]
     name, other = served.add(first), served.add((*first[:30], 7, 8, 9))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while served.num_computed == before:
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.05)
     assert not served.tokens[name], "a token was drawn from KV that is not there"
     HeldBack.may.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(served.ends[name].wait(), served.ends[other].wait())
     assert tuple(served.tokens[name]) == undisturbed(first, 3)
     assert tuple(served.tokens[other]) == undisturbed((*first[:30], 7, 8, 9), 3)
@@ -189,7 +190,7 @@ async def test_what_comes_back_from_disk_is_saved_above_it_as_it_was(tmp_path: P
     HeldBack.may.clear()
     served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     name = served.add(prompts(1)[0])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(heard) < 9:
             await asyncio.sleep(0.001)
         told = dict(heard)

@@ -12,6 +12,7 @@ from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.request_params import ApiSettings
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, OK, SETTINGS, Api
+from tests.patience import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +32,7 @@ def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -66,7 +67,7 @@ async def test_a_client_that_goes_away_while_it_asks_is_no_failure(caplog: pytes
         writer.close()
         await writer.wait_closed()
         counted = f'baton_http_requests_total{{route="{COMPLETIONS}",status="499"}} 1.0'
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while counted not in (await api.http.get("/metrics")).text:
                 await asyncio.sleep(0.01)
     assert not caplog.records

@@ -15,6 +15,7 @@ from cluster.ingress.api.live_rules import LiveRules
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 from tests.e2e.cluster_process import serving
+from tests.patience import PATIENCE_S
 
 
 def write(path: Path, content: Any) -> None:
@@ -30,7 +31,7 @@ def config(tmp_path: Path, **serve: Any) -> ClusterConfig:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -169,7 +170,7 @@ def test_a_running_server_takes_new_limits_and_classes(tmp_path: Path) -> None:
 
 def _wait(condition: Any) -> None:
     async def wait() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.05)
 

@@ -16,6 +16,7 @@ from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, SETTINGS, Api
 from tests.cluster.ingress.api.test_tools import HERMES, last_rendered, served
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
+from tests.patience import PATIENCE_S
 
 PATH = "/v1/responses"
 ASK = "Weather in Zürich?"
@@ -209,7 +210,7 @@ async def test_a_background_response_ends_by_itself() -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         await responses.create(model=NAME, input="b", previous_response_id=response.id)
     assert "in_progress" in refused.value.message
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while response.status == "in_progress":
             await asyncio.sleep(0.005)
             response = await responses.retrieve(response.id)
