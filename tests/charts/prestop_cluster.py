@@ -59,7 +59,7 @@ def main() -> None:
 def leaves_in_order() -> dict[str, Any]:
     """Drain the node of the replica while it answers, and then the head."""
     handle = serve.run(Slow.bind(), name="baton", route_prefix=None)
-    _, before = handle.remote(0).result(timeout_s=90)
+    _, before = handle.remote(0).result(timeout_s=150)
     running = handle.remote(5)
     time.sleep(1)
     started = time.monotonic()
@@ -67,7 +67,7 @@ def leaves_in_order() -> dict[str, Any]:
     took_s = time.monotonic() - started
     sys.stderr.write(f"the node has left after {took_s:.0f} s\n")
     answered, where = running.result(timeout_s=1)
-    _, after = handle.remote(0).result(timeout_s=90)
+    _, after = handle.remote(0).result(timeout_s=150)
     head = ray.get_runtime_context().get_node_id()
     head_waits = ray.get(on(head).remote(1), timeout=120)
     serve.delete("baton")
