@@ -1,40 +1,19 @@
-"""Layers with a recurrent state: a short convolution, and a scan over each sequence's tokens, in float32.
+"""What all layers with a recurrent state share: where the states lie, a short convolution, and how a ragged batch is scanned.
 
-A step with one token of a sequence is one update of its state. Longer pieces are computed in chunks (Yang et al., 2024, "Gated
-Delta Networks"): products within a chunk, and one update of the state behind it."""
+A step with one token of a sequence is one update of its state. Longer pieces are computed in chunks."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import AttentionMeta, Convolution, StateLayer
-from kernels.states import StateShape
 
-_CHUNK_TOKENS = 64
-_EPS = 1e-6
-
-
-def gated_delta(
-    x: Tensor, decay: Tensor, beta: Tensor, kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
-) -> Tensor:
-    """`Ops.gated_delta`"""
-    shape, held = layer.shape, read_states(kv_layer, meta, layer)
-    mixed, inputs = convolve(x.float(), layer.conv, held[:, : shape.conv_floats], meta)
-    q, k, v = heads_of(mixed, shape)
-    q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + _EPS) for part in (q, k))
-    matrices = held[:, shape.conv_floats :].unflatten(1, (-1, shape.key_dim, shape.value_dim))
-    out, matrices = _scanned(meta, matrices, q * shape.key_dim**-0.5, k, v, decay, beta)
-    write_states(kv_layer, meta, layer, torch.cat((inputs, matrices.flatten(1)), 1))
-    return out.to(x.dtype)
-
-
-def heads_of(mixed: Tensor, shape: StateShape) -> tuple[Tensor, Tensor, Tensor]:
-    """(T, channels) -> the first vector (T, value heads, key_dim) of each key head, its second one, both for all of its value
-    heads, and the value heads' own (T, value heads, value_dim)."""
-    first, second, v = mixed.split((shape.key_size, shape.key_size, shape.value_size), 1)
-    times = shape.num_value_heads // shape.num_key_heads
-    q, k = (part.unflatten(1, (-1, shape.key_dim)).repeat_interleave(times, 1) for part in (first, second))
-    return q, k, v.unflatten(1, (-1, shape.value_dim))
+CHUNK_TOKENS = 64
+"""The number of tokens between which products are computed, before the state behind them is."""
+Rule = Callable[..., tuple[Tensor, Tensor]]
+"""(matrices, parts ...) -> results like the parts' values, and the matrices behind them."""
 
 
 def read_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> Tensor:
@@ -96,64 +75,22 @@ def _rows(meta: AttentionMeta, before: int, device: torch.device) -> tuple[Tenso
     return found
 
 
-def _scanned(
-    meta: AttentionMeta, matrices: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+def scanned(
+    meta: AttentionMeta, matrices: Tensor, parts: tuple[Tensor, ...], update: Rule, in_chunks: Rule
 ) -> tuple[Tensor, Tensor]:
-    """Scan each sequence's rows, (T, H, ..) each, from its matrix (B, H, key_dim, value_dim) on. Returns the rows' results and
-    the matrices behind them."""
+    """Scan each sequence's rows from its matrices (B, ..) on. `parts`, (T, ..) each, are queries, keys, values and what else the
+    rule takes. `update` takes one row of each of some sequences, and `in_chunks` several rows of one. Returns the rows' results,
+    like the values, and the matrices behind them."""
     lens, starts = meta.query_lens, meta.query_starts
     if max(lens) == 1:
-        return _updated(matrices, q, k, v, decay, beta)
-    out, behind = torch.empty_like(v), torch.empty_like(matrices)
+        return update(matrices, *parts)
+    out, behind = torch.empty_like(parts[2]), torch.empty_like(matrices)
     single = [index for index, length in enumerate(lens) if length == 1]
     if single:
         rows = [starts[index] for index in single]
-        out[rows], behind[single] = _updated(
-            matrices[single], q[rows], k[rows], v[rows], decay[rows], beta[rows]
-        )
+        out[rows], behind[single] = update(matrices[single], *(part[rows] for part in parts))
     for index, length in enumerate(lens):
         if length > 1:
             rows = slice(starts[index], starts[index + 1])
-            by_head = (part[rows].transpose(0, 1) for part in (q, k, v, decay, beta))
-            found, behind[index] = _in_chunks(matrices[index], *by_head)
-            out[rows] = found.transpose(0, 1)
+            out[rows], behind[index] = in_chunks(matrices[index], *(part[rows] for part in parts))
     return out, behind
-
-
-def _updated(
-    matrices: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token of each sequence."""
-    matrices = matrices * decay.exp()[..., None, None]
-    v = (v - (k[..., None, :] @ matrices)[..., 0, :]) * beta[..., None]
-    matrices = torch.addcmul(matrices, k[..., None], v[..., None, :])
-    return (q[..., None, :] @ matrices)[..., 0, :], matrices
-
-
-def _in_chunks(
-    matrix: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One sequence: matrix (H, key_dim, value_dim), vectors (H, T, ..), decay and beta (H, T)."""
-    num_tokens = q.shape[1]
-    size = min(num_tokens, _CHUNK_TOKENS)
-    surplus = -num_tokens % size
-    q, k, v = (F.pad(part, (0, 0, 0, surplus)).unflatten(1, (-1, size)) for part in (q, k, v))
-    total = F.pad(decay, (0, surplus)).unflatten(1, (-1, size)).cumsum(2)
-    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
-    between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
-    seen = total.exp()[..., None]
-    betas = F.pad(beta, (0, surplus)).unflatten(1, (-1, size))[..., None]
-    # What each token's update owes to those before it in its chunk is a triangular system.
-    system = (k * betas) @ k.mT * between
-    v, read = (
-        torch.linalg.solve_triangular(system, part, upper=False, unitriangular=True)
-        for part in (v * betas, k * betas * seen)
-    )
-    within, ask = q @ k.mT * between, q * seen
-    keep = k * (total[..., -1:] - total).exp()[..., None]
-    out = torch.empty_like(v)
-    for chunk in range(v.shape[1]):
-        added = v[:, chunk] - read[:, chunk] @ matrix
-        out[:, chunk] = ask[:, chunk] @ matrix + within[:, chunk] @ added
-        matrix = matrix * seen[:, chunk, -1:] + keep[:, chunk].mT @ added
-    return out.flatten(1, 2)[:, :num_tokens], matrix

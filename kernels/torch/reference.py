@@ -11,11 +11,12 @@ from kernels.ops import AttentionMeta, ExpertWeights, Gate, HeadNorms, KVLayer, 
 from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
+from kernels.torch.gated_delta import gated_delta
 from kernels.torch.latent_attention import latent_attention, write_latent
 from kernels.torch.paged_attention import PagedAttention
-from kernels.torch.recurrent import gated_delta
 from kernels.torch.sampling import draw, logprobs, mask, penalise
 from kernels.torch.scaled_kv import store_vectors
+from kernels.torch.state_space import state_space
 
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -154,6 +155,7 @@ def reference_ops() -> Ops:
         write_latent=write_latent,
         latent_attention=latent_attention,
         gated_delta=gated_delta,
+        state_space=state_space,
         fixed_decode=None,
         keeps=frozenset(),
     )

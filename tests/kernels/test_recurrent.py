@@ -1,36 +1,73 @@
-"""The gated delta rule over a ragged batch and a paged state, against transformers' own, token by token."""
+"""Recurrent rules over a ragged batch and a paged state, against transformers' own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from kernels.ops import AttentionMeta, Convolution, StateBlocks, StateLayer
 from kernels.states import StatePlace, StateShape
-from kernels.torch.recurrent import gated_delta
+from kernels.torch.gated_delta import gated_delta
+from kernels.torch.state_space import state_space
 
 SHAPE = StateShape(num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=24, conv_kernel=4)
 BLOCK, SLOT = 4, (2, 1, 16)
 CPU = torch.device("cpu")
+SKIP = torch.linspace(-1.0, 2.0, 4)
+
+Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Inputs (T, channels), and two numbers (T, value heads) for each head."""
 
 
-def by_transformers(
-    x: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor, weight: torch.Tensor
-) -> torch.Tensor:
-    """One sequence from its beginning."""
-    mixed = F.silu(F.conv1d(F.pad(x.T, (3, 0))[None], weight[:, None], groups=len(weight)))[0].T
+@dataclass(frozen=True, slots=True)
+class Kind:
+    ours: Callable[[Rows, torch.Tensor, AttentionMeta, StateLayer], torch.Tensor]
+    theirs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    """(inputs behind the convolution, and the two numbers), one sequence from its beginning."""
+
+
+def delta_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
     q, k, v = mixed.split((SHAPE.key_size, SHAPE.key_size, SHAPE.value_size), 1)
-    q, k = (part.reshape(1, len(x), SHAPE.num_key_heads, SHAPE.key_dim) for part in (q, k))
-    v = v.reshape(1, len(x), SHAPE.num_value_heads, SHAPE.value_dim)
+    q, k = (part.reshape(1, len(mixed), SHAPE.num_key_heads, SHAPE.key_dim) for part in (q, k))
+    v = v.reshape(1, len(mixed), SHAPE.num_value_heads, SHAPE.value_dim)
     out, _ = torch_recurrent_gated_delta_rule(
         q, k, v, g=decay[None], beta=beta[None], use_qk_l2norm_in_kernel=True
     )
     return out[0]
 
 
+def space_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    """Their decay is a rate of each head times the step, so that a head's rate is asked for as -1."""
+    del decay
+    v, k, q = mixed.split((SHAPE.value_size, SHAPE.key_size, SHAPE.key_size), 1)
+    q, k = (part.reshape(1, len(mixed), SHAPE.num_key_heads, SHAPE.key_dim) for part in (q, k))
+    v = v.reshape(1, len(mixed), SHAPE.num_value_heads, SHAPE.value_dim)
+    rate = -torch.ones(SHAPE.num_value_heads)
+    return mamba2_chunk_scan(v, steps[None], rate, k, q, chunk_size=16, D=SKIP)[0]
+
+
+KINDS = {
+    "gated delta": Kind(
+        lambda rows, pool, meta, layer: gated_delta(*rows, pool, meta, layer), delta_by_transformers
+    ),
+    "state space": Kind(
+        lambda rows, pool, meta, layer: state_space(rows[0], rows[2], -rows[2], SKIP, pool, meta, layer),
+        space_by_transformers,
+    ),
+}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pieces_of_any_length_go_on_where_the_last_ones_ended(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
+    kind: str, has_bias: bool, dtype: torch.dtype
+) -> None:
     """Also in pieces of several chunks. The pool's dtype changes nothing: a state is stored as it is."""
     torch.manual_seed(1)
     steps = ((150, 1, 64, 0), (1, 1, 1, 1), (65, 7, 0, 200), (1, 0, 2, 1))
@@ -39,12 +76,13 @@ def test_pieces_of_any_length_go_on_where_the_last_ones_ended(dtype: torch.dtype
     decay = [-F.softplus(torch.randn(n, 4)) for n in totals]
     beta = [torch.sigmoid(torch.randn(n, 4)) for n in totals]
     weight = torch.randn(SHAPE.conv_channels, 4) * 0.5
+    bias = torch.randn(SHAPE.conv_channels) if has_bias else None
     slot_bytes = torch.empty(SLOT, dtype=dtype).nbytes
     place = StatePlace(0, 3, -(-SHAPE.num_floats * 4 // slot_bytes))
     num_blocks = -(-(3 + place.num_slots) // BLOCK)
     pool = torch.full((4 * num_blocks, SLOT[0], SLOT[1], BLOCK, SLOT[2]), torch.nan, dtype=dtype)
     tables = torch.randperm(4 * num_blocks).view(4, num_blocks)
-    layer = StateLayer(SHAPE, place, Convolution(weight, None))
+    layer = StateLayer(SHAPE, place, Convolution(weight, bias))
     got: list[list[torch.Tensor]] = [[], [], [], []]
     done = [0] * 4
     for lens in steps:
@@ -53,10 +91,11 @@ def test_pieces_of_any_length_go_on_where_the_last_ones_ended(dtype: torch.dtype
         lengths = [lens[s] for s in seqs]
         meta = AttentionMeta.build(lengths, lengths, [], np.zeros(0, np.int64), CPU, states)
         rows = [torch.cat([part[s][done[s] : done[s] + lens[s]] for s in seqs]) for part in (x, decay, beta)]
-        out = gated_delta(rows[0], rows[1], rows[2], pool, meta, layer)
+        out = KINDS[kind].ours((rows[0], rows[1], rows[2]), pool, meta, layer)
         for s, own in zip(seqs, out.split(lengths), strict=True):
             got[s].append(own)
             done[s] += lens[s]
     for s in range(4):
-        want = by_transformers(x[s], decay[s], beta[s], weight)
+        mixed = F.conv1d(F.pad(x[s].T, (3, 0))[None], weight[:, None], bias, groups=len(weight))[0].T
+        want = KINDS[kind].theirs(F.silu(mixed), decay[s], beta[s])
         torch.testing.assert_close(torch.cat(got[s]), want, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,78 @@
+"""The gated delta rule (Yang et al., 2024, "Gated Delta Networks"), in float32.
+
+In chunks it is products within a chunk, and one update of the state behind it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.ops import AttentionMeta, StateLayer
+from kernels.states import StateShape
+from kernels.torch.recurrent import CHUNK_TOKENS, convolve, read_states, scanned, write_states
+
+_EPS = 1e-6
+
+
+def gated_delta(
+    x: Tensor, decay: Tensor, beta: Tensor, kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
+) -> Tensor:
+    """`Ops.gated_delta`"""
+    shape, held = layer.shape, read_states(kv_layer, meta, layer)
+    mixed, inputs = convolve(x.float(), layer.conv, held[:, : shape.conv_floats], meta)
+    q, k, v = heads_of(mixed, shape)
+    q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + _EPS) for part in (q, k))
+    matrices = held[:, shape.conv_floats :].unflatten(1, (-1, shape.key_dim, shape.value_dim))
+    out, matrices = scanned(
+        meta, matrices, (q * shape.key_dim**-0.5, k, v, decay, beta), _updated, _in_chunks
+    )
+    write_states(kv_layer, meta, layer, torch.cat((inputs, matrices.flatten(1)), 1))
+    return out.to(x.dtype)
+
+
+def heads_of(mixed: Tensor, shape: StateShape) -> tuple[Tensor, Tensor, Tensor]:
+    """(T, channels) -> the first vector (T, value heads, key_dim) of each key head, its second one, both for all of its value
+    heads, and the value heads' own (T, value heads, value_dim)."""
+    first, second, v = mixed.split((shape.key_size, shape.key_size, shape.value_size), 1)
+    times = shape.num_value_heads // shape.num_key_heads
+    q, k = (part.unflatten(1, (-1, shape.key_dim)).repeat_interleave(times, 1) for part in (first, second))
+    return q, k, v.unflatten(1, (-1, shape.value_dim))
+
+
+def _updated(
+    matrices: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token of each sequence."""
+    matrices = matrices * decay.exp()[..., None, None]
+    v = (v - (k[..., None, :] @ matrices)[..., 0, :]) * beta[..., None]
+    matrices = torch.addcmul(matrices, k[..., None], v[..., None, :])
+    return (q[..., None, :] @ matrices)[..., 0, :], matrices
+
+
+def _in_chunks(
+    matrix: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One sequence: matrix (H, key_dim, value_dim), vectors (T, H, ..), decay and beta (T, H)."""
+    q, k, v, decay, beta = (part.transpose(0, 1) for part in (q, k, v, decay, beta))
+    num_tokens = q.shape[1]
+    size = min(num_tokens, CHUNK_TOKENS)
+    surplus = -num_tokens % size
+    q, k, v = (F.pad(part, (0, 0, 0, surplus)).unflatten(1, (-1, size)) for part in (q, k, v))
+    total = F.pad(decay, (0, surplus)).unflatten(1, (-1, size)).cumsum(2)
+    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+    between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
+    seen = total.exp()[..., None]
+    betas = F.pad(beta, (0, surplus)).unflatten(1, (-1, size))[..., None]
+    # What each token's update owes to those before it in its chunk is a triangular system.
+    system = (k * betas) @ k.mT * between
+    v, read = (
+        torch.linalg.solve_triangular(system, part, upper=False, unitriangular=True)
+        for part in (v * betas, k * betas * seen)
+    )
+    within, ask = q @ k.mT * between, q * seen
+    keep = k * (total[..., -1:] - total).exp()[..., None]
+    out = torch.empty_like(v)
+    for chunk in range(v.shape[1]):
+        added = v[:, chunk] - read[:, chunk] @ matrix
+        out[:, chunk] = ask[:, chunk] @ matrix + within[:, chunk] @ added
+        matrix = matrix * seen[:, chunk, -1:] + keep[:, chunk].mT @ added
+    return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), matrix
