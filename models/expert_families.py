@@ -76,7 +76,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
     moe = replace(
         qwen_experts(config),
         shared_size=count(config, "shared_expert_intermediate_size"),
-        shared_name="shared_expert",
+        shared_name="mlp.shared_expert",
         shared_gate=True,
     )
     spec = replace(common(config), qkv_bias=bool(config["qkv_bias"]), moe=moe)

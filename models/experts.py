@@ -12,22 +12,31 @@ from models.quantised import MXFP4_GROUP, from_mxfp4
 from models.spec import MoeSpec
 from models.weight_source import WeightSource
 
+_STACKED = (
+    ("experts.gate_up_proj", "experts.down_proj"),
+    ("input_linear.weight", "output_linear.weight"),
+)
+"""Names of gates and ups, and of downs, where all experts are in one tensor: as transformers 5 keeps them in memory, and as
+Granite's checkpoints do."""
+
 
 def read_experts(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """`prefix` ends in `experts`. Raises UnsupportedModel."""
     if moe.by_turns:
         return _by_turns(checkpoint, prefix, moe, hidden)
-    if f"{prefix}.gate_up_proj" in checkpoint:
-        return _stacked(checkpoint, prefix, moe, hidden)
+    block = prefix.removesuffix("experts")
+    for gate_up, down in _STACKED:
+        if f"{block}{gate_up}" in checkpoint:
+            return _stacked(checkpoint, f"{block}{gate_up}", f"{block}{down}", moe, hidden)
     return _separate(checkpoint, prefix, moe, hidden)
 
 
-def _stacked(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
-    """Read experts that are in one tensor, as transformers 5 keeps them in memory."""
+def _stacked(checkpoint: WeightSource, gate_up: str, down: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """Read experts that are in two tensors of these names."""
     inner = moe.intermediate_size
     return ExpertWeights(
-        checkpoint.take(f"{prefix}.gate_up_proj", (moe.num_experts, 2 * inner, hidden)),
-        checkpoint.take(f"{prefix}.down_proj", (moe.num_experts, hidden, inner)),
+        checkpoint.take(gate_up, (moe.num_experts, 2 * inner, hidden)),
+        checkpoint.take(down, (moe.num_experts, hidden, inner)),
     )
 
 

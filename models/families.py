@@ -28,6 +28,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
     "GptOssForCausalLM": expert.gpt_oss,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
+    "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
 }

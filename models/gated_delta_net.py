@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from kernels.ops import Convolution, KVLayer, Ops, StateLayer
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
-from kernels.states import StatePlace, StateShape
+from kernels.states import StatePlace
 from models.attention import ForwardStep
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
@@ -21,12 +21,13 @@ class GatedDeltaNet:
     def __init__(
         self,
         spec: ModelSpec,
-        shape: StateShape,
         place: StatePlace,
         checkpoint: WeightSource,
         prefix: str,
         ops: Ops,
     ) -> None:
+        assert spec.recurrent is not None
+        shape = spec.recurrent.shape
         self._ops, self._shape, self._eps = ops, shape, spec.norm_eps
         hidden, heads = spec.hidden_size, shape.num_value_heads
 

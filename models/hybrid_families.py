@@ -1,15 +1,17 @@
 """Families in which some layers keep a recurrent state in place of keys and values."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
+from kernels.routing import Routing
 from kernels.states import StateShape
 from models.config_fields import Config, common, count
 from models.expert_families import qwen_experts
 from models.recurrent_spec import RecurrentSpec, StateKind
-from models.spec import ModelSpec
+from models.spec import ModelSpec, MoeSpec
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {
@@ -29,10 +31,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     },
+    "GraniteMoeHybridForCausalLM": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_head": "auto",
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+    },
 }
 """As in `dense_families`."""
 
 _QWEN_KINDS: Mapping[str, StateKind] = {"full_attention": "kv", "linear_attention": "gated_delta"}
+_GRANITE_KINDS: Mapping[str, StateKind] = {
+    "attention": "kv",
+    "full_attention": "kv",
+    "mamba": "state_space",
+    "linear_attention": "state_space",
+}
 
 
 def qwen3_next(config: Config) -> ModelSpec:
@@ -53,7 +73,7 @@ def qwen3_next(config: Config) -> ModelSpec:
     moe = replace(
         qwen_experts(config),
         shared_size=count(config, "shared_expert_intermediate_size"),
-        shared_name="shared_expert",
+        shared_name="mlp.shared_expert",
         shared_gate=True,
     )
     bias = bool(config.get("attention_bias", False))
@@ -68,6 +88,79 @@ def qwen3_next(config: Config) -> ModelSpec:
         rotary_dim=int(spec.head_dim * fraction),
         skipped_prefixes=("mtp.",),
     )
+
+
+def granite_hybrid(config: Config) -> ModelSpec:
+    spec = common(config)
+    if spec.activation != "silu":
+        raise UnsupportedModel(
+            f"hidden_act {config['hidden_act']!r} is not supported in this family (silu is)"
+        )
+    names = config.get("layer_types") or ["mamba"] * spec.num_layers
+    bias = bool(config.get("attention_bias", False))
+    shared = count(config, "shared_intermediate_size")
+    moe = MoeSpec(
+        num_experts=config["num_local_experts"] or 0,
+        intermediate_size=spec.intermediate_size,
+        routing=Routing(top_k=count(config, "num_experts_per_tok")),
+        sparse=(True,) * spec.num_layers,
+        router="router.layer",
+        shared_size=shared,
+        shared_name="shared_mlp",
+    )
+    kept = recurrent(kinds_of(names, _GRANITE_KINDS, spec.num_layers), _state_space(config, spec))
+    biases = {"conv_bias": bool(config["mamba_conv_bias"])}
+    biases["projection_bias"] = bool(config.get("mamba_proj_bias", False))
+    return replace(
+        spec,
+        rope=spec.rope
+        if config.get("position_embedding_type") == "rope"
+        else replace(spec.rope, kind="none"),
+        recurrent=kept and replace(kept, **biases),
+        moe=moe if moe.num_experts else None,
+        intermediate_size=shared,
+        mlp_name="shared_mlp",
+        projections=("input_linear", "output_linear"),
+        qkv_bias=bias,
+        out_bias=bias,
+        embedding_scale=_factor(config, "embedding_multiplier"),
+        query_scale=_factor(config, "attention_multiplier"),
+        residual_scale=_factor(config, "residual_multiplier"),
+        logit_divisor=_factor(config, "logits_scaling"),
+    )
+
+
+def _state_space(config: Config, spec: ModelSpec) -> StateShape:
+    heads, inner = count(config, "mamba_n_heads"), count(config, "mamba_expand") * spec.hidden_size
+    value_dim = inner // heads if config["mamba_d_head"] == "auto" else count(config, "mamba_d_head")
+    if heads * value_dim != inner:
+        raise UnsupportedModel(
+            f"mamba_n_heads {heads} times mamba_d_head {value_dim} is not mamba_expand times hidden_size, {inner}"
+        )
+    limits = config.get("time_step_limit") or (0.0, "Infinity")
+    if float(limits[0]) > 0 or _bound(limits[1]) != math.inf:
+        raise UnsupportedModel(f"time_step_limit {limits} is not supported (only 0 to infinity is)")
+    return StateShape(
+        num_key_heads=count(config, "mamba_n_groups"),
+        num_value_heads=heads,
+        key_dim=count(config, "mamba_d_state"),
+        value_dim=value_dim,
+        conv_kernel=count(config, "mamba_d_conv"),
+    )
+
+
+def _bound(value: Any) -> float:
+    """Transformers writes infinity as an object, since JSON has none."""
+    return float(value["__float__"] if isinstance(value, dict) else value)
+
+
+def _factor(config: Config, key: str) -> float:
+    value = config.get(key)
+    if value is None:
+        return 1.0
+    if not isinstance(value, int | float) or value <= 0:
+        raise UnsupportedModel(f"{key} is {value!r} in config.json; it must be a positive number")
+    return float(value)
 
 
 def kinds_of(names: list[str], known: Mapping[str, StateKind], num_layers: int) -> tuple[StateKind, ...]:

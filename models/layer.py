@@ -16,6 +16,7 @@ from models.latent_attention import LatentAttention
 from models.mlp import Mlp
 from models.moe import Moe
 from models.spec import ModelSpec
+from models.state_space import StateSpace
 from models.weight_source import WeightSource
 
 
@@ -40,18 +41,20 @@ class Layer:
     ) -> None:
         """`load` ((num_experts,) int64) counts the choices of this layer's router."""
         prefix = f"model.layers.{index}."
-        self._ops, self._eps = ops, spec.norm_eps
+        self._ops, self._eps, self._scale = ops, spec.norm_eps, spec.residual_scale
         self._attention = _mixer(spec, index, checkpoint, prefix, ops, collectives)
         self._mlp: FeedForward
         self.experts: ExpertWeights | None = None
         """None where every token passes the same weights."""
         if spec.moe is not None and spec.moe.sparse[index]:
             old = f"{prefix}block_sparse_moe."
-            block = old if f"{old}gate.weight" in checkpoint else f"{prefix}mlp."
+            block = old if f"{old}{spec.moe.router}.weight" in checkpoint else f"{prefix}mlp."
             moe = self._mlp = Moe(spec, index, checkpoint, block, load=load, ops=ops, collectives=collectives)
             self.experts = moe.held
         else:
-            self._mlp = Mlp(spec, checkpoint, f"{prefix}mlp.", spec.intermediate_size, ops, collectives)
+            self._mlp = Mlp(
+                spec, checkpoint, f"{prefix}{spec.mlp_name}.", spec.intermediate_size, ops, collectives
+            )
 
         def norm(name: str) -> Tensor:
             return read_norm(spec, checkpoint, f"{prefix}{name}.weight")
@@ -74,9 +77,13 @@ class Layer:
         out = self._attention(normed, kv_layer, step) if len(x) else x
         if self._after_attention is not None:
             out = ops.rms_norm(out, self._after_attention, eps)
+        if self._scale != 1.0:
+            out = out * self._scale
         x, normed = add_and_norm(ops, x, out, self._before_mlp, eps, self._mlp.takes)
         out = self._mlp(normed, step)
-        return x, out if self._after_mlp is None else ops.rms_norm(out, self._after_mlp, eps)
+        if self._after_mlp is not None:
+            out = ops.rms_norm(out, self._after_mlp, eps)
+        return x, out if self._scale == 1.0 else out * self._scale
 
 
 def _mixer(
@@ -91,8 +98,9 @@ def _mixer(
     if spec.recurrent is not None:
         place = spec.recurrent.places(slot_bytes(spec, checkpoint.dtype))[index]
         if place is not None:
-            shape = spec.recurrent.shape
-            return GatedDeltaNet(spec, shape, place, checkpoint, f"{prefix}linear_attn.", ops)
+            if spec.recurrent.kinds[index] == "state_space":
+                return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops)
+            return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops)
     attention = (
         LatentAttention if spec.mla is not None else GatedAttention if spec.attention_gate else Attention
     )

@@ -36,7 +36,7 @@ def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tenso
 
 
 class Mlp:
-    """An MLP with gate_proj, up_proj and down_proj under `prefix`. `inner` is their full inner size."""
+    """An MLP with `spec.projections` under `prefix`. `inner` is their full inner size."""
 
     def __init__(
         self,
@@ -49,17 +49,17 @@ class Mlp:
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
         self._linear, self._sum = ops.linear, collectives.sum_partial
-        gate_up = [checkpoint.matrix(f"{prefix}{name}.weight", (inner, hidden)) for name in _GATE_UP]
+        *names, last = (f"{prefix}{name}" for name in spec.projections)
+        rows = 2 * inner // len(names)
+        gate_up = [checkpoint.matrix(f"{name}.weight", (rows, hidden)) for name in names]
         ups, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
-        down = checkpoint.matrix(f"{prefix}down_proj.weight", (hidden, inner))
+        down = checkpoint.matrix(f"{last}.weight", (hidden, inner))
         self.takes, self._activate = ops.rounds(ups), activation_for(spec, ops, down)
         self._gate_up, self._down = ops.pack(ups, checkpoint.dtype), ops.pack(down, checkpoint.dtype)
         self._down_bias = None
         if bias:
-            self._gate_up_bias = torch.cat(
-                [checkpoint.take(f"{prefix}{name}.bias", (inner,)) for name in _GATE_UP]
-            )
-            self._down_bias = checkpoint.take(f"{prefix}down_proj.bias", (hidden,))
+            self._gate_up_bias = torch.cat([checkpoint.take(f"{name}.bias", (rows,)) for name in names])
+            self._down_bias = checkpoint.take(f"{last}.bias", (hidden,))
 
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
@@ -67,6 +67,3 @@ class Mlp:
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
         out = self._sum(self._linear(inner, self._down, None))
         return out if self._down_bias is None else out + self._down_bias
-
-
-_GATE_UP = ("gate_proj", "up_proj")

@@ -121,6 +121,8 @@ class Model:
         if self._head is None:
             return hidden.new_zeros(len(hidden), 1, dtype=torch.float32)
         logits = self._collectives.gather_logits(self.ops.linear(hidden, self._head, None)).float()
+        if self.spec.logit_divisor != 1.0:
+            logits = logits / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
         return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
 

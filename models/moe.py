@@ -49,12 +49,11 @@ class Moe:
             biases = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)
             self._down_bias = biases.T.contiguous()
         self._shared = self._shared_gate = None
+        shared = f"model.layers.{index}.{moe.shared_name}"
         if moe.shared_size:
-            self._shared = Mlp(
-                spec, checkpoint, f"{prefix}{moe.shared_name}.", moe.shared_size, ops, collectives
-            )
+            self._shared = Mlp(spec, checkpoint, f"{shared}.", moe.shared_size, ops, collectives)
         if moe.shared_gate:
-            self._shared_gate = checkpoint.take(f"{prefix}{moe.shared_name}_gate.weight", (1, hidden))
+            self._shared_gate = checkpoint.take(f"{shared}_gate.weight", (1, hidden))
 
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""

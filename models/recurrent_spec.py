@@ -9,7 +9,7 @@ from typing import Literal
 
 from kernels.states import FLOAT_BYTES, StatePlace, StateShape
 
-StateKind = Literal["kv", "gated_delta"]
+StateKind = Literal["kv", "gated_delta", "state_space"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,8 @@ class RecurrentSpec:
     """What each layer of the model keeps. Some keep keys and values."""
     shape: StateShape
     """The shape of the state of each of the other layers."""
+    conv_bias: bool = False
+    projection_bias: bool = False
 
     @property
     def num_kv_layers(self) -> int:

@@ -14,6 +14,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) 
     """(head_dim / 2,) float32, and the factor that cosines and sines are multiplied by."""
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     match rope.kind:
+        case "none":
+            return torch.zeros_like(plain), 1.0
         case "linear":
             return plain / rope.parameters["factor"], 1.0
         case "llama3":

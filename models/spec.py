@@ -17,8 +17,8 @@ DTYPES = ("float32", "bfloat16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
-_ROPE_NEEDS: dict[RopeKind, tuple[str, ...]] = {
+RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn"]
+_ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
@@ -54,7 +54,8 @@ class MoeSpec:
     """The router has e_score_correction_bias."""
     shared_size: int = 0
     """Inner size of what every token passes beside its experts; 0: there is none."""
-    shared_name: str = "shared_experts"
+    shared_name: str = "mlp.shared_experts"
+    """Within the layer."""
     shared_gate: bool = False
     """Whether each token decides how much of the shared part it takes."""
 
@@ -102,6 +103,11 @@ class ModelSpec:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    mlp_name: str = "mlp"
+    """What a checkpoint calls a layer's dense block."""
+    projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """What a checkpoint calls the matrices of a dense block, and of what every token passes beside experts. The first of two is
+    gates, and then ups."""
     qk_norm: bool = False
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None
@@ -124,8 +130,11 @@ class ModelSpec:
     embedding_scale: float = 1.0
     query_scale: float = 0.0
     """Factor on attention scores; 0: 1 / sqrt(head_dim)."""
+    residual_scale: float = 1.0
+    """Factor on what each half of a layer adds to the residual."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
+    logit_divisor: float = 1.0
     may_lack_head: bool = False
     """The checkpoint was made to embed texts, for which nothing needs a head."""
     eos_token_ids: tuple[int, ...] = ()

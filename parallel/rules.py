@@ -28,6 +28,7 @@ class Rule:
 _LAYER = r"model\.layers\.\d+\."
 _ATTENTION = _LAYER + r"self_attn\."
 _MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert)\."
+_FUSED = _LAYER + r"shared_mlp\."
 _EXPERT = _LAYER + r"(mlp|block_sparse_moe)\.experts\.\d+\."
 _EXPERTS = _LAYER + r"(mlp|block_sparse_moe)\.experts\."
 
@@ -39,16 +40,18 @@ RULES: tuple[Rule, ...] = (
     Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),
     Rule(_ATTENTION + r"sinks", ((0, "heads"),)),
     Rule(_MLP + r"(gate|up)_proj\.(weight|bias)", ((0, "width"),)),
+    Rule(_FUSED + r"input_linear\.weight", ((0, "gate_up"),)),
     Rule(_EXPERT + r"(gate_proj|up_proj|w1|w3)\.(weight|bias)", ((0, "width"),)),
     # Row: the inputs are cut, the ranks' products are summed, and then a whole bias is added.
     Rule(_ATTENTION + r"o_proj\.weight", ((1, "heads"),)),
     Rule(_MLP + r"down_proj\.weight", ((1, "width"),)),
+    Rule(_FUSED + r"output_linear\.weight", ((1, "width"),)),
     Rule(_EXPERT + r"(down_proj|w2)\.weight", ((1, "width"),)),
     # Whole on every rank.
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|q_a_layernorm|kv_a_layernorm)\.weight"),
     Rule(_MLP + r"down_proj\.bias"),
-    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(gate|router)\.(weight|bias|e_score_correction_bias)"),
+    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
 )  # fmt: skip
 
@@ -56,6 +59,8 @@ EXPERTS: tuple[Rule, ...] = (
     Rule(_EXPERTS[:-2], ((0, "experts"),)),
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (1, "gate_up"))),
     Rule(_EXPERTS + r"down_proj", ((0, "experts"), (2, "width"))),
+    Rule(_LAYER + r"block_sparse_moe\.input_linear\.weight", ((0, "experts"), (1, "gate_up"))),
+    Rule(_LAYER + r"block_sparse_moe\.output_linear\.weight", ((0, "experts"), (2, "width"))),
 )
 """Tensors of experts. Where each expert has tensors of its own, the rule says which experts; or all are in one, (experts, 2 x
 width, hidden) and (experts, hidden, width)."""

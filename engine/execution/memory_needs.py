@@ -9,9 +9,9 @@ from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of, mixer_weights
 from kernels.cpu.attention import attends_heads_of
-from kernels.states import StateShape
 from kernels.torch.prepacked import WeightFormat, bytes_per_number
 from models.quantisation import Quantisation
+from models.recurrent_spec import RecurrentSpec
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
 from parallel.plans import ModelShare, even_part, part_of
@@ -146,7 +146,7 @@ def _step_bytes(
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
     if spec.recurrent is not None:
-        halves.append(_recurrent_bytes(spec.recurrent.shape, engine.max_num_seqs, tokens, wide))
+        halves.append(_recurrent_bytes(spec.recurrent, engine.max_num_seqs, tokens, wide))
     if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
         # Logits, scaled and shaped ones, probabilities and their running sums.
@@ -181,13 +181,16 @@ def _attention_bytes(
     return vectors + gathered + masks + repeated + 4 * heads * scores
 
 
-def _recurrent_bytes(shape: StateShape, num_seqs: int, tokens: int, wide: int) -> int:
+def _recurrent_bytes(kept: RecurrentSpec, num_seqs: int, tokens: int, wide: int) -> int:
     """Return the bytes of a recurrent layer's rows, which are floats from the convolution on, with what each says of the others
-    of its chunk, and of its sequences' states, which are read, made anew and written."""
-    heads = shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)
-    rows = 2 * wide * (shape.conv_channels + shape.value_size) + _FLOAT * (
-        3 * shape.conv_channels + 4 * heads
-    )
+    of its chunk, and of its sequences' states, which are read, made anew and written. A state space has no keys and queries of
+    each head."""
+    shape = kept.shape
+    if "state_space" in kept.kinds:
+        heads = shape.num_value_heads * (4 * shape.value_dim + 2 * _CHUNK_TOKENS)
+    else:
+        heads = 4 * shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)
+    rows = 2 * wide * (shape.conv_channels + shape.value_size) + _FLOAT * (3 * shape.conv_channels + heads)
     return tokens * rows + 4 * min(num_seqs, tokens) * shape.num_floats * _FLOAT
 
 

@@ -77,8 +77,9 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
     place."""
     if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
         return _attention_weights(spec, heads, kv_heads)
-    shape = spec.recurrent.shape
-    inputs = shape.conv_channels + shape.value_size + 2 * shape.num_value_heads
+    shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
+    gates = 2 if kind == "gated_delta" else 1
+    inputs = shape.conv_channels + shape.value_size + gates * shape.num_value_heads
     return spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
 
 

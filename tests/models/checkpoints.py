@@ -219,6 +219,42 @@ def qwen3_next(rng: random.Random, i: int) -> Any:
     )
 
 
+def granite_hybrid(rng: random.Random, i: int) -> Any:
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["num_hidden_layers"] = num_layers = (3, 4, 5, 6, 4, 2)[i]
+    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
+    heads = fields["hidden_size"] * 2 // 8 // (1 + i % 2)
+    attends = {1: {0, 3}, 3: {1, 4}}.get(i, {num_layers - 2})
+    return transformers.GraniteMoeHybridConfig(
+        **fields,
+        rope_parameters=rope(rng, ROPES[i]),
+        position_embedding_type=("nope", "rope", None)[i % 3],
+        attention_bias=i % 2 == 1,
+        embedding_multiplier=rng.choice((1.0, 3.0)),
+        residual_multiplier=rng.choice((1.0, 0.6)),
+        attention_multiplier=rng.choice((0.1, 0.3)),
+        logits_scaling=rng.choice((1.0, 2.0)),
+        num_local_experts=(8, 0, 5)[i % 3],
+        num_experts_per_tok=rng.choice((1, 3)),
+        shared_intermediate_size=rng.choice((20, 36)),
+        layer_types=["attention" if j in attends else "mamba" for j in range(num_layers)],
+        mamba_n_heads=heads,
+        mamba_n_groups=rng.choice([n for n in (1, 2) if heads % n == 0]),
+        mamba_d_state=rng.choice((16, 24)),
+        mamba_d_conv=(4, 2, 3)[i % 3],
+        mamba_conv_bias=i != 2,
+        mamba_proj_bias=i % 4 == 3,
+    )
+
+
+def granite(rng: random.Random, i: int) -> Any:
+    """Granite 4 without recurrent layers."""
+    config = granite_hybrid(rng, i)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    return config
+
+
 DENSE = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
 SPARSE = {
     "mixtral": mixtral,
@@ -227,8 +263,9 @@ SPARSE = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "gpt_oss": gpt_oss,
+    "granite": granite,
 }
-HYBRID = {"qwen3_next": qwen3_next}
+HYBRID = {"qwen3_next": qwen3_next, "granite_hybrid": granite_hybrid}
 FAMILIES = {**DENSE, **SPARSE}
 
 

@@ -84,6 +84,52 @@ def test_a_silent_deepseek_config(architecture: str, theirs: Any, tmp_path: Path
     assert (spec.qkv_bias, spec.mlp_bias, spec.tied) == (False, False, False)
 
 
+def test_a_silent_granite_config(tmp_path: Path) -> None:
+    names = ["mamba", "attention"] * 2
+    spec = spec_of(tmp_path, "GraniteMoeHybridForCausalLM", layer_types=names)
+    meant = transformers.GraniteMoeHybridConfig(**SIZES, layer_types=names)
+    assert spec.recurrent is not None
+    assert spec.moe is not None
+    shape = spec.recurrent.shape
+    assert spec.recurrent.kinds == ("state_space", "kv") * 2
+    assert (shape.num_key_heads, shape.num_value_heads) == (meant.mamba_n_groups, meant.mamba_n_heads)
+    assert (shape.key_dim, shape.value_dim) == (meant.mamba_d_state, meant.mamba_d_head)
+    assert shape.conv_kernel == meant.mamba_d_conv
+    assert (spec.recurrent.conv_bias, spec.recurrent.projection_bias) == (True, False)
+    assert (spec.moe.num_experts, spec.moe.routing.top_k) == (
+        meant.num_local_experts,
+        meant.num_experts_per_tok,
+    )
+    assert spec.moe.shared_size == spec.intermediate_size == meant.shared_intermediate_size
+    assert (spec.attention_scale, spec.embedding_scale, spec.residual_scale, spec.logit_divisor) == (1.0,) * 4
+    assert (spec.rope.kind, spec.tied) == ("none", meant.tie_word_embeddings)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"time_step_limit": [0.001, 0.1]}, "time_step_limit"),
+        ({"layer_types": ["mamba"] * 4}, "no layer attends"),
+        ({"layer_types": ["attention", "conv"] * 2}, "layer type 'conv'"),
+        ({"mamba_n_heads": 3}, "mamba_n_heads 3 times mamba_d_head 42 is not"),
+        ({"mamba_n_groups": 3}, "128 value heads.*no multiple of 3"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "hidden_act 'gelu_pytorch_tanh'"),
+        ({"residual_multiplier": 0}, "residual_multiplier is 0"),
+    ],
+)
+def test_what_granite_cannot_do_is_named(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+    names = {"layer_types": ["mamba", "attention"] * 2, **fields}
+    with pytest.raises(UnsupportedModel, match=named):
+        spec_of(tmp_path, "GraniteMoeHybridForCausalLM", **names)
+
+
+def test_infinity_is_read_however_it_is_written(tmp_path: Path) -> None:
+    names = ["mamba", "attention"] * 2
+    for bound in (float("inf"), {"__float__": "Infinity"}):
+        limits = {"time_step_limit": [0.0, bound]}
+        assert spec_of(tmp_path, "GraniteMoeHybridForCausalLM", layer_types=names, **limits).recurrent
+
+
 def test_null_is_not_silence(tmp_path: Path) -> None:
     assert spec_of(tmp_path, "MistralForCausalLM", sliding_window=None).windows == (0,) * 4
     gemma = spec_of(tmp_path, "Gemma2ForCausalLM", attn_logit_softcapping=None, final_logit_softcapping=None)

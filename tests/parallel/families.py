@@ -22,6 +22,8 @@ def awkward(family: str) -> Any:
     config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
     config.hidden_size = 16 * config.num_attention_heads
     config.num_hidden_layers = 3
+    if hasattr(config, "mamba_d_head"):  # which must fit, though no layer is recurrent
+        config.mamba_n_heads, config.mamba_d_head = 2, config.hidden_size
     if hasattr(config, "num_experts"):
         config.num_experts = 8  # as the other families have
     if getattr(config, "layer_types", None):

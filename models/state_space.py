@@ -1,0 +1,61 @@
+"""A layer with a selective state space in place of attention (Mamba-2; Dao and Gu, 2024), as Granite 4 has it."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.ops import Convolution, KVLayer, Ops, StateLayer
+from kernels.packed import LinearWeight
+from kernels.rounding import Activations, Rounding
+from kernels.states import StatePlace
+from models.attention import ForwardStep
+from models.spec import ModelSpec
+from models.weight_source import WeightSource
+
+
+class StateSpace:
+    """`models.attention.AttentionLayer` that keeps a state in place of keys and values."""
+
+    takes: Rounding | None = None
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        place: StatePlace,
+        checkpoint: WeightSource,
+        prefix: str,
+        ops: Ops,
+    ) -> None:
+        assert spec.recurrent is not None
+        shape = spec.recurrent.shape
+        self._ops, self._shape, self._eps = ops, shape, spec.norm_eps
+        conv_bias, has_bias = spec.recurrent.conv_bias, spec.recurrent.projection_bias
+        hidden, heads, inner = spec.hidden_size, shape.num_value_heads, shape.value_size
+        self._sizes = (inner, shape.conv_channels, heads)
+
+        def product(name: str, rows: int, columns: int) -> tuple[LinearWeight, Tensor | None]:
+            weight = ops.pack(checkpoint.matrix(f"{prefix}{name}.weight", (rows, columns)), checkpoint.dtype)
+            return weight, checkpoint.take(f"{prefix}{name}.bias", (rows,)) if has_bias else None
+
+        def vector(name: str, size: int) -> Tensor:
+            return checkpoint.take(f"{prefix}{name}", (size,), torch.float32)
+
+        self._in, self._in_bias = product("in_proj", sum(self._sizes), hidden)
+        self._out, self._out_bias = product("out_proj", hidden, inner)
+        filters = (shape.conv_channels, 1, shape.conv_kernel)
+        conv = checkpoint.take(f"{prefix}conv1d.weight", filters, torch.float32)[:, 0].contiguous()
+        bias = vector("conv1d.bias", shape.conv_channels) if conv_bias else None
+        self._state = StateLayer(shape, place, Convolution(conv, bias))
+        self._rate, self._skip = -vector("A_log", heads).exp(), vector("D", heads)
+        self._step_bias, self._norm = vector("dt_bias", heads), vector("norm.weight", inner)
+        self._ones = torch.ones_like(self._norm[: inner // shape.num_key_heads])
+
+    def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
+        assert isinstance(kv_layer, Tensor), "states are kept as they are"
+        ops = self._ops
+        gate, inputs, steps = ops.linear(x, self._in, self._in_bias).split(self._sizes, 1)
+        steps = F.softplus(steps.float() + self._step_bias)
+        out = ops.state_space(inputs, steps, self._rate * steps, self._skip, kv_layer, step.meta, self._state)
+        gated = (out.flatten(1).float() * F.silu(gate.float())).unflatten(1, (self._shape.num_key_heads, -1))
+        normed = ops.rms_norm(gated, self._ones, self._eps).flatten(1) * self._norm
+        return ops.linear(normed.to(inputs.dtype), self._out, self._out_bias)
