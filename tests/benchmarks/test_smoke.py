@@ -21,7 +21,7 @@ from tests.benchmarks.small_traces import write_traces
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
-    "benchmarks.expert_balance", "benchmarks.fidelity", "benchmarks.load_balancer", "benchmarks.parallel_ranks",
+    "benchmarks.cpu.run", "benchmarks.expert_balance", "benchmarks.fidelity", "benchmarks.load_balancer", "benchmarks.parallel_ranks",
     "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
     "benchmarks.soak", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
@@ -129,7 +129,13 @@ def test_each_command_writes_what_its_headlines_need(
         assert all(math.isfinite(value) for value in figures(content, any_row))
 
 
-@pytest.mark.parametrize("command", sorted(other_commands()), ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(words, id=words[0], marks=[pytest.mark.slow] if words[0] in SLOW else [])
+        for words in sorted(other_commands())
+    ],
+)
 def test_each_other_command_of_the_pages_runs(
     command: tuple[str, ...], traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

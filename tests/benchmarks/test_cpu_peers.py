@@ -1,0 +1,73 @@
+"""What a run beside other engines keeps, and how it is summed up."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cpu.limits import roofline
+from benchmarks.cpu.record import Cell, Record, Setting
+from benchmarks.cpu.shapes import SHAPES
+from benchmarks.cpu.table import means, show
+
+DECODE = Cell("decode", 8)
+LIMITS = {"read_gb_s": 20.0, "float32_gop_s": 100.0, "bfloat16_gop_s": 150.0, "int8_gop_s": 300.0}
+
+
+def setting(peer: str, bits: int = 16) -> Setting:
+    return Setting(peer=peer, shape="0.5b", threads=2, bits=bits)
+
+
+def taken(wall_s: float, cpu_s: float) -> dict[str, float]:
+    return {"tokens": 64, "wall_s": wall_s, "cpu_s": cpu_s}
+
+
+def test_of_all_rounds_the_least_time_and_the_most_memory_count(tmp_path: Path) -> None:
+    record = Record(tmp_path / "found.json", "x", resume=False)
+    for wall, cpu, peak in ((2.0, 3.0, 900.0), (1.0, 4.0, 800.0)):
+        record.add(setting("baton"), DECODE, "int8", taken(wall, cpu))
+        record.add(setting("baton"), Cell("memory"), "int8", {"peak_mb": peak, "resident_mb": 1.0})
+    decode, memory = record.cells()
+    assert (decode["tokens_per_s"], decode["tokens_per_cpu_s"]) == (64.0, 21.33)
+    assert memory["peak_mb"] == 900.0
+
+
+def test_a_run_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    first = Record(path, "x", resume=False)
+    first.add(setting("baton"), DECODE, "int8", taken(1.0, 1.0))
+    first.leave_out("vllm", "no such kernel", bits=4)
+    again, anew = Record(path, "x", resume=True), Record(path, "x", resume=False)
+    assert again.rounds(setting("baton"), DECODE) == 1
+    assert again.left_out(setting("vllm", 4))
+    assert not again.left_out(setting("vllm", 8))
+    assert anew.rounds(setting("baton"), DECODE) == 0
+
+
+def test_the_mean_is_taken_over_the_best_peer_of_each_cell() -> None:
+    record = Record(None, "x", resume=False)
+    for peer, at_8, at_32 in (("baton", 1.0, 1.0), ("one", 2.0, 0.5), ("other", 4.0, 8.0)):
+        record.add(setting(peer), DECODE, "", taken(at_8, 1.0))
+        record.add(setting(peer), Cell("decode", 32), "", taken(at_32, 1.0))
+    assert means([*record.cells()], "tokens_per_s") == {16: pytest.approx((2.0 * 0.5) ** 0.5)}
+
+
+def test_no_engine_passes_the_memory_nor_the_products() -> None:
+    shape = SHAPES["0.5b"]
+    numbers = shape.layer_numbers + shape.head_numbers
+    assert roofline(LIMITS, shape, 16, "decode", 1) == pytest.approx(20e9 / (2 * numbers))
+    assert roofline(LIMITS, shape, 4, "decode", 1) == pytest.approx(20e9 / (numbers / 2))
+    assert roofline(LIMITS, shape, 16, "decode", 1000) == pytest.approx(150e9 / (2 * numbers))
+    assert roofline(LIMITS, shape, 8, "prefill", 1) == pytest.approx(300e9 / (2 * shape.layer_numbers))
+
+
+def test_the_table_has_each_peers_rate_and_names_what_was_left_out() -> None:
+    record = Record(None, "x", resume=False)
+    record.add_limits(2, LIMITS)
+    record.add(setting("baton"), DECODE, "", taken(1.0, 1.0))
+    record.add(setting("one"), DECODE, "", taken(2.0, 1.0))
+    record.leave_out("other", "it is not to be had")
+    out = io.StringIO()
+    show(record, out)
+    assert "| 16 | decode 8 | 64.0 | 32.0 (2.00) |" in out.getvalue()
+    assert "left out: other: it is not to be had" in out.getvalue()
