@@ -75,9 +75,7 @@ class KVPool:
         """Do nothing."""
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for copy in copies:
-            for part in self._parts:
-                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
+        copy_slots(self._parts, copies)
 
     def arrived(self, blocks: Tensor) -> None:
         """Do nothing: the buffer is the pool."""
@@ -106,6 +104,26 @@ def pool_parts(shard: KVShard, num_blocks: int, flat: Tensor) -> tuple[Tensor, .
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
     data = flat[:at].view(stored).view(*shape, layout.head_dim)
     return (data, flat[at:].view(torch.float32).view(shape)) if layout.scale_bytes else (data,)
+
+
+def copy_slots(parts: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
+    """Copy the leading slots of blocks in a pool's parts. Whole blocks go at once: a recurrent state has hundreds. No block is
+    one copy's source and another's destination."""
+    if not copies:
+        return
+    size, device = parts[0].shape[4], parts[0].device
+    whole = [copy for copy in copies if copy.num_tokens == size]
+    if whole:
+        sources, destinations = (
+            torch.tensor(blocks, device=device)
+            for blocks in ([copy.src for copy in whole], [copy.dst for copy in whole])
+        )
+        for part in parts:
+            part[:, destinations] = part[:, sources]
+    for copy in copies:
+        if copy.num_tokens < size:
+            for part in parts:
+                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
 
 
 def layers_of(shard: KVShard, parts: Sequence[Tensor]) -> list[KVLayer]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from core.errors import ConfigError
 from core.kv import KVShard
 from core.plan import BlockCopy, StepPlan
-from engine.execution.kv_pool import bytes_of, layers_of, pool_parts
+from engine.execution.kv_pool import bytes_of, copy_slots, layers_of, pool_parts
 
 
 class MirroredPool:
@@ -34,9 +34,8 @@ class MirroredPool:
         self.layers = layers_of(shard, self._pool)
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for copy in copies:
-            for part in (*self._host, *self._pool):
-                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
+        copy_slots(self._host, copies)
+        copy_slots(self._pool, copies)
 
     def arrived(self, blocks: Tensor) -> None:
         ids = blocks.to(self.device)

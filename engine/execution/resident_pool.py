@@ -14,7 +14,7 @@ from core.kv import KVShard
 from core.plan import BlockCopy, StepPlan
 from device.port import PoolMemory
 from device.seam import Region
-from engine.execution.kv_pool import layers_of, pool_parts
+from engine.execution.kv_pool import copy_slots, layers_of, pool_parts
 
 
 class ResidentPool:
@@ -39,8 +39,7 @@ class ResidentPool:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:
             self._compute.uses(self._in_all((copy.src,)), self._in_all((copy.dst,)))
-            for part in self._parts:
-                part[:, copy.dst, :, :, : copy.num_tokens] = part[:, copy.src, :, :, : copy.num_tokens]
+        copy_slots(self._parts, copies)
 
     def arrived(self, blocks: Tensor) -> None:
         """Do nothing: others have put their bytes into this very memory."""
