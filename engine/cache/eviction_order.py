@@ -43,11 +43,11 @@ class EvictionOrder:
         self._num_added += 1
         heapq.heappush(self._entries, (run.wanted, run.idle_since, self._num_added, run))
 
-    def first(self) -> Run:
-        """Return the run whose last block goes first. The caller knows that some block is idle."""
-        while not self._is_current(self._entries[0]):
+    def first(self) -> Run | None:
+        """Return the run whose last block goes first; None where no run's may go."""
+        while self._entries and not self._is_current(self._entries[0]):
             heapq.heappop(self._entries)
-        return self._entries[0][-1]
+        return self._entries[0][-1] if self._entries else None
 
     def num_to_go(self, run: Run, most: int) -> int:
         """Return how many of the first run's last blocks, at `most`, go before any other run's: those that are idle fell idle one

@@ -13,6 +13,7 @@ from core.kv import hash_chain, root_hash
 from engine.cache.block_pool import BlockPool
 from engine.cache.eviction_order import EvictionOrder
 from engine.cache.prefix_run import Run, num_equal
+from engine.cache.state_checkpoints import StateCheckpoints
 
 _MAX_SIBLINGS_SCANNED = 64
 
@@ -31,6 +32,10 @@ class PrefixMatch:
     blocks: tuple[int, ...]
     partial_block: int = -1
     partial_tokens: int = 0
+    state: tuple[int, ...] = ()
+    """The blocks of the checkpoint of the recurrent state behind `blocks`, to be copied, where sequences have states."""
+    num_alike: int = 0
+    """The number of full blocks that are cached of the prefix, where there is a checkpoint behind the first of them alone."""
     end: Run | None = field(default=None, compare=False, repr=False)
     """The run in which the match ends."""
     num_changes: int = field(default=0, compare=False, repr=False)
@@ -44,8 +49,12 @@ class RadixCache:
         block_size: int,
         enabled: bool = True,
         hashes_of: HashesOf = hash_chain,
+        *,
+        has_states: bool = False,
     ) -> None:
+        """`has_states`: what is kept of a prefix is of use up to a checkpoint of a recurrent state, and told of so far."""
         self._pool, self._block_size, self.enabled = pool, block_size, enabled
+        self._has_states = has_states
         self._hashes_of = hashes_of
         self.on_kept: Kept | None = None
         self._roots: dict[str, Run] = {}
@@ -54,6 +63,7 @@ class RadixCache:
         self._run_of: list[Run | None] = [None] * pool.blocks.stop
         """The run of each block; None where it is not kept."""
         self._order = EvictionOrder(pool, self._runs.keys())
+        self.checkpoints = StateCheckpoints(pool, self._note)
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
 
@@ -140,23 +150,40 @@ class RadixCache:
             self._keep(run, [*tokens[index * size : num_full * size]], [*blocks[index:num_full]], salt)
         return more
 
+    def keep_checkpoint(
+        self, state: list[int], blocks: Sequence[int], num_known: int, twins: Sequence[int]
+    ) -> None:
+        """Keep a checkpoint that has been made of a sequence's state behind its first `num_known` blocks, which `insert` has
+        handled."""
+        run, at = self._last_known(blocks, num_known, twins)
+        block, path = run.blocks[at - 1], run.hashes[:at]
+        while (parent := run.parent) is not None and parent.blocks:
+            run, path = parent, [*parent.hashes, *path]
+        self.checkpoints.keep(state, block, path)
+
     def release(self, idle_blocks: Sequence[int], wanted: bool = True) -> None:
         """Offer cached blocks that nobody refers to any more (as BlockPool.drop reports) for eviction.
 
         Unless they are `wanted` they go first. This leaves out the blocks from which several sequences have gone on, and what
         those follow."""
+        if self.checkpoints.num_blocks:  # which are not in the tree themselves
+            idle_blocks = [block for block in idle_blocks if self._run_of[block] is not None]
         runs = self._cut_out(idle_blocks)
         shared = max((run.depth for run in runs if len(run.children) > 1), default=0)
         for run in runs:
             self._order.fell_idle(run, wanted or run.depth <= shared)
 
     def evict(self, count: int) -> None:
-        """Give `count` blocks back to the pool. The caller has checked `num_evictable`."""
-        while count:
+        """Give `count` blocks back to the pool, or more, since a checkpoint goes as a whole. The caller has checked
+        `num_evictable`."""
+        while count > 0:
             run = self._order.first()
-            gone = self._order.num_to_go(run, count)
-            self._give_up(run, gone)
-            count -= gone
+            if run is not None:
+                count -= self._give_up(run, self._order.num_to_go(run, count))
+            elif freed := self.checkpoints.give_up():
+                count -= freed
+            else:
+                raise Bug(f"{count} blocks are to be given up, and none can be")
 
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
@@ -168,7 +195,8 @@ class RadixCache:
     def replay_events(self) -> None:
         """Report everything that is kept as if it were new."""
         self._removed.clear()
-        self._added = dict.fromkeys(itertools.chain.from_iterable(run.hashes for run in self._runs))
+        kept = itertools.chain.from_iterable(run.hashes for run in self._runs)
+        self._added = dict.fromkeys(self.checkpoints.reached_from if self._has_states else kept)
 
     def check_integrity(self) -> None:
         """Raise Bug where the tree and the pool disagree."""
@@ -188,7 +216,8 @@ class RadixCache:
             num_kept += len(run.blocks)
         if num_kept != sum(run is not None for run in self._run_of):
             raise Bug(f"{num_kept} blocks are in the prefix tree, and others are said to be")
-        idle = sum(map(self._order.num_idle, self._runs))
+        self.checkpoints.check_integrity([run is not None for run in self._run_of])
+        idle = sum(map(self._order.num_idle, self._runs)) + self.checkpoints.num_idle
         if self.num_evictable != idle:
             raise Bug(f"{self.num_evictable} blocks look evictable, the tree knows {idle}")
 
@@ -245,7 +274,8 @@ class RadixCache:
                 raise Bug(f"block {block} is cached for another prefix")
             self._run_of[block] = run
         self._pool.keep(blocks)
-        _note(hashes, self._added, self._removed)
+        if not self._has_states:
+            self._note(hashes, True)
         if self.on_kept is not None:
             for index, block in enumerate(blocks):
                 self.on_kept(salt, before, tuple(tokens[index * size : (index + 1) * size]), block)
@@ -271,8 +301,8 @@ class RadixCache:
             done += count
         return runs
 
-    def _give_up(self, run: Run, count: int) -> None:
-        """Give up the run's last `count` blocks."""
+    def _give_up(self, run: Run, count: int) -> int:
+        """Give up the run's last `count` blocks, with checkpoints at them. Returns how many blocks that frees."""
         before, key = run.parent, run.tokens_of(self._block_size, 0)
         assert before is not None
         blocks, hashes = run.blocks[: -count - 1 : -1], run.hashes[: -count - 1 : -1]
@@ -280,15 +310,24 @@ class RadixCache:
         for block in blocks:
             self._run_of[block] = None
         self._pool.forget(blocks)
-        _note(hashes, self._removed, self._added)
+        num_freed = count + sum(map(self.checkpoints.gone, blocks))
+        if not self._has_states:
+            self._note(hashes, False)
         if not run.blocks:
             del before.children[key], self._runs[run]
             before.num_changes += 1
             run = before
         self._order.offer(run)
+        return num_freed
+
+    def _note(self, hashes: Sequence[int], is_kept: bool) -> None:
+        if is_kept:
+            _record(hashes, self._added, self._removed)
+        else:
+            _record(hashes, self._removed, self._added)
 
 
-def _note(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, None]) -> None:
+def _record(hashes: Sequence[int], happened: dict[int, None], opposite: dict[int, None]) -> None:
     """Note what happened to these blocks for the next `drain_events`. A change that undoes an unreported one cancels it."""
     if not opposite:
         happened.update(dict.fromkeys(hashes))

@@ -1,16 +1,12 @@
 """What models with recurrent layers cannot do, refused before a weight is read."""
 
-import logging
-
 from core.config import EngineConfig
 from core.errors import ConfigError
 from models.spec import ModelSpec
 
-_log = logging.getLogger(__name__)
-
 
 def check_recurrent(spec: ModelSpec, engine: EngineConfig) -> None:
-    """Raise ConfigError for settings that need a state to be had as it was at an earlier token, or in other bits."""
+    """Raise ConfigError for settings that need a state to be had as it was at any earlier token, or in other bits."""
     if spec.recurrent is None:
         return
     why = f"{spec.architecture} has recurrent layers, whose state is overwritten by each token"
@@ -20,7 +16,8 @@ def check_recurrent(spec: ModelSpec, engine: EngineConfig) -> None:
         )
     if engine.host_cache_bytes or engine.disk_cache_bytes:
         raise ConfigError(
-            f"engine.host_cache_bytes or engine.disk_cache_bytes is set, but {why}: no prefix is kept. Leave both at 0"
+            f"engine.host_cache_bytes or engine.disk_cache_bytes is set, but {why}: what is kept of one lies in the pool alone. "
+            "Leave both at 0"
         )
     if engine.deterministic:
         raise ConfigError(
@@ -32,5 +29,3 @@ def check_recurrent(spec: ModelSpec, engine: EngineConfig) -> None:
             f"engine.kv_dtype is {engine.kv_dtype}, but {spec.architecture} keeps recurrent states, which no kernel reads in 8 "
             "bits: use auto"
         )
-    if engine.prefix_cache:
-        _log.info("the prefix cache is off: %s", why)

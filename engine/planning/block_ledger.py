@@ -1,6 +1,7 @@
 """Which blocks each sequence has, and what the prefix cache keeps of them. Owned by StepScheduler.
 
-Invariant: every reference that the pool counts belongs to a sequence, to a step that copies from the block, or to a restore."""
+Invariant: every reference that the pool counts belongs to a sequence, to a step that copies from or makes a checkpoint of a state
+in the block, or to a restore."""
 
 import itertools
 from collections.abc import Iterable
@@ -15,6 +16,9 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.prefix_run import num_equal
 from engine.cache.radix_cache import PrefixMatch, RadixCache
 from engine.planning.sequence import Sequence
+
+_LEAST_BLOCKS = 4
+"""What a checkpoint must spare: fewer blocks are computed again as fast as a step more is made for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,15 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """Blocks into which a step copies a sequence's recurrent state behind its first `num_full` blocks of tokens."""
+
+    seq: Sequence
+    num_full: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Found:
     """A request's match with the prefix cache, when `num_tokens` of its tokens were known."""
 
@@ -58,6 +71,8 @@ class BlockLedger:
         self.num_state_blocks = num_state_blocks
         self._copy_sources: dict[int, list[int]] = {}
         """By step, the blocks that are referenced until it is committed because it copies from them."""
+        self._checkpoints: dict[int, list[_Checkpoint]] = {}
+        """By step, the checkpoints that it makes."""
         self._restores: list[Restore] = []
         self._found: dict[bool, _Found] = {}
         """The last match with part of a block, and the last one without. The same request, waiting for room, mostly asks
@@ -76,8 +91,8 @@ class BlockLedger:
         return len(self._restores)
 
     def find(self, request: Request, tokens: SeqOf[int], *, partial: bool) -> PrefixMatch:
-        """Match the first `tokens` of `request` as RadixCache.match does. An earlier match is used again while it would still be
-        found."""
+        """Match the first `tokens` of `request` as RadixCache.match does; where sequences have states, up to a checkpoint. An
+        earlier match is used again while it would still be found."""
         if not request.reuses_prefix and len(tokens) == len(request.prompt):
             return PrefixMatch(blocks=())
         found = self._found.get(partial)
@@ -89,7 +104,7 @@ class BlockLedger:
         ):
             match = self._cache.match(tokens, request.salt, partial=partial)
             found = self._found[partial] = _Found(request, tokens, len(tokens), match)
-        return found.match
+        return self._with_state(found.match) if self.num_state_blocks else found.match
 
     def find_at(self, sibling: Sequence, num_computed: int, seq: Sequence, match: PrefixMatch) -> PrefixMatch:
         """`match`, or what `sibling`, with the KV of its first `num_computed` tokens, has more of `seq`'s beginning: a block that
@@ -112,28 +127,64 @@ class BlockLedger:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
         needed = self.num_needed(num_tokens) - len(match.blocks)
         idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
+        idle += sum(self._pool.refs(block) == 0 for block in match.state)
         idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
         if self.num_available - idle < needed + headroom:
             return False
         self._pool.share(match.blocks)
+        self._pool.share(match.state)
         if match.partial_tokens:
             self._pool.share([match.partial_block])
-        seq.grow([*match.blocks, *self._take(needed)])
+        fresh, first = self._take(needed), self.num_state_blocks
+        seq.grow([*fresh[:first], *match.blocks, *fresh[first:]])
         seq.num_kept = len(match.blocks)
+        seq.checkpoints = self._checkpoints_of(seq, match)
         seq.num_computed = len(match.blocks) * self._block_size
         self.num_queried_tokens += len(seq.tokens)
         self.num_hit_tokens += seq.num_computed
         return True
 
-    def copy_partial(self, seq: Sequence, match: PrefixMatch, step: int) -> BlockCopy:
-        """Return the copy of a partly equal block's beginning into the first block that `admit` gave fresh."""
-        destination = seq.block_ids[len(match.blocks)]
-        self._copy_sources.setdefault(step, []).append(match.partial_block)
-        seq.num_computed += match.partial_tokens
-        self.num_hit_tokens += match.partial_tokens
-        return BlockCopy(match.partial_block, destination, match.partial_tokens)
+    def copies(self, seq: Sequence, match: PrefixMatch, step: int) -> list[BlockCopy]:
+        """Return the copies of a match into blocks that `admit` gave fresh: of a partly equal block's beginning, of a state."""
+        copies: list[BlockCopy] = []
+        if match.state:
+            self._cache.checkpoints.touch(match.blocks[-1])
+            copies = self._whole(match.state, seq.block_ids)
+        if match.partial_tokens:
+            destination = seq.block_ids[len(match.blocks)]
+            seq.num_computed += match.partial_tokens
+            self.num_hit_tokens += match.partial_tokens
+            copies.append(BlockCopy(match.partial_block, destination, match.partial_tokens))
+        if copies:
+            self._copy_sources.setdefault(step, []).extend(copy.src for copy in copies)
+        return copies
+
+    def before_checkpoint(self, seq: Sequence, count: int) -> int:
+        """Return how many of its next `count` tokens are to be computed before a checkpoint is made."""
+        ends = [end - seq.num_computed for end in seq.checkpoints if end > seq.num_computed]
+        return min([count, *ends])
+
+    def checkpoint(self, seq: Sequence, step: int, headroom: int) -> list[BlockCopy]:
+        """Return the copies that make a checkpoint of the state that `step` finds, where one is to be made, the budget allows it
+        and `headroom` blocks are left for those that run."""
+        if not seq.checkpoints or seq.checkpoints[0] != seq.num_computed:
+            return []
+        del seq.checkpoints[0]
+        count = self.num_state_blocks
+        if self.num_available - headroom < count or not self._cache.checkpoints.begin(count):
+            return []
+        blocks = self._take(count)
+        made = _Checkpoint(seq, seq.num_computed // self._block_size, blocks)
+        self._checkpoints.setdefault(step, []).append(made)
+        return self._whole(seq.block_ids[:count], blocks)
 
     def committed(self, step: int) -> None:
+        for made in self._checkpoints.pop(step, []):
+            seq, own = made.seq, made.seq.block_ids[self.num_state_blocks :]
+            if seq.num_kept == made.num_full:
+                self._cache.keep_checkpoint(made.blocks, own, seq.num_kept, seq.twins)
+            else:  # it had left when the step before ended
+                self._cache.checkpoints.drop(made.blocks)
         self._give_back(self._copy_sources.pop(step, []))
 
     def num_needed(self, num_tokens: int) -> int:
@@ -162,7 +213,12 @@ class BlockLedger:
         num_full = min(num_tokens, len(seq.tokens)) // self._block_size
         if num_full > seq.num_kept:
             twins = self._cache.insert(
-                seq.tokens, num_full, seq.block_ids, seq.request.salt, seq.num_kept, seq.twins
+                seq.tokens,
+                num_full,
+                seq.block_ids[self.num_state_blocks :],
+                seq.request.salt,
+                seq.num_kept,
+                seq.twins,
             )
             self._pool.share(twins)
             seq.twins += twins
@@ -173,6 +229,7 @@ class BlockLedger:
         self._cache.release(self._pool.drop(blocks), seq.request.retain)
         seq.block_ids, seq.table, seq.twins = [], (), []
         seq.num_kept = seq.num_computed = 0
+        seq.checkpoints = []
 
     def begin_restore(self, tokens: tuple[int, ...], salt: str, count: int, headroom: int) -> Restore | None:
         prefix = self._cache.match(tokens, salt, partial=False).blocks
@@ -196,6 +253,7 @@ class BlockLedger:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         refs = [0] * self._pool.blocks.stop
         held = [block for blocks in self._copy_sources.values() for block in blocks]
+        held += [block for made in self._checkpoints.values() for one in made for block in one.blocks]
         held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]
         for block in itertools.chain(held, *(itertools.chain(s.block_ids, s.twins) for s in seqs)):
             refs[block] += 1
@@ -208,6 +266,30 @@ class BlockLedger:
                 and self._cache.match(tokens, salt, partial=partial) != found.match
             ):
                 raise Bug(f"what {found.request.key} has in the prefix cache has changed unnoticed")
+
+    def _with_state(self, match: PrefixMatch) -> PrefixMatch:
+        """Return as much of a match as has a checkpoint behind it."""
+        count, state = self._cache.checkpoints.last(match.blocks)
+        return PrefixMatch(blocks=match.blocks[:count], state=state, num_alike=len(match.blocks))
+
+    def _checkpoints_of(self, seq: Sequence, match: PrefixMatch) -> list[int]:
+        """Return where an admitted sequence's state is to be kept: where it departs from what others had, and behind its last
+        full block, which a conversation goes on from."""
+        found: list[int] = []
+        if not self.num_state_blocks or not self._cache.enabled:
+            return found
+        last = (len(seq.tokens) - 1) // self._block_size if seq.request.retain else 0
+        before = len(match.blocks)
+        for num_full in (match.num_alike, last):
+            if num_full >= before + _LEAST_BLOCKS:
+                found.append(num_full * self._block_size)
+                before = num_full
+        return found
+
+    def _whole(self, sources: SeqOf[int], destinations: SeqOf[int]) -> list[BlockCopy]:
+        """Return the copies of a state."""
+        pairs = zip(sources, destinations, strict=False)
+        return [BlockCopy(source, destination, self._block_size) for source, destination in pairs]
 
     def _take(self, count: int) -> list[int]:
         if (short := count - self._pool.num_free) > 0:

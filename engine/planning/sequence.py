@@ -51,6 +51,8 @@ class Sequence:
     """The number of leading tokens whose KV the pushes so far cover."""
     state_tokens: int = 0
     """The number of tokens whose place in the first blocks its recurrent state takes."""
+    checkpoints: list[int] = field(default_factory=list[int])
+    """The numbers of tokens behind which its state is still to be kept for others. A step ends at each of them."""
     first_token_s: float = inf
     """When an output token was first known on this instance."""
     num_first: int = 0

@@ -94,14 +94,13 @@ class StepComposer:
         match = self._find(seq, builder)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
             made_room = self._preemption.make_room(seq.request)
-            # Sharing part of a block keeps its source beside the copy. A request that is alone may need that block.
-            match = PrefixMatch(blocks=match.blocks)
+            # A copy has its source beside it. A request that is alone may need those blocks.
+            match = PrefixMatch(blocks=() if match.state else match.blocks)
             if self._table.running and not made_room:
                 return False
             if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
                 return False
-        if match.partial_tokens:
-            builder.copies.append(self._ledger.copy_partial(seq, match, builder.step))
+        builder.copies += self._ledger.copies(seq, match, builder.step)
         self._table.waiting.remove(seq)
         self._lifecycle.run(seq)
         self._plan_one(seq, builder)
@@ -124,7 +123,7 @@ class StepComposer:
             or seq.is_complete(self._max_context_tokens)
         ):
             return
-        count = min(seq.num_missing, builder.budget)
+        count = self._ledger.before_checkpoint(seq, min(seq.num_missing, builder.budget))
         needed = self._ledger.num_needed(seq.num_computed + count) - len(seq.block_ids)
         if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
             return
@@ -132,6 +131,7 @@ class StepComposer:
         samples = start + count == seq.num_planned_tokens
         if drafts:
             drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
+        builder.copies += self._ledger.checkpoint(seq, builder.step, len(self._table.running))
         if not seq.announced:
             builder.new.append(seq.as_new())
             seq.announced = True

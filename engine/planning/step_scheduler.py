@@ -17,7 +17,7 @@ from core.ports import SchedulerPolicy
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.block_pool import BlockPool
-from engine.cache.radix_cache import Kept, RadixCache
+from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.planning.block_ledger import BlockLedger, Reservation, Restore
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
@@ -48,9 +48,9 @@ class StepScheduler:
         self._config, self._speculator = config, speculator
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
-        # A prefix's KV is of no use without the state behind it, which its sequence has overwritten since.
-        keeps = config.prefix_cache and not num_state_blocks
-        self._cache = RadixCache(self._pool, config.block_size, keeps)
+        self._cache = RadixCache(
+            self._pool, config.block_size, config.prefix_cache, has_states=num_state_blocks > 0
+        )
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size, num_state_blocks)
         self._table = SequenceTable(num_state_blocks * config.block_size)
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
@@ -192,7 +192,11 @@ class StepScheduler:
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
         self.check_fits(request)
-        match = self._ledger.find(request, request.tokens, partial=False)
+        # A state is written as a whole, and with it all tokens that it has taken in.
+        sends_all = self._ledger.num_state_blocks > 0
+        match = (
+            PrefixMatch(blocks=()) if sends_all else self._ledger.find(request, request.tokens, partial=False)
+        )
         seq = self._table.new(request, None)
         # One block more than is known: the prefill instance may generate while it sends.
         wanted = min(

@@ -24,16 +24,21 @@ class RankWithStates(FakeRank):
         self.num_states = num_states
         self.taken_in: dict[int, list[int]] = {}
         """By block: the tokens that its part of a state has taken in."""
+        self.num_copies = 0
         self.sent_states: list[str] = []
         self.sent_tokens: dict[str, list[int]] = {}
 
     def step(self, plan: StepPlan) -> StepResult:
-        assert not plan.copies
+        for copy in plan.copies:
+            assert copy.num_tokens == self.size, "a block of keys and values was copied"
+            self.taken_in[copy.dst] = list(self.taken_in[copy.src])
+            self.slots[copy.dst] = [None] * self.size
+        self.num_copies += len(plan.copies)
         for work in plan.work:
             for block in work.block_ids[self.num_states + work.start // self.size :]:
                 self.taken_in.pop(block, None)
         rest = [replace(w, block_ids=w.block_ids[self.num_states :], push=None) for w in plan.work]
-        result = super().step(replace(plan, work=tuple(rest)))
+        result = super().step(replace(plan, work=tuple(rest), copies=()))
         for work in plan.work:
             assert not work.drafts
             tokens = self.seqs[work.key]
@@ -85,7 +90,7 @@ class MovesWithStates(Moves):
 @given(
     seed=st.integers(0, 2**32),
     num_states=st.integers(1, 5),
-    more_blocks=st.integers(6, 40),
+    more_blocks=st.integers(6, 80),
     block_size=st.sampled_from([1, 2, 4]),
     budget=st.integers(1, 24),
     depth=st.sampled_from([1, 2]),

@@ -40,6 +40,8 @@ async def test_handed_over_tokens_equal_transformers(served: Served) -> None:
             assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
         assert not any(isinstance(m, NeedPrefill | PrefillFailed) for m in w.messages), "a hand-over failed"
         await w.idle()
+        reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
+        assert max(work.prefix_hit_tokens for work in reports) > 0, "no prompt went on from a checkpoint"
 
 
 async def test_preemption_changes_nothing(served: Served) -> None:

@@ -14,7 +14,7 @@ from engine.execution.pool_size import size_pool
 from models.registry import load_model
 from parallel.mesh import Mesh
 from tests.engine.execution.test_runner import Instance, prompts
-from tests.models.checkpoints import CPU, HYBRID, make
+from tests.models.checkpoints import CPU, HYBRID, VOCAB, make
 
 LENGTH = 64
 
@@ -62,6 +62,51 @@ def test_greedy_equals_transformers_whatever_the_pool_the_chunks_and_the_batch(
     assert num_preempted > 0
     for request in requests[:2]:
         assert Instance(model, 2 * states + 40).run([request])[request.id] == want[request.id]
+
+
+@pytest.mark.parametrize("pool", ["host", "mirrored", "simulated"])
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_prefix_that_others_had_goes_on_from_its_checkpoint(family: str, pool: str, tmp_path: Path) -> None:
+    """Tokens and their probabilities are those of computing all of it."""
+    rng = random.Random(family)
+    make(tmp_path, HYBRID[family](rng, 0), seed=2)
+    model = load_model(tmp_path, "float32", CPU)
+    shared = [rng.randrange(2, VOCAB) for _ in range(41)]
+    texts = [(*shared, *(rng.randrange(2, VOCAB) for _ in range(n))) for n in (7, 5, 9)]
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=12, min_tokens=12, masked_until_min=(1,), num_logprobs=2
+    )
+    num_blocks = 12 * model.spec.kv_layout(4, "float32").state_blocks + 200
+    where = {} if pool == "host" else {pool: True}
+    warm = Instance(model, num_blocks, max_batch_tokens=9, **where)
+    hits: list[int] = []
+    for i, text in enumerate((*texts, texts[0])):
+        before = warm.scheduler.prefix_tokens[1]
+        request = Request(id=str(i), prompt=text, sampling=sampling, reply_to="f")
+        got = warm.run([request])[request.id]
+        hits.append(warm.scheduler.prefix_tokens[1] - before)
+        cold = Instance(model, num_blocks, prefix_cache=False)
+        assert got == cold.run([request])[request.id]
+        for here, there in zip(warm.said[request.id], cold.said[request.id], strict=True):
+            assert here.logprob == pytest.approx(there.logprob, abs=1e-4)
+            assert dict(here.top) == pytest.approx(dict(there.top), abs=1e-4)
+    # The second prompt finds no state where it departs from the first, and leaves one there.
+    assert hits == [0, 0, 40, 44]
+
+
+def test_checkpoints_are_given_up_for_what_runs(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    make(tmp_path, HYBRID["granite_hybrid"](rng, 1), seed=2)
+    model = load_model(tmp_path, "float32", CPU)
+    states = model.spec.kv_layout(4, "float32").state_blocks
+    texts = [tuple(rng.randrange(2, VOCAB) for _ in range(50)) for _ in range(6)]
+    num_blocks = 3 * states + 60
+    instance = Instance(model, num_blocks, max_batch_tokens=16)
+    found = instance.run(requests_of(texts))
+    assert instance.num_copies % states == 0
+    assert instance.num_copies > 0
+    assert instance.scheduler.num_available_blocks == num_blocks
+    assert found == Instance(model, num_blocks, prefix_cache=False).run(requests_of(texts))
 
 
 @pytest.mark.parametrize("pool", ["mirrored", "simulated"])

@@ -1,0 +1,109 @@
+"""Checkpoints of recurrent states in the prefix cache: at a cached block, blocks with the state behind it.
+
+A prompt can go on from a cached prefix only where there is one. A checkpoint goes when its cached block does, when the budget is
+spent and others have been used since, or when nothing else can be given up. Invariant: a checkpoint that somebody copies from is
+at a block that somebody refers to."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from core.errors import Bug
+from engine.cache.block_pool import BlockPool
+
+_MOST_SHARE = 0.5
+"""The share of the pool that checkpoints may take. They stand for few tokens each, and keys and values need the rest."""
+
+
+class StateCheckpoints:
+    def __init__(self, pool: BlockPool, note: Callable[[Sequence[int], bool], None]) -> None:
+        """`note` is told the hashes of cached blocks that lead to a checkpoint from now on (True), or to none any more."""
+        self._pool, self._note = pool, note
+        self._at: dict[int, tuple[int, ...]] = {}
+        """By cached block, the least recently used first."""
+        self._paths: dict[int, Sequence[int]] = {}
+        """For each of them, the hashes of all blocks up to it."""
+        self._reach: Counter[int] = Counter()
+        """To how many checkpoints a block with this hash leads."""
+        self._num_blocks = self._num_pending = 0
+        self._most = int(pool.num_blocks * _MOST_SHARE)
+
+    @property
+    def num_blocks(self) -> int:
+        """The number of blocks that checkpoints take, those that are still to be kept included."""
+        return self._num_blocks + self._num_pending
+
+    @property
+    def reached_from(self) -> list[int]:
+        """The hashes of the blocks that lead to some checkpoint: of any others nobody can make use."""
+        return list(self._reach)
+
+    @property
+    def num_idle(self) -> int:
+        """The number of their blocks that nobody copies from."""
+        return sum(len(blocks) for blocks in self._at.values() if self._is_idle(blocks))
+
+    def last(self, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        """Return how many of these blocks, which are cached one behind another, lead to the last checkpoint among them, and its
+        blocks."""
+        for count in range(len(blocks), 0, -1):
+            if (state := self._at.get(blocks[count - 1])) is not None:
+                return count, state
+        return 0, ()
+
+    def touch(self, block: int) -> None:
+        """Note that the checkpoint at `block` is used."""
+        self._at[block] = self._at.pop(block)
+
+    def begin(self, count: int) -> bool:
+        """Make room in the budget for a checkpoint of `count` blocks, for which others are given up. Returns False where that
+        does not suffice."""
+        while self.num_blocks + count > self._most:
+            if not self.give_up():
+                return False
+        self._num_pending += count
+        return True
+
+    def keep(self, blocks: list[int], block: int, path: Sequence[int]) -> None:
+        """Keep a checkpoint that has been made, unless the cached block `block`, where it belongs, has one. `path` has the hashes
+        of all blocks up to that one."""
+        if block not in self._at:
+            self._pool.keep(blocks)
+            self._at[block], self._paths[block] = tuple(blocks), path
+            self._num_blocks += len(blocks)
+            self._reach.update(path)
+            self._note([one for one in path if self._reach[one] == 1], True)
+        self.drop(blocks)
+
+    def drop(self, blocks: list[int]) -> None:
+        """Give up the reference that the maker of a checkpoint had to its blocks."""
+        self._num_pending -= len(blocks)
+        self._pool.drop(blocks)
+
+    def give_up(self) -> int:
+        """Give up the least recently used checkpoint that nobody copies from. Returns how many blocks that frees."""
+        block = next((block for block, blocks in self._at.items() if self._is_idle(blocks)), None)
+        return 0 if block is None else self.gone(block)
+
+    def gone(self, block: int) -> int:
+        """The cached block is given up, and the checkpoint at it, if there is one. Returns how many blocks that frees."""
+        if (blocks := self._at.pop(block, None)) is None:
+            return 0
+        self._num_blocks -= len(blocks)
+        self._pool.forget(blocks)
+        path = self._paths.pop(block)
+        self._reach.subtract(path)
+        lost = [one for one in path if not self._reach[one]]
+        for one in lost:
+            del self._reach[one]
+        self._note(lost, False)
+        return len(blocks)
+
+    def check_integrity(self, cached: list[bool]) -> None:
+        """Raise Bug where a checkpoint is at a block that is not cached, or more blocks are taken than may be."""
+        if missing := [block for block in self._at if not cached[block]]:
+            raise Bug(f"block {missing[0]} has a checkpoint and is not cached")
+        if self._num_blocks != sum(map(len, self._at.values())) or self.num_blocks > self._most:
+            raise Bug(f"checkpoints take {self.num_blocks} blocks of at most {self._most}")
+
+    def _is_idle(self, blocks: tuple[int, ...]) -> bool:
+        return not self._pool.refs(blocks[0])
