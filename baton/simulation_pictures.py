@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from core.types import Slo
-from sim.outcome_report import ServedRequest, attainment, crowd, good_per_s
+from sim.outcome_report import ServedRequest, attainment, crowd
 
 _GOALS = (0.9, 0.99)
 
@@ -19,13 +19,14 @@ _GOALS = (0.9, 0.99)
 def draw_timeline(served: Sequence[ServedRequest], picture: Path) -> None:
     """Draw the requests without a first token, and those with one but no end."""
     times, waiting, decoding = zip(*crowd(served), strict=True)
-    figure, axes = pyplot.subplots(figsize=(9, 4.5))
+    figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
     axes.stackplot(
         times, waiting, decoding, labels=["before the first token", "decoding"], step="post", alpha=0.8
     )
     axes.set_xlabel("seconds")
     axes.set_ylabel("requests")
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside upper right", ncols=2)
+    axes.set_title(f"at most {max(waiting)} requests wait for their first token", loc="left")
     _save(figure, picture)
 
 
@@ -40,23 +41,31 @@ def draw_attainment(served: Sequence[ServedRequest], slo: Slo, picture: Path) ->
 
 
 def draw_goodput(by_rate: Mapping[float, Sequence[ServedRequest]], slo: Slo, picture: Path) -> None:
-    """Draw the requests a second that hold both targets, and their share, over the offered rate."""
+    """Draw the share of requests that hold both targets over the offered rate. The title says up to which rate they do."""
     rates = sorted(by_rate)
+    shares = [attainment(by_rate[rate], slo) for rate in rates]
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
-    axes.plot(
-        rates, [good_per_s(by_rate[rate], slo, rate) for rate in rates], marker="o", label="within both"
-    )
-    axes.plot(rates, rates, color="gray", linestyle="dotted", label="offered")
-    axes.set_xlabel("offered requests/s")
-    axes.set_ylabel("requests/s within both targets")
-    axes.legend(loc="upper left")
-    shares = axes.twinx()
-    shares.plot(rates, [attainment(by_rate[rate], slo) for rate in rates], color="black", linestyle="dashed")
+    axes.plot(rates, shares, marker="o", clip_on=False)
     for goal in _GOALS:
-        shares.axhline(goal, color="black", linewidth=0.5)
-    shares.set_ylim(0, 1.02)
-    shares.set_ylabel("share within both (dashed)")
+        axes.axhline(goal, color="gray", linewidth=0.5)
+        axes.text(1.01, goal, f"{goal:.0%}", color="gray", va="center", transform=axes.get_yaxis_transform())
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("offered requests/s")
+    axes.set_ylabel("share within both targets")
+    axes.set_title(holds_until(rates, shares, _GOALS[0]))
     _save(figure, picture)
+
+
+def holds_until(rates: Sequence[float], shares: Sequence[float], goal: float) -> str:
+    """Return in a sentence up to which of the rates, which grow, enough requests hold."""
+    held = [rate for rate, share in zip(rates, shares, strict=True) if share >= goal]
+    failed = [rate for rate, share in zip(rates, shares, strict=True) if share < goal]
+    if not held:
+        return f"at {rates[0]:.3g} requests/s fewer than {goal:.0%} hold both targets already"
+    if not failed:
+        return f"{goal:.0%} hold both targets at {held[-1]:.3g} requests/s and perhaps at more"
+    below = max((rate for rate in held if rate < failed[0]), default=0.0)
+    return f"{goal:.0%} hold both targets at {below:.3g} requests/s and no longer at {failed[0]:.3g}"
 
 
 def _curve(axes: Axes, values: Sequence[float], target: float, name: str) -> None:
@@ -70,6 +79,7 @@ def _curve(axes: Axes, values: Sequence[float], target: float, name: str) -> Non
 
 
 def _save(figure: Figure, picture: Path) -> None:
-    figure.tight_layout()
+    if figure.get_layout_engine() is None:
+        figure.tight_layout()
     figure.savefig(picture, dpi=100)
     pyplot.close(figure)

@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.report import parser, write
 from core.config import ClusterConfig
 from core.types import Slo
-from sim.simulated_cluster import Arrival, BatchLoad, Outcome, SimConfig, simulate
+from sim.simulated_cluster import simulate
+from sim.simulated_run import Arrival, BatchLoad, Outcome, SimConfig
 from sim.virtual_loop import run_virtual
 
 PREDICTION = "attainment falls by no more than a point at each rate"

@@ -37,7 +37,8 @@ from core.config import load
 from core.step_profile import Profile, read_profile
 from sim.catalogued import Fleet, full_config
 from sim.cost import PacedCost
-from sim.simulated_cluster import VOCAB_SIZE, Arrival, SimConfig, simulate
+from sim.simulated_cluster import simulate
+from sim.simulated_run import VOCAB_SIZE, Arrival, SimConfig
 from sim.virtual_loop import run_virtual
 
 INPUT_TOKENS, OUTPUT_TOKENS, SPREAD = 256, 48, 0.5

@@ -14,7 +14,7 @@ from sim.catalogue import GPUS, MODELS, CatalogueModel, Gpu, link_cost, num_bloc
 from sim.coarse.world import CoarseConfig
 from sim.cost import LinkCost, ModelledStep
 from sim.device_profile import cost_of
-from sim.simulated_cluster import SimConfig
+from sim.simulated_run import SimConfig
 
 _LAYER_GROUPS = 4
 _MEMORY_LINK = LinkCost(bytes_per_s=2.5e9)

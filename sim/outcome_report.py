@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from core.types import Slo
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseOutcome
-from sim.simulated_cluster import Arrival, Outcome
+from sim.simulated_run import Arrival, Outcome
+from sim.tenants import Tenants
 
 _QUANTILES = (0.5, 0.9, 0.99)
 
@@ -22,6 +23,9 @@ class ServedRequest:
     ttft_s: float
     e2e_s: float
     num_output: int
+    tenant: str = ""
+    slo: Slo | None = None
+    """Its own class, where not all are of one."""
 
     @property
     def tpot_s(self) -> float:
@@ -32,14 +36,33 @@ class ServedRequest:
             else math.inf
         )
 
-    def holds(self, slo: Slo) -> bool:
+    def holds(self, everybody: Slo) -> bool:
+        """Return whether it held the targets of its class, or `everybody`'s."""
+        slo = self.slo or everybody
         return self.ttft_s <= slo.ttft_s and self.tpot_s <= slo.tpot_s
 
 
-def served_in_full(arrivals: Sequence[Arrival], outcome: Outcome) -> list[ServedRequest]:
-    rows = zip(arrivals, outcome.first_token_s, outcome.last_token_s, outcome.tokens, strict=True)
+def served_in_full(
+    arrivals: Sequence[Arrival], outcome: Outcome, tenants: Tenants | None = None
+) -> list[ServedRequest]:
+    rows = zip(
+        arrivals,
+        outcome.arrived_s,
+        outcome.first_token_s,
+        outcome.last_token_s,
+        outcome.tokens,
+        strict=True,
+    )
     return [
-        ServedRequest(arrival.at_s, first_s, last_s, len(tokens)) for arrival, first_s, last_s, tokens in rows
+        ServedRequest(
+            at_s,
+            first_s,
+            last_s,
+            len(tokens),
+            tenant=arrival.tenant,
+            slo=tenants and tenants.slo_of(arrival.tenant),
+        )
+        for arrival, at_s, first_s, last_s, tokens in rows
     ]
 
 
@@ -48,17 +71,33 @@ def served_coarsely(outcome: CoarseOutcome) -> list[ServedRequest]:
 
 
 def served_job(job: SimulatedRequest) -> ServedRequest:
-    at_s = job.request.arrival_s
-    return ServedRequest(at_s, job.first_s - at_s, job.last_s - at_s, job.num_output)
+    request = job.request
+    at_s = request.arrival_s
+    return ServedRequest(
+        at_s, job.first_s - at_s, job.last_s - at_s, job.num_output, tenant=request.tenant, slo=request.slo
+    )
+
+
+def by_tenant(served: Sequence[ServedRequest], slo: Slo) -> dict[str, dict[str, float]]:
+    """Return each tenant's figures, who asked for most first."""
+    own: dict[str, list[ServedRequest]] = {}
+    for one in served:
+        own.setdefault(one.tenant, []).append(one)
+    return {
+        tenant: {
+            "num_offered": len(asked),
+            "num_finished": sum(math.isfinite(one.e2e_s) for one in asked),
+            "attainment": attainment(asked, slo),
+            "ttft_p50_ms": quantiles_ms([one.ttft_s for one in asked]).get("p50", math.inf),
+            "ttft_p99_ms": quantiles_ms([one.ttft_s for one in asked]).get("p99", math.inf),
+            "output_tokens": sum(one.num_output for one in asked),
+        }
+        for tenant, asked in sorted(own.items(), key=lambda item: -len(item[1]))
+    }
 
 
 def attainment(served: Sequence[ServedRequest], slo: Slo) -> float:
     return sum(one.holds(slo) for one in served) / len(served) if served else 1.0
-
-
-def good_per_s(served: Sequence[ServedRequest], slo: Slo, offered_per_s: float) -> float:
-    """Requests within both targets, of so many offered a second."""
-    return attainment(served, slo) * offered_per_s if served else 0.0
 
 
 def crowd(served: Sequence[ServedRequest]) -> list[tuple[float, int, int]]:

@@ -4,6 +4,9 @@
 - Azure: CSV with TIMESTAMP, ContextTokens, GeneratedTokens
 - ServeGen: CSV with arrival_s, input_tokens, output_tokens
 
+JSON lines and ServeGen's rows may say whose request it is: `client`. Sessions in closed loop are another matter
+(`sim.agent_sessions`).
+
 A fifth kind, ServeGen's rate curves (CSV with pool, window_start_s, aggregate_rps), has no requests in it but says how their
 rate changes. Each plain or gzipped."""
 
@@ -32,6 +35,8 @@ class TraceRow:
     prefix_ids: tuple[int, ...] = ()
     """Ids of the prompt's blocks: equal leading ids mean equal leading text."""
     prefix_block_tokens: int = 0
+    client: str = ""
+    """Who asked, where the trace says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ def read_trace(path: Path, seed: int = 0) -> list[TraceRow]:
     lines = _lines(path)
     if _RATE_COLUMN in lines[0]:
         raise ConfigError(f"{path} holds rates, not requests: use it as --rate-curve")
+    if '"session_id"' in lines[0]:
+        raise ConfigError(f"{path} holds sessions, whose turns follow answers: `baton simulate` serves them")
     try:
         rows = _json_rows(lines, seed) if lines[0].lstrip().startswith("{") else _csv_rows(lines)
     except (KeyError, ValueError, TypeError) as error:
@@ -109,6 +116,7 @@ def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
             output_tokens=item["output_length"],
             prefix_ids=tuple(item.get("hash_ids", ())),
             prefix_block_tokens=block,
+            client=str(item.get("client", "")),
         )
         for item in raw
     ]
@@ -148,6 +156,7 @@ def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
             arrival_s=float(row["arrival_s"]),
             input_tokens=int(row["input_tokens"]),
             output_tokens=int(row["output_tokens"]),
+            client=row.get("client") or "",
         )
         for row in reader
     ]

@@ -1,78 +1,34 @@
 """`baton simulate`: a trace through the production scheduler on modelled GPUs, under virtual time."""
 
 import json
-import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
-from baton.bench.traces import TraceRow, read_trace
+from baton.bench.traces import read_trace
+from baton.cli.yaml_file import read_yaml
+from baton.simulation import Study, TraceWorkload, Workload
+from core.config import load
 from core.errors import ConfigError
 from core.step_profile import read_profile
 from core.types import Slo
+from sim.agent_sessions import SessionLoad, is_session_trace, read_sessions
 from sim.catalogue import GPUS, MODELS
-from sim.catalogued import Fleet, coarse_config, full_config
-from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
-from sim.coarse.world import simulate as run_coarse
+from sim.catalogued import Fleet
+from sim.fleet_changes import read_failure
 from sim.model_config import named_model
-from sim.outcome_report import ServedRequest, figures, served_coarsely, served_in_full
-from sim.simulated_cluster import simulate as run_full
-from sim.trace_workload import arrivals
-from sim.virtual_loop import run_virtual
+from sim.outcome_report import ServedRequest, by_tenant, figures
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Study:
-    """What all runs of one call have in common."""
-
-    rows: list[TraceRow]
-    fleet: Fleet
-    slo: Slo
-    seconds: float
-    seed: int
-    coarse: bool
-
-    def run(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
-        """Return what became of the requests, and figures about the run itself."""
-        began = time.perf_counter()
-        served, more = self._coarsely(copies) if self.coarse else self._in_full(copies)
-        wall_s = time.perf_counter() - began
-        return served, more | {"wall_s": wall_s, "requests_per_wall_s": len(served) / wall_s}
-
-    def _in_full(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
-        work = arrivals(self.rows, self.seconds, copies, self.seed)
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("requests", total=len(work))
-            config = full_config(self.fleet, self.slo)
-            outcome = run_virtual(run_full(config, work, finished=lambda: bar.advance(task)))
-        return served_in_full(work, outcome), {}
-
-    def _coarsely(self, copies: int) -> tuple[list[ServedRequest], dict[str, Any]]:
-        block_tokens = natural_block_tokens(self.rows)
-        work = jobs(
-            Load(rows=self.rows, duration_s=self.seconds, copies=copies, seed=self.seed),
-            self.slo,
-            block_tokens,
-        )
-        with Progress(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("arrivals", total=len(work))
-            config = coarse_config(self.fleet, block_tokens)
-            outcome = run_coarse(config, work, advanced=lambda count: bar.update(task, completed=count))
-        return served_coarsely(outcome), {
-            "num_events": outcome.num_events,
-            "num_steps": outcome.num_steps,
-            "busy_share": outcome.busy_share,
-            "block_tokens": block_tokens,
-        }
+_SHOWN_TENANTS = 12
 
 
 def simulate(
-    trace: Annotated[Path, typer.Option(help="Trace file: Mooncake, ShareGPT, Azure or ServeGen; .gz too.")],
+    trace: Annotated[
+        Path, typer.Option(help="Trace file: Mooncake, ShareGPT, Azure, ServeGen or sessions; .gz too.")
+    ],
     gpu: Annotated[str, typer.Option(help=f"One of {', '.join(GPUS)}.")] = "H100",
     model: Annotated[
         str, typer.Option(help=f"One of {', '.join(MODELS)}, or any model's config.json.")
@@ -80,7 +36,9 @@ def simulate(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode instances.")] = 1,
     both: Annotated[int, typer.Option(min=0, help="Instances that do either role.")] = 0,
-    seconds: Annotated[float, typer.Option(min=1, help="How much of the trace.")] = 60.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="How much of the trace; sessions begin within so long.")
+    ] = 60.0,
     copies: Annotated[int, typer.Option(min=1, help="Superposed copies, each with prefixes of its own.")] = 1,
     ttft_ms: Annotated[float, typer.Option(min=0, help="Target for the first token.")] = 2000.0,
     tpot_ms: Annotated[float, typer.Option(min=0, help="Target for the mean gap after it.")] = 100.0,
@@ -93,6 +51,22 @@ def simulate(
     profile: Annotated[
         Path | None, typer.Option(help="What `baton profile` has measured, in place of --gpu and --model.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A configuration whose tenants, slo_classes, schedule and scaling count."),
+    ] = None,
+    fail: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="An instance that is lost, as decode-1@120 (seconds), or back as decode-1@120-180."
+        ),
+    ] = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="Pools follow their load, by the configuration's `scaling`.")
+    ] = False,
+    cold_start_s: Annotated[
+        float, typer.Option(min=0, help="How long a new instance takes to serve, with --autoscale.")
+    ] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of arrivals and tokens.")] = 0,
     output: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
     report: Annotated[
@@ -100,7 +74,10 @@ def simulate(
         typer.Option(help="Folder for pictures: requests over time, attainment, goodput over rate."),
     ] = None,
     sweep: Annotated[
-        str, typer.Option(help="Numbers of copies by commas, for the report's goodput over rate.")
+        str,
+        typer.Option(
+            help="Numbers of copies by commas, for the report's goodput over rate; with --coarse also more, until it breaks."
+        ),
     ] = "",
 ) -> None:
     """Serve a trace on a modelled cluster and report latencies and SLO attainment."""
@@ -118,17 +95,31 @@ def simulate(
         profile=read_profile(profile) if profile else None,
         read=named_model(model),
     )
-    slo = Slo(name="simulated", ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3)
-    study = _Study(
-        rows=read_trace(trace, seed), fleet=fleet, slo=slo, seconds=seconds, seed=seed, coarse=coarse
+    study = Study(
+        workload=_workload(trace, seconds, seed),
+        fleet=fleet,
+        slo=Slo(name="simulated", ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3),
+        seconds=seconds,
+        seed=seed,
+        coarse=coarse,
+        config=load(read_yaml(config), {}, {}),
+        failures=[read_failure(text) for text in fail or ()],
+        cold_start_s=cold_start_s if autoscale else None,
     )
     served, more = study.run(copies)
-    result = figures(served, slo) | more
+    tenants = by_tenant(served, study.slo)
+    result = figures(served, study.slo) | more | ({"tenants": tenants} if len(tenants) > 1 else {})
     _print(result)
     if output is not None:
         output.write_text(json.dumps(result, indent=2) + "\n")
     if report is not None:
         _report(study, served, numbers, report)
+
+
+def _workload(trace: Path, seconds: float, seed: int) -> Workload:
+    if is_session_trace(trace):
+        return SessionLoad(sessions=read_sessions(trace), start_within_s=seconds)
+    return TraceWorkload(read_trace(trace, seed), seconds)
 
 
 def _numbers(sweep: str) -> list[int]:
@@ -142,23 +133,41 @@ def _numbers(sweep: str) -> list[int]:
     return numbers
 
 
-def _report(study: _Study, served: list[ServedRequest], sweep: list[int], folder: Path) -> None:
+def _report(study: Study, served: list[ServedRequest], sweep: list[int], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     from baton.simulation_pictures import draw_attainment, draw_goodput, draw_timeline  # noqa: PLC0415 (seconds, which --help does not need)
 
     draw_timeline(served, folder / "timeline.png")
     draw_attainment(served, study.slo, folder / "attainment.png")
     if sweep:
-        runs = [study.run(copies)[0] for copies in sweep]
-        draw_goodput({len(run) / study.seconds: run for run in runs}, study.slo, folder / "goodput.png")
+        draw_goodput(study.sweep(sweep), study.slo, folder / "goodput.png")
     Console().print(f"pictures in {folder}")
 
 
 def _print(result: dict[str, Any]) -> None:
     table = Table("figure", "value")
     for name, value in result.items():
-        text = (
-            ", ".join(f"{k} {v:.1f}" for k, v in value.items()) if isinstance(value, dict) else f"{value:.4g}"
-        )
-        table.add_row(name, text)
+        if name != "tenants":
+            table.add_row(name, _text(value))
     Console().print(table)
+    if (tenants := result.get("tenants")) is None:
+        return
+    own = Table("tenant", "offered", "finished", "attainment", "TTFT p50, ms", "TTFT p99, ms")
+    for tenant, found in list(tenants.items())[:_SHOWN_TENANTS]:
+        own.add_row(
+            tenant,
+            f"{found['num_offered']}",
+            f"{found['num_finished']}",
+            f"{found['attainment']:.1%}",
+            f"{found['ttft_p50_ms']:.0f}",
+            f"{found['ttft_p99_ms']:.0f}",
+        )
+    Console().print(own)
+    if len(tenants) > _SHOWN_TENANTS:
+        Console().print(f"and {len(tenants) - _SHOWN_TENANTS} smaller tenants, in --json")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {one:.4g}" for key, one in value.items() if isinstance(one, int | float))
+    return f"{value:.4g}"

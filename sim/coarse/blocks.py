@@ -76,8 +76,12 @@ class Blocks:
             self._hashes = ()
 
     def _name_output(self, seq: SimulatedSequence) -> None:
-        """Give what was generated names of its own."""
-        names = seq.blocks.tokens
+        """Give what was generated names of its own, or those that the next turn of its session knows it by."""
+        names, known = seq.blocks.tokens, seq.job.answer_ids
+        if known:
+            first = seq.job.num_prompt // self._block_tokens
+            named = known[: num_blocks_for(seq.num_known, self._block_tokens) - first]
+            names[first : first + len(named)] = named
         for _ in range(num_blocks_for(seq.num_known, self._block_tokens) - len(names)):
             names.append(self._new_name())
 

@@ -23,6 +23,8 @@ class Load:
     copies: float = 1.0
     start_s: float = 0.0
     seed: int = 0
+    named: bool = False
+    """Whether each request's tenant is the trace's client; tenants share no prefixes."""
 
 
 def jobs(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> list[SimulatedRequest]:
@@ -49,7 +51,8 @@ def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterato
     timed.sort(key=_at_s)
     slos = [slo] if isinstance(slo, Slo) else slo
     for number, (at_s, copy, row) in enumerate(timed):
-        num_prompt, ids = max(1, row.input_tokens), names.of(copy, row)
+        tenant = row.client if load.named else ""
+        num_prompt, ids = max(1, row.input_tokens), names.of((copy, tenant), row)
         whole = ids[: num_prompt // block_tokens]
         hashes = (
             block_hashes(whole, 1) if may_recur else whole
@@ -61,6 +64,7 @@ def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterato
             reply_to="",
             slo=slos[number % len(slos)],
             arrival_s=at_s,
+            tenant=tenant,
         )
         yield SimulatedRequest(
             request=request, ids=ids, hashes=hashes, num_prompt=num_prompt, may_recur=may_recur
@@ -77,26 +81,29 @@ def _sampling(max_tokens: int) -> SamplingParams:
 
 
 class _Names:
-    """Numbers for blocks: shared ones by what of the trace they cover, in one copy of it; the rest of a prompt has its own."""
+    """Numbers for blocks: shared ones by what of the trace they cover, in one copy of it and for one tenant; the rest of a prompt
+    has its own."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._known: dict[tuple[int, tuple[int, ...], int], int] = {}
+        self._known: dict[tuple[tuple[int, str], tuple[int, ...], int], int] = {}
         self._count = 0
 
-    def of(self, copy: int, row: Row) -> tuple[int, ...]:
+    def of(self, whose: tuple[int, str], row: Row) -> tuple[int, ...]:
         size, unit = self._block_tokens, row.prefix_block_tokens
         num_prompt = max(1, row.input_tokens)
         num_named = min(len(row.prefix_ids) * unit, num_prompt) // size if unit else 0
         ids = [
-            self._shared(copy, row.prefix_ids[i * size // unit : -(-(i + 1) * size // unit)], i * size % unit)
+            self._shared(
+                whose, row.prefix_ids[i * size // unit : -(-(i + 1) * size // unit)], i * size % unit
+            )
             for i in range(num_named)
         ]
         return (*ids, *(self._new() for _ in range(num_blocks_for(num_prompt, size) - num_named)))
 
-    def _shared(self, copy: int, covered: tuple[int, ...], offset: int) -> int:
+    def _shared(self, whose: tuple[int, str], covered: tuple[int, ...], offset: int) -> int:
         """Return the block that covers these ids of the trace, from `offset` tokens into the first."""
-        key = (copy, covered, offset)
+        key = (whose, covered, offset)
         if key not in self._known:
             self._known[key] = self._new()
         return self._known[key]

@@ -27,6 +27,8 @@ class SimulatedRequest:
     then: "SimulatedRequest | None" = None
     """The next turn of its session. It arrives `after_s` seconds after this one's last token, or its refusal, was seen."""
     after_s: float = 0.0
+    answer_ids: tuple[int, ...] = ()
+    """Names of the blocks from the prompt's last full one on, under which the next turn has this one's answer in its prompt."""
     first_s: float = math.inf
     last_s: float = math.inf
     num_output: int = 0

@@ -24,7 +24,7 @@ from sim.coarse.learned import learned
 from sim.coarse.sending_device import SendingDevice
 from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
 from sim.cost import LinkCost, ModelledStep, StepCost
-from sim.simulated_cluster import HOST, SETTLE_S, STAGGER_S
+from sim.simulated_run import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
 _ASK_S = 1.0

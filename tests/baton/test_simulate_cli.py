@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 from matplotlib import image
 
+from baton.bench.traces import read_trace
 from baton.cli.simulate import simulate
+from baton.simulation import Study, TraceWorkload
+from baton.simulation_pictures import holds_until
+from core.config import load
 from core.errors import ConfigError
+from core.types import Slo
+from sim.catalogued import Fleet
+from sim.outcome_report import attainment
 
 
 @pytest.fixture
@@ -36,6 +43,56 @@ def test_without_a_sweep_there_is_no_goodput_over_rate(trace: Path, tmp_path: Pa
     assert not (tmp_path / "report" / "goodput.png").exists()
 
 
+def test_a_sweep_goes_on_until_the_targets_break(trace: Path) -> None:
+    study = Study(
+        workload=TraceWorkload(read_trace(trace), 9.0),
+        fleet=Fleet(gpu="L40S", model="llama-3.1-8b", num_prefill=0, num_decode=0, num_both=1),
+        slo=Slo(name="t", ttft_s=1.0, tpot_s=0.05),
+        seconds=9.0,
+        seed=0,
+        coarse=True,
+        config=load(None, {}, {}),
+    )
+    runs = study.sweep([1, 2])
+    rates = sorted(runs)
+    shares = [attainment(runs[rate], study.slo) for rate in rates]
+    assert len(rates) > 2
+    assert shares[0] == 1.0
+    assert min(shares[:-1]) >= 0.9 > shares[-1]
+    assert holds_until(rates, shares, 0.9).startswith("90% hold both targets at")
+    assert "perhaps" in holds_until(rates[:2], shares[:2], 0.9)
+    assert "already" in holds_until(rates[-1:], shares[-1:], 0.9)
+
+
+def test_a_fleet_that_changes_is_reported(trace: Path, tmp_path: Path) -> None:
+    figures, config = tmp_path / "figures.json", tmp_path / "baton.yaml"
+    config.write_text("scaling: {decode_max: 2}\n")
+    simulate(
+        trace,
+        seconds=9.0,
+        prefill=0,
+        decode=0,
+        both=1,
+        fail=["both-1@3"],
+        autoscale=True,
+        cold_start_s=2.0,
+        config=config,
+        output=figures,
+    )
+    found = json.loads(figures.read_text())["instances"]
+    assert (found["started"], found["ended"]) == (1, 1)
+    assert found["hours"] == pytest.approx(8.0 / 3600, rel=0.2)
+
+
+def test_clients_are_reported_apart(tmp_path: Path) -> None:
+    path, figures = tmp_path / "trace.csv", tmp_path / "figures.json"
+    rows = [f"{i * 0.5},300,10,{'a' if i % 3 else 'b'}\n" for i in range(12)]
+    path.write_text("arrival_s,input_tokens,output_tokens,client\n" + "".join(rows))
+    simulate(path, seconds=9.0, coarse=True, output=figures)
+    tenants = json.loads(figures.read_text())["tenants"]
+    assert {name: own["num_offered"] for name, own in tenants.items()} == {"a": 8, "b": 4}
+
+
 def test_what_cannot_be_done_is_refused(trace: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--report"):
         simulate(trace, coarse=True, sweep="1,2")
@@ -44,3 +101,9 @@ def test_what_cannot_be_done_is_refused(trace: Path, tmp_path: Path) -> None:
             simulate(trace, coarse=True, sweep=wrong, report=tmp_path)
     with pytest.raises(ConfigError, match="no instance decodes"):
         simulate(trace, coarse=True, decode=0)
+    with pytest.raises(ConfigError, match="neither failures nor autoscaling"):
+        simulate(trace, coarse=True, fail=["decode-1@3"])
+    with pytest.raises(ConfigError, match="has 1 of that role"):
+        simulate(trace, fail=["decode-2@3"])
+    with pytest.raises(ConfigError, match="--prefill 0"):
+        simulate(trace, both=1, autoscale=True)

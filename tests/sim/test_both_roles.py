@@ -4,7 +4,8 @@ import math
 
 from core.types import Slo
 from sim.cost import StepCost
-from sim.simulated_cluster import SimConfig, simulate
+from sim.simulated_cluster import simulate
+from sim.simulated_run import SimConfig
 from sim.trace_workload import arrivals
 from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import random_rows

@@ -1,9 +1,12 @@
 """The very same workers, hand-off and schedulers under the wall clock and under virtual time do the same."""
 
 import asyncio
+from dataclasses import replace
 
 from sim.cost import StepCost
-from sim.simulated_cluster import Arrival, Outcome, SimConfig, simulate
+from sim.fleet_changes import read_failure
+from sim.simulated_cluster import simulate
+from sim.simulated_run import Arrival, Outcome, SimConfig
 from sim.virtual_loop import run_virtual
 
 # Steps and arrivals are tens of milliseconds apart: a wall clock on a busy machine still keeps their order.
@@ -38,6 +41,7 @@ def test_same_seed_same_log() -> None:
 def test_a_killed_instance_changes_no_token() -> None:
     undisturbed = run_virtual(simulate(CONFIG, workload()))
     for victim in ("prefill", "decode"):
-        disturbed: Outcome = run_virtual(simulate(CONFIG, workload(), kill=(victim, 0.4)))
+        failing = replace(CONFIG, failures=(read_failure(f"{victim}-1@0.4"),))
+        disturbed: Outcome = run_virtual(simulate(failing, workload()))
         assert disturbed.tokens == undisturbed.tokens
         assert disturbed.decisions != undisturbed.decisions

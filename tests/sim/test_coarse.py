@@ -20,8 +20,8 @@ from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse
 from sim.cost import StepCost
-from sim.simulated_cluster import Outcome, SimConfig
 from sim.simulated_cluster import simulate as full
+from sim.simulated_run import Outcome, SimConfig
 from sim.trace_workload import arrivals
 from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import BLOCK, random_rows

@@ -5,8 +5,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.types import Slo
-from sim.outcome_report import ServedRequest, crowd, good_per_s
+from sim.outcome_report import ServedRequest, crowd
 
 _times = st.integers(0, 20).map(float)
 _served = st.builds(
@@ -30,13 +29,3 @@ def test_the_crowd_is_counted_at_every_moment(served: list[ServedRequest]) -> No
         assert decoding == sum(
             s.e2e_s < inf and s.at_s + s.ttft_s < moment + 0.5 < s.at_s + s.e2e_s for s in served
         )
-
-
-def test_good_requests_a_second_are_a_share_of_the_offered() -> None:
-    served = [
-        ServedRequest(0.0, 0.1, 0.5, 5),
-        ServedRequest(0.0, 3.0, 3.5, 5),
-        ServedRequest(1.0, inf, inf, 0),
-        ServedRequest(1.0, 0.2, 9.0, 5),
-    ]
-    assert good_per_s(served, Slo(name="test", ttft_s=1.0, tpot_s=0.2), 8.0) == 2.0

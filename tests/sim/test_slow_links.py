@@ -7,8 +7,8 @@ from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
 from sim.cost import LinkCost, StepCost
 from sim.outcome_report import attainment, served_coarsely
-from sim.simulated_cluster import Arrival, SimConfig
 from sim.simulated_cluster import simulate as simulate_in_full
+from sim.simulated_run import Arrival, SimConfig
 from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import random_rows
 
