@@ -3,7 +3,8 @@
 What the full one does layer by layer it does here in four groups of layers, each with the KV of a quarter of them: as many bytes,
 fewer writes. Blocks are larger than in production, since nothing in either depends on their size but how prompts round up."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from core.config import load
 from core.errors import ConfigError
@@ -64,7 +65,7 @@ class Fleet:
     @property
     def dollars_per_h(self) -> float:
         num_instances = self.num_prefill + self.num_decode + self.num_both
-        return num_instances * self.gpus_per_instance * GPUS[self.gpu].dollars_per_h
+        return num_instances * self.gpus_per_instance * self.parts[0].dollars_per_h
 
 
 def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
@@ -96,6 +97,12 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
         },
         num_both=fleet.num_both,
     )
+
+
+def mixed_config(fleets: Sequence[Fleet], block_tokens: int) -> CoarseConfig:
+    """Return one cluster of instances of several kinds, all of one model."""
+    first, *others = (coarse_config(fleet, block_tokens) for fleet in fleets)
+    return replace(first, others=tuple(group for other in others for group in other.groups))
 
 
 def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:

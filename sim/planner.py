@@ -1,167 +1,241 @@
-"""The cheapest fleet that holds the targets on a trace: every GPU and group size that the model fits, simulated.
+"""The cheapest fleet that holds the targets on a trace, found within seconds.
 
-For each kind of instance the number of instances begins at what the clairvoyant bound allows and grows until the attainment, in
-the mean over the seeds, is what was asked for, or the price has passed that of the best plan so far, or several more in a row
-have not helped (a target that this kind of instance cannot hold for some requests, however many there are). Each number is tried
-with any instance doing either role, and split in fixed ratios."""
+What the load takes of every kind of instance is known from its columns (`sim.plan_needs`), so that only fleets near what it
+needs are simulated, on the windows that decide (`sim.plan_load`). Of all families of fleets (`sim.plan_fleets`) the one whose
+next size is cheapest comes first; each is searched by bisection, below the price of the best so far. When the time is over, the
+answer is the best that was found. Then the answer itself is put under more load, until it breaks."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import ceil, inf
-from statistics import fmean
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from core.errors import ConfigError
 from core.types import Slo
-from sim.bound import Needs
-from sim.catalogue import GPUS, MODELS, CatalogueModel, num_blocks
-from sim.catalogued import Fleet, coarse_config, engine_of
-from sim.coarse.coarse_workload import jobs
-from sim.coarse.world import simulate
-from sim.goodput import Window
-from sim.outcome_report import ServedRequest, attainment, served_coarsely
+from sim.plan_fleets import Family, Hardware, Kind, Rung, families, kinds
+from sim.plan_load import Columns, PeakLoad
+from sim.plan_trial import Trial, try_fleet
 
-_PATIENCE_S = 30.0
-"""Seconds after the last arrival. What is not finished by then has missed."""
-_MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
-"""Tensor-parallel ranks and pipeline stages of an instance; up to a host of eight."""
-_MAX_IN_VAIN = 4
-_PREFILL_SHARES = (0.25, 0.5, 0.75)
+_FIRST_SCALE = 1.0
+"""The first size that is tried: so many times what the load takes by estimate."""
+_STEP = 1.2
+_TOO_SMALL = 0.45
+"""A fleet of less than this much of the scale that other families needed is not simulated."""
+_MOST_IN_VAIN = 3
+_FOR_HEADROOM = 0.3
+"""The share of the time that is left for the headroom of an answer."""
+_HEADROOMS = (1.3, 2.0, 3.0)
+_HEADROOM_PRECISION = 1.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    slo: Slo
+    attainment: float
+    """Share of the requests that must hold both targets."""
+    copies: float = 1.0
+    """Superposed copies of the load."""
+    max_instances: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to be served, how well."""
+    """What is to be served, how well, of what."""
 
-    model: str
-    window: Window
-    slo: Slo
-    attainment: float
-    seeds: Sequence[int]
-    copies: float = 1.0
-    gpus: Sequence[str] = tuple(GPUS)
-    max_instances: int = 64
-    read: CatalogueModel | None = None
-    """A model that the catalogue does not have, called `model`."""
+    hardware: Hardware
+    targets: Targets
+    loads: Sequence[PeakLoad]
+    """The first says what is tried first; a fleet has to hold all of them."""
+    whole: Columns
+    """All requests, for what no fleet could serve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headroom:
+    """The answer holds `held` times the load, and not `broken` times, where that was tried."""
+
+    held: float
+    broken: float | None
+
+    def __str__(self) -> str:
+        return f"{self.held:.3g}×" if self.broken else f"at least {self.held:.3g}×"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One fleet. `attainments`: one for each seed."""
-
-    fleet: Fleet
-    attainments: tuple[float, ...]
-    late_first: float
-    """Share of all requests that missed the first token's target, or were never answered."""
-    slow_tokens: float
-    """Share that missed only the time per token."""
-    busy_share: float
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.attainments)
-
-    @property
-    def limit(self) -> str:
-        """Which target is missed by most."""
-        if not self.late_first and not self.slow_tokens:
-            return "nothing"
-        return "time to first token" if self.late_first >= self.slow_tokens else "time per token"
+class Plan:
+    trials: tuple[Trial, ...]
+    best: Trial | None
+    headroom: Headroom | None
+    hopeless_share: float
+    """Share of the load's requests that no idle instance of these GPUs could serve in time."""
+    unable: tuple[str, ...]
+    """Instances on which too many are hopeless."""
+    num_left: int
+    """Families of fleets for which the time was too short."""
 
 
-def plan(demand: Demand, heard: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
-    """Return all trials, in the order they were made; `cheapest` chooses. Raises ConfigError when the model fits none of the
-    GPUs."""
-    trials: list[Trial] = []
-    best_dollars = float("inf")
-    kinds = sorted(_kinds(demand), key=lambda kind: kind.dollars_per_h)
-    if not kinds:
-        raise ConfigError(
-            f"{demand.model} fits no group of up to {max(tp * pp for tp, pp in _MESHES)} of {', '.join(demand.gpus)}"
-        )
-    for kind in kinds:
-        best_mean, in_vain = -1.0, 0
-        for count in _counts(demand, kind):
-            fleets = [*_fleets(kind, count)]
-            if fleets[0].dollars_per_h >= best_dollars:
-                break
-            tried = [_try(demand, fleet) for fleet in fleets]
-            trials += tried
-            for trial in tried:
-                heard(trial)
-            if any(trial.mean >= demand.attainment for trial in tried):
-                best_dollars = fleets[0].dollars_per_h
-                break
-            mean = max(trial.mean for trial in tried)
-            in_vain = 0 if mean > best_mean else in_vain + 1
-            if in_vain == _MAX_IN_VAIN:
-                break
-            best_mean = max(best_mean, mean)
-    return trials
-
-
-def cheapest(trials: Sequence[Trial], wanted: float) -> Trial | None:
+def by_price(trials: Sequence[Trial], wanted: float) -> Trial | None:
     """Return the trial that holds for the least dollars, then with the highest attainment."""
-    able = [trial for trial in trials if trial.mean >= wanted]
-    return min(able, key=lambda trial: (trial.fleet.dollars_per_h, -trial.mean), default=None)
+    able = [trial for trial in trials if trial.attained >= wanted]
+    return min(able, key=lambda trial: (trial.dollars_per_h, -trial.attained), default=None)
 
 
-def _kinds(demand: Demand) -> Iterator[Fleet]:
-    """Yield fleets of one instance."""
-    model = demand.read or MODELS[demand.model]
-    for gpu in demand.gpus:
-        for tp, pp in _MESHES:
-            try:
-                num_blocks(GPUS[gpu], model, demand.window.block_tokens, tp * pp)
-            except ConfigError:
-                continue
-            yield Fleet(
-                gpu=gpu,
-                model=demand.model,
-                num_prefill=0,
-                num_decode=0,
-                num_both=1,
-                tp=tp,
-                pp=pp,
-                read=demand.read,
-            )
+class _Climb:
+    """The search on one family's ladder: the smallest rung that holds is above `low`, and at most `high`."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self._low, self._high = -1, len(family.rungs)
+        self._in_vain, self._most = 0, -1.0
+
+    def next(self, below_dollars: float, scale: float) -> Rung | None:
+        """Return the size to try next, of less than that price; None where no such size is left."""
+        rungs = self.family.rungs
+        end = next((i for i, rung in enumerate(rungs) if rung.dollars_per_h >= below_dollars), len(rungs))
+        end = min(self._high, end)
+        if self._low + 1 >= end or self._in_vain == _MOST_IN_VAIN:
+            return None
+        if self._high < len(rungs):
+            return rungs[(self._low + end) // 2 if end - self._low > 2 else self._low + 1]
+        wanted = max(scale, rungs[self._low].scale * _STEP if self._low >= 0 else 0.0)
+        index = next((i for i, rung in enumerate(rungs) if rung.scale >= wanted), end - 1)
+        return rungs[max(self._low + 1, min(index, end - 1))]
+
+    def note(self, rung: Rung, trial: Trial, wanted: float) -> None:
+        index = self.family.rungs.index(rung)
+        if trial.attained >= wanted:
+            self._high = index
+            return
+        self._low = max(self._low, index)
+        self._in_vain = 0 if trial.attained > self._most else self._in_vain + 1
+        self._most = max(self._most, trial.attained)
 
 
-def _counts(demand: Demand, kind: Fleet) -> Iterator[int]:
-    """Yield numbers of instances, from the least that could do by a tenth at a time."""
-    part = demand.window
-    work = jobs(part.load(demand.copies, demand.seeds[0]), demand.slo, part.block_tokens)
-    engine = engine_of(kind, part.block_tokens)
-    least_s = Needs(work, demand.slo, engine, part.block_tokens).least_s(demand.attainment)
-    # Where too many are hopeless there is no such number: a few are tried, which shows what they miss.
-    count = 1 if least_s == inf else max(1, int(least_s / (part.duration_s + _PATIENCE_S)))
-    while count <= demand.max_instances:
-        yield count
-        count = max(count + 1, ceil(count * 1.1))
-
-
-def _fleets(kind: Fleet, count: int) -> Iterator[Fleet]:
-    yield replace(kind, num_both=count)
-    for prefill in sorted({round(count * share) for share in _PREFILL_SHARES}):
-        if 0 < prefill < count:
-            yield replace(kind, num_prefill=prefill, num_decode=count - prefill, num_both=0)
-
-
-def _try(demand: Demand, fleet: Fleet) -> Trial:
-    part, slo = demand.window, demand.slo
-    shares: list[float] = []
-    busy: list[float] = []
-    everything: list[ServedRequest] = []
-    for seed in demand.seeds:
-        work = jobs(part.load(demand.copies, seed), slo, part.block_tokens)
-        outcome = simulate(
-            coarse_config(fleet, part.block_tokens), work, until_s=part.duration_s + _PATIENCE_S
-        )
-        served = served_coarsely(outcome)
-        shares.append(attainment(served, slo))
-        busy.append(outcome.busy_share)
-        everything += served
-    late = sum(one.ttft_s > slo.ttft_s for one in everything) / len(everything)
-    slow = sum(one.ttft_s <= slo.ttft_s and one.tpot_s > slo.tpot_s for one in everything) / len(everything)
-    return Trial(
-        fleet=fleet, attainments=tuple(shares), late_first=late, slow_tokens=slow, busy_share=fmean(busy)
+def plan(
+    demand: Demand,
+    heard: Callable[[Trial], None] = lambda _: None,
+    time_left: Callable[[], float] = lambda: 1.0,
+) -> Plan:
+    """Search until nothing cheaper is left to try or the time is over. `heard` is called with each trial; `time_left` says which
+    share of the time is left. Raises ConfigError when the model fits none of the GPUs."""
+    load, targets = demand.loads[0], demand.targets
+    slo = targets.slo
+    block_tokens = load.offered.block_tokens
+    instances = demand.hardware.instances(block_tokens)
+    all_kinds = kinds(instances, load.columns, slo, block_tokens)
+    unable = [kind for kind in all_kinds if kind.needs.hopeless_share > 1 - targets.attainment]
+    climbs = [
+        _Climb(family)
+        for family in families(all_kinds, load, targets.attainment, targets.copies, targets.max_instances)
+    ]
+    search = _Search(demand, climbs, heard, time_left)
+    search.run()
+    best = search.best
+    return Plan(
+        trials=tuple(search.trials),
+        best=best,
+        headroom=None if best is None else _headroom(demand, best, lambda: time_left() <= 0),
+        hopeless_share=_hopeless_share(kinds(instances, demand.whole, slo, block_tokens)),
+        unable=tuple(_why_unable(kind) for kind in unable),
+        num_left=search.num_left,
     )
+
+
+class _Search:
+    def __init__(
+        self,
+        demand: Demand,
+        climbs: list[_Climb],
+        heard: Callable[[Trial], None],
+        time_left: Callable[[], float],
+    ) -> None:
+        self._demand, self._open, self._heard, self._time_left = demand, climbs, heard, time_left
+        self.trials: list[Trial] = []
+        self.best: Trial | None = None
+        self._scale = _FIRST_SCALE
+
+    @property
+    def num_left(self) -> int:
+        return len(self._open)
+
+    def _is_over(self) -> bool:
+        return self._time_left() <= (0.0 if self.best is None else _FOR_HEADROOM)
+
+    def run(self) -> None:
+        while not self._is_over():
+            self._drop_those_without_a_chance()
+            nexts = [(climb, self._next(climb)) for climb in self._open]
+            tries = [(climb, rung) for climb, rung in nexts if rung is not None]
+            if not tries:
+                return
+            climb, rung = min(tries, key=lambda pair: pair[1].dollars_per_h)
+            if (trial := self._try(rung)) is None:
+                return
+            climb.note(rung, trial, self._demand.targets.attainment)
+
+    def _drop_those_without_a_chance(self) -> None:
+        self._open = [climb for climb in self._open if self._next(climb) is not None]
+
+    def _next(self, climb: _Climb) -> Rung | None:
+        below = float("inf") if self.best is None else self.best.dollars_per_h
+        rung = climb.next(below, self._scale)
+        if rung is None or (self.best is not None and rung.scale < _TOO_SMALL * self._scale):
+            return None
+        return rung
+
+    def _try(self, rung: Rung) -> Trial | None:
+        demand = self._demand
+        trial = try_fleet(
+            rung.parts,
+            demand.loads,
+            demand.targets.slo,
+            copies=demand.targets.copies,
+            wanted=demand.targets.attainment,
+            is_over=self._is_over,
+        )
+        if trial is None:
+            return None
+        self.trials.append(trial)
+        self._heard(trial)
+        if trial.attained >= demand.targets.attainment:
+            self.best = trial
+            self._scale = rung.scale
+        return trial
+
+
+def _headroom(demand: Demand, best: Trial, is_over: Callable[[], bool]) -> Headroom | None:
+    """Put the answer under more load, until it breaks or the time is over; None where no time was left."""
+    held, broken = 1.0, None
+    grows = iter(_HEADROOMS)
+    while not is_over():
+        if broken is None:
+            if (at := next(grows, None)) is None:
+                break
+        elif broken / held <= _HEADROOM_PRECISION:
+            break
+        else:
+            at = (held * broken) ** 0.5
+        trial = try_fleet(
+            best.parts,
+            demand.loads,
+            demand.targets.slo,
+            copies=demand.targets.copies * at,
+            wanted=demand.targets.attainment,
+            is_over=is_over,
+        )
+        if trial is None:
+            break
+        if trial.attained >= demand.targets.attainment:
+            held = at
+        else:
+            broken = at
+    return None if held == 1.0 and broken is None else Headroom(held, broken)
+
+
+def _hopeless_share(all_kinds: Sequence[Kind]) -> float:
+    """Share of the requests that are hopeless on every kind."""
+    everywhere = all_kinds[0].needs.hopeless
+    for kind in all_kinds[1:]:
+        everywhere = everywhere & kind.needs.hopeless
+    return float(everywhere.mean()) if len(everywhere) else 0.0
+
+
+def _why_unable(kind: Kind) -> str:
+    return f"{kind.name}: {kind.needs.hopeless_share:.1%} of the requests miss a target even alone"

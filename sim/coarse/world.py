@@ -49,6 +49,18 @@ def production(config: ScheduleConfig, log: Log) -> PlacingScheduler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceGroup:
+    """Instances of one kind."""
+
+    num_prefill: int
+    num_decode: int
+    num_both: int
+    num_blocks: int
+    step: ModelledStep
+    link: LinkCost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoarseConfig:
     num_prefill: int = 1
     num_decode: int = 1
@@ -69,10 +81,24 @@ class CoarseConfig:
     mixed_batch_tokens: int = 0
     """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    others: tuple[DeviceGroup, ...] = ()
+    """Further instances, of the same model on other devices."""
+
+    @property
+    def groups(self) -> tuple[DeviceGroup, ...]:
+        own = DeviceGroup(
+            num_prefill=self.num_prefill,
+            num_decode=self.num_decode,
+            num_both=self.num_both,
+            num_blocks=self.num_blocks,
+            step=self.step,
+            link=self.link,
+        )
+        return (own, *self.others)
 
     @property
     def num_instances(self) -> int:
-        return self.num_prefill + self.num_decode + self.num_both
+        return sum(group.num_prefill + group.num_decode + group.num_both for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,39 +232,47 @@ class _World:
             self.at(phase_s + number * interval_s, self._report, device)
 
     def _add_devices(self) -> None:
+        for group in self._config.groups:
+            roles = [(False, True)] * group.num_decode + [(True, False)] * group.num_prefill
+            config = self._device_config(group)
+            for prefills, decodes in [*roles, *[(True, True)] * group.num_both]:
+                self._add_device(group, config, prefills, decodes)
+
+    def _device_config(self, group: DeviceGroup) -> DeviceConfig:
         config = self._config
-        roles = [(False, True)] * config.num_decode + [(True, False)] * config.num_prefill
-        device_config = DeviceConfig(
-            step=config.step,
-            link=config.link,
+        return DeviceConfig(
+            step=group.step,
+            link=group.link,
             num_layers=config.num_layers,
             message_s=config.message_s,
-            steps=learned(config.step, config.max_batch_tokens, config.max_num_seqs),
+            steps=learned(group.step, config.max_batch_tokens, config.max_num_seqs),
             lookahead=config.lookahead,
             mixed_batch_tokens=config.mixed_batch_tokens,
         )
-        for number, (prefills, decodes) in enumerate([*roles, *[(True, True)] * config.num_both], 1):
-            address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"
-            info = Register(
-                address=address,
-                incarnation=address,
-                prefills=prefills,
-                decodes=decodes,
-                host=HOST,
-                block_size=config.block_tokens,
-                num_blocks=config.num_blocks,
-                max_batch_tokens=config.max_batch_tokens,
-                max_num_seqs=config.max_num_seqs,
-                kv_token_bytes=config.kv_token_bytes,
-                sends=True,
-                answers=True,
-                reports_links=config.reports_links,
-            )
-            policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
-            self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
-            make_device = SendingDevice if config.reports_links else Device
-            self.devices[address] = make_device(info, device_config, policy, self)
-            self._feed(0.0, info)
+
+    def _add_device(self, group: DeviceGroup, device: DeviceConfig, prefills: bool, decodes: bool) -> None:
+        config, number = self._config, len(self.devices) + 1
+        address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"
+        info = Register(
+            address=address,
+            incarnation=address,
+            prefills=prefills,
+            decodes=decodes,
+            host=HOST,
+            block_size=config.block_tokens,
+            num_blocks=group.num_blocks,
+            max_batch_tokens=config.max_batch_tokens,
+            max_num_seqs=config.max_num_seqs,
+            kv_token_bytes=config.kv_token_bytes,
+            sends=True,
+            answers=True,
+            reports_links=config.reports_links,
+        )
+        policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
+        self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
+        make_device = SendingDevice if config.reports_links else Device
+        self.devices[address] = make_device(info, device, policy, self)
+        self._feed(0.0, info)
 
     def _report(self, now: float, device: Device) -> None:
         self._reporting.discard(device.info.address)

@@ -1,0 +1,212 @@
+"""The fleets that a plan may consist of: families, each a ladder of sizes in the proportion of what the load takes.
+
+Families: instances of one kind in any role; prefill instances of one kind and decode instances of the same or another; and any
+role on two kinds of GPUs, where each request is counted to the kind that serves it for less (Mélange, arXiv 2404.14527). The
+production scheduler then places requests as it does, not by that count."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
+from math import ceil
+
+from core.errors import ConfigError
+from core.types import Slo
+from sim.catalogue import GPUS, CatalogueModel, num_blocks
+from sim.catalogued import Fleet, engine_of
+from sim.plan_load import Columns, PeakLoad
+from sim.plan_needs import RequestNeeds, request_needs
+
+MESHES = ((1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2))
+"""Tensor-parallel ranks and pipeline stages of an instance; up to a host of eight."""
+_LEAST_SHARE = 0.1
+"""A kind of GPU on which less of the money is spent is not worth a second kind."""
+_GAIN = 0.97
+"""A fleet of two kinds is tried where it should cost no more than this much of the best of one kind."""
+_MOST_PAIRS = 4
+_LEAST_SCALE = 0.5
+
+Parts = tuple[Fleet, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One instance, in any role."""
+
+    instance: Fleet
+    needs: RequestNeeds
+
+    @property
+    def dollars_per_h(self) -> float:
+        return self.instance.dollars_per_h
+
+    @property
+    def name(self) -> str:
+        one = self.instance
+        return " ".join(
+            [one.gpu, *(f"{axis}{size}" for axis, size in (("tp", one.tp), ("pp", one.pp)) if size > 1)]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Instances of one kind in one role, of which the load takes so many."""
+
+    kind: Kind
+    role: str
+    need: float
+
+    def fleet(self, count: int) -> Fleet:
+        counts = {"num_prefill": 0, "num_decode": 0, "num_both": 0, f"num_{self.role}": count}
+        return replace(self.kind.instance, **counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A size: so many times what the load takes by estimate."""
+
+    scale: float
+    parts: Parts
+
+    @property
+    def dollars_per_h(self) -> float:
+        return dollars_per_h(self.parts)
+
+
+def dollars_per_h(parts: Parts) -> float:
+    return sum(part.dollars_per_h for part in parts)
+
+
+def num_instances(parts: Parts) -> int:
+    return sum(part.num_prefill + part.num_decode + part.num_both for part in parts)
+
+
+def name_of(parts: Parts) -> str:
+    words: list[str] = []
+    for part in parts:
+        sizes = [f"{name}{size}" for name, size in (("tp", part.tp), ("pp", part.pp)) if size > 1]
+        group = " ".join([part.gpu, *sizes])
+        counts = ((part.num_prefill, "prefill"), (part.num_decode, "decode"), (part.num_both, "any role"))
+        words += [f"{count} {group} {role}" for count, role in counts if count]
+    return " + ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Fleets of the same parts. `rungs` grow in scale and in price."""
+
+    parts: tuple[Part, ...]
+    rungs: tuple[Rung, ...]
+
+    @property
+    def name(self) -> str:
+        return name_of(tuple(part.fleet(1) for part in self.parts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What fleets may be made of, and for which model."""
+
+    model: str
+    gpus: Sequence[str] = tuple(GPUS)
+    prices: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Dollars an hour, in place of the catalogue's."""
+    read: CatalogueModel | None = None
+    """A model that the catalogue does not have, called `model`."""
+
+    def instances(self, block_tokens: int) -> list[Fleet]:
+        """Return one instance of each kind that the model fits, the cheapest first. Raises ConfigError where it fits none."""
+        found: list[Fleet] = []
+        for gpu in self.gpus:
+            priced = replace(GPUS[gpu], dollars_per_h=self.prices.get(gpu, GPUS[gpu].dollars_per_h))
+            one = Fleet(
+                gpu=gpu,
+                model=self.model,
+                num_prefill=0,
+                num_decode=0,
+                num_both=1,
+                read=self.read,
+                changed=priced,
+            )
+            found += [replace(one, tp=tp, pp=pp) for tp, pp in MESHES if _fits(one, tp * pp, block_tokens)]
+        if not found:
+            most = max(tp * pp for tp, pp in MESHES)
+            raise ConfigError(f"{self.model} fits no group of up to {most} of {', '.join(self.gpus)}")
+        return sorted(found, key=lambda one: one.dollars_per_h)
+
+
+def _fits(one: Fleet, num_gpus: int, block_tokens: int) -> bool:
+    try:
+        return num_blocks(*one.parts, block_tokens, num_gpus) > 0
+    except ConfigError:
+        return False
+
+
+def kinds(instances: Sequence[Fleet], columns: Columns, slo: Slo, block_tokens: int) -> list[Kind]:
+    """Return what the requests take of each instance."""
+    return [Kind(one, request_needs(columns, slo, engine_of(one, block_tokens))) for one in instances]
+
+
+def families(
+    all_kinds: Sequence[Kind], load: PeakLoad, attainment: float, copies: float, max_instances: int
+) -> list[Family]:
+    """Return what may serve the load: of instances for which few enough requests are hopeless, and of two that together serve
+    enough."""
+    per_s, most = copies / load.duration_s, 1 - attainment
+    able = [kind for kind in all_kinds if kind.needs.hopeless_share <= most]
+    single = [_any_role(kind, per_s) for kind in able]
+    least = min((_dollars(parts) for parts in single), default=float("inf"))
+    own = [_split(one, one, per_s) for one in able]
+    pairs = [_split(one, other, per_s) for one, other in permutations(able, 2)]
+    for one, other in combinations(all_kinds, 2):
+        if one.instance.gpu != other.instance.gpu:
+            pairs += _by_request(one, other, per_s, most)
+    mixed = [parts for parts in pairs if _dollars(parts) < _GAIN * least]
+    chosen = [*single, *sorted(own, key=_dollars)[:_MOST_PAIRS], *sorted(mixed, key=_dollars)[:_MOST_PAIRS]]
+    return [Family(parts, _rungs(parts, max_instances)) for parts in chosen]
+
+
+def _dollars(parts: tuple[Part, ...]) -> float:
+    """Return what the load should cost an hour, were instances divisible."""
+    return sum(part.need * part.kind.dollars_per_h for part in parts)
+
+
+def _any_role(kind: Kind, per_s: float) -> tuple[Part, ...]:
+    needs = kind.needs
+    return (Part(kind, "both", per_s * float(needs.prompt_s.sum() + needs.decode_s.sum())),)
+
+
+def _split(one: Kind, other: Kind, per_s: float) -> tuple[Part, ...]:
+    return (
+        Part(one, "prefill", per_s * float(one.needs.prompt_s.sum())),
+        Part(other, "decode", per_s * float(other.needs.decode_s.sum())),
+    )
+
+
+def _by_request(one: Kind, other: Kind, per_s: float, most_hopeless: float) -> list[tuple[Part, ...]]:
+    """Return how much of two kinds the load takes where each request is served by the cheaper that can; nothing where one does
+    almost all."""
+    if float((one.needs.hopeless & other.needs.hopeless).mean()) > most_hopeless:
+        return []
+    takes_s = [kind.needs.prompt_s + kind.needs.decode_s for kind in (one, other)]
+    cheaper = takes_s[0] * one.dollars_per_h < takes_s[1] * other.dollars_per_h
+    by_one = ~one.needs.hopeless & (cheaper | other.needs.hopeless)
+    parts = (
+        Part(one, "both", per_s * float(takes_s[0][by_one].sum())),
+        Part(other, "both", per_s * float(takes_s[1][~by_one].sum())),
+    )
+    shares = [_dollars((part,)) for part in parts]
+    return [parts] if min(shares) >= _LEAST_SHARE * sum(shares) else []
+
+
+def _rungs(parts: tuple[Part, ...], max_instances: int) -> tuple[Rung, ...]:
+    needs = [max(part.need, 1e-6) for part in parts]
+    scales = sorted({count / need for need in needs for count in range(1, max_instances + 1)})
+    rungs: dict[tuple[int, ...], Rung] = {}
+    for scale in scales:
+        counts = tuple(max(1, ceil(scale * need - 1e-6)) for need in needs)
+        if sum(counts) > max_instances:
+            break
+        if scale >= _LEAST_SCALE:
+            fleets = tuple(part.fleet(count) for part, count in zip(parts, counts, strict=True))
+            rungs.setdefault(counts, Rung(scale, fleets))
+    return tuple(rungs.values())

@@ -1,0 +1,46 @@
+"""What requests take of an instance at least, and which no idle instance could serve in time: `sim.bound` in columns."""
+
+from dataclasses import dataclass
+
+import numpy
+from numpy.typing import NDArray
+
+from core.types import Slo
+from sim.bound import EngineBound
+from sim.plan_load import Column, Columns
+
+_BATCH = 32
+"""Sequences of a step, for how many of a model's experts it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestNeeds:
+    """sim.plan_load.Work. Instance seconds of each request: its prompt, and its share of decode steps that are as full as their
+    target, slots and blocks allow. The hopeless, which are refused where others wait, take none."""
+
+    prompt_s: Column
+    decode_s: Column
+    hopeless: NDArray[numpy.bool_]
+    """Whether it misses a target even on an idle instance."""
+
+    @property
+    def hopeless_share(self) -> float:
+        return float(self.hopeless.mean()) if len(self.hopeless) else 0.0
+
+
+def request_needs(load: Columns, slo: Slo, engine: EngineBound) -> RequestNeeds:
+    cost = engine.cost
+    cached, decoded = load.prompt - load.new, load.output - 1
+    pairs = load.new * (cached + (load.new + 1) / 2)
+    prompt_s = load.new / cost.tokens_per_s + pairs * cost.pair_s
+    context = load.prompt + load.output / 2
+    read_s = context * cost.kv_token_read_s
+    alone_s = cost.step_s(1, 0, 0, 1)
+    hopeless = cost.overhead_s + prompt_s > slo.ttft_s
+    hopeless |= (decoded > 0) & (alone_s + read_s > slo.tpot_s)
+    full_s = cost.overhead_s + cost.weights_read_s
+    full_s += cost.experts_read_s * (1 - (1 - cost.expert_share) ** _BATCH)
+    room_s = max(1e-9, slo.tpot_s - full_s)
+    fills = numpy.maximum(numpy.maximum(read_s / room_s, 1 / engine.max_num_seqs), context / engine.kv_tokens)
+    decode_s = decoded * (read_s + full_s * numpy.minimum(fills, 1.0) + 1 / cost.tokens_per_s)
+    return RequestNeeds(numpy.where(hopeless, 0, prompt_s), numpy.where(hopeless, 0, decode_s), hopeless)

@@ -1,0 +1,171 @@
+"""One fleet of a plan, simulated on the windows that decide.
+
+Of a large fleet a part is simulated with its part of the load: a small fleet queues no less than a large one, so that it errs
+to the safe side. A run ends as soon as too many have missed, or all that count have ended."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from core.types import Slo
+from sim.catalogued import Fleet, mixed_config
+from sim.coarse.simulated_sequence import SimulatedRequest
+from sim.coarse.world import simulate
+from sim.outcome_report import served_job
+from sim.plan_fleets import Parts, dollars_per_h, name_of, num_instances
+from sim.plan_load import PeakLoad
+
+_SIMULATED = range(4, 9)
+"""Instances that stand for a larger fleet: as many as divide it best."""
+_FOLLOWING = 1.5
+"""Turns that may come, over those that would were each answered at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    parts: Parts
+    attainments: tuple[float, ...]
+    """One for each window in turn, up to the first that misses; of a run that was cut short it is at most so much."""
+    late_first: float
+    """Share of the requests that missed the first token's target, or were refused."""
+    slow_tokens: float
+    """Share that missed only the time per token."""
+    busy_share: float
+
+    @property
+    def attained(self) -> float:
+        return min(self.attainments)
+
+    @property
+    def dollars_per_h(self) -> float:
+        return dollars_per_h(self.parts)
+
+    @property
+    def name(self) -> str:
+        return name_of(self.parts)
+
+    @property
+    def limit(self) -> str:
+        """Which target is missed by most."""
+        if not self.late_first and not self.slow_tokens:
+            return "nothing"
+        return "time to first token" if self.late_first >= self.slow_tokens else "time per token"
+
+
+def try_fleet(
+    parts: Parts,
+    loads: Sequence[PeakLoad],
+    slo: Slo,
+    *,
+    copies: float,
+    wanted: float,
+    is_over: Callable[[], bool],
+) -> Trial | None:
+    """Simulate a fleet; None where the time was over before."""
+    small, share = stand_in(parts)
+    attainments: list[float] = []
+    late = slow = busy = 0.0
+    for load in loads:
+        jobs = load.jobs(copies * share, slo)
+        judge = _Judge(jobs, load, is_over)
+        judge.most_missed = (1 - wanted) * _most_counted(jobs, load, copies * share)
+        outcome = simulate(
+            mixed_config(small, load.offered.block_tokens),
+            [job for job in jobs if isfinite(job.request.arrival_s)],
+            enough=judge,
+        )
+        if judge.out_of_time:
+            return None
+        attainments.append(judge.attained)
+        late, slow = judge.num_late / judge.num_counted, judge.num_slow / judge.num_counted
+        busy = max(busy, outcome.busy_share)
+        if judge.attained < wanted:
+            break
+    return Trial(
+        parts=parts,
+        attainments=tuple(attainments),
+        late_first=late,
+        slow_tokens=slow,
+        busy_share=busy,
+    )
+
+
+def stand_in(parts: Parts) -> tuple[Parts, float]:
+    """Return the fleet that is simulated in place of `parts`, and the share of the load that it gets."""
+    total = num_instances(parts)
+    if total <= max(_SIMULATED):
+        return parts, 1.0
+    counts = [num_instances((part,)) for part in parts]
+    choices = [[max(1, round(count * size / total)) for count in counts] for size in _SIMULATED]
+
+    def unevenness(choice: list[int]) -> float:
+        ratios = [few / count for few, count in zip(choice, counts, strict=True)]
+        return max(ratios) / min(ratios)
+
+    best = min(choices, key=unevenness)
+    share = max(few / count for few, count in zip(best, counts, strict=True))
+    return tuple(_of(part, few) for part, few in zip(parts, best, strict=True)), share
+
+
+def _of(part: Fleet, count: int) -> Fleet:
+    role = "num_prefill" if part.num_prefill else "num_decode" if part.num_decode else "num_both"
+    return replace(part, **{role: count})
+
+
+def _most_counted(jobs: Sequence[SimulatedRequest], load: PeakLoad, copies: float) -> float:
+    """Return how many requests count; where they follow others, so many as hardly come."""
+    if load.follows:
+        return _FOLLOWING * copies * len(load.columns)
+    return sum(load.lead_s <= job.request.arrival_s < load.end_s for job in jobs)
+
+
+class _Judge:
+    """Counts those that count: what has become of them is asked every simulated second."""
+
+    def __init__(self, jobs: Sequence[SimulatedRequest], load: PeakLoad, is_over: Callable[[], bool]) -> None:
+        self._load, self._is_over = load, is_over
+        self.most_missed = float("inf")
+        """Where more have missed it is decided."""
+        self._open = [job for job in jobs if load.follows or self._counts(job)]
+        self._num_known = None if load.follows else len(self._open)
+        self._num_judged = 0
+        self.num_late = 0
+        self.num_slow = 0
+        self.out_of_time = False
+
+    @property
+    def attained(self) -> float:
+        """Share of those that count; of a run that was cut short what it would be, had all others held."""
+        return 1 - (self.num_late + self.num_slow) / self.num_counted
+
+    @property
+    def num_counted(self) -> int:
+        return max(1, self._num_known or self._num_judged)
+
+    def __call__(self, now: float) -> bool:
+        """Return whether it is decided."""
+        if self._is_over():
+            self.out_of_time = True
+            return True
+        self._open = [job for job in self._open if self._stays_open(job, now)]
+        if self.num_late + self.num_slow > self.most_missed:
+            return True
+        return not self._open and (self._num_known is not None or now >= self._load.end_s)
+
+    def _counts(self, job: SimulatedRequest) -> bool:
+        return self._load.lead_s <= job.request.arrival_s < self._load.end_s
+
+    def _stays_open(self, job: SimulatedRequest, now: float) -> bool:
+        arrival_s, slo = job.request.arrival_s, job.request.slo
+        if not isfinite(arrival_s):
+            return now < self._load.end_s
+        if not self._counts(job):
+            return False
+        if job.rejected or min(job.first_s, now) > arrival_s + slo.ttft_s:
+            self.num_late += 1
+        elif isfinite(job.last_s):
+            self.num_slow += not served_job(job).holds(slo)
+        else:
+            return True
+        self._num_judged += 1
+        return False
