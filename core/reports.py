@@ -44,11 +44,13 @@ class Register:
     """It answers requests of which nothing follows the step that computes their prompt, also where it does not decode."""
     reports_links: bool = False
     """Its reports say which attempts' KV has left (`LoadReport.sent`), so that its links can be reserved until then."""
+    state_blocks: int = 0
+    """Blocks that each sequence takes for its recurrent state, before those of its tokens (`KVLayout.state_blocks`)."""
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens of one sequence at the most."""
-        return self.num_blocks // self.num_groups * self.block_size
+        return (self.num_blocks // self.num_groups - self.state_blocks) * self.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,7 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         num_groups=parts.num_groups,
         answers=True,
         reports_links=True,
+        state_blocks=parts.shard.layout.state_blocks,
     )
 
 

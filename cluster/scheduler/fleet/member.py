@@ -102,6 +102,7 @@ class Member:
         self.answers = info.answers or info.decodes
         """It can be given requests of which nothing follows their prompt."""
         self.num_blocks, self.block_size = info.num_blocks, info.block_size
+        self.state_blocks = info.state_blocks
         self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
         self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)
         self._changed = {} if changed is None else changed
@@ -184,7 +185,7 @@ class Member:
     def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
         """Return whether there is room for `num_tokens`. What is cached is looked up only where that decides."""
         free_blocks = self.free_blocks
-        if num_tokens <= free_blocks * self.block_size:
+        if num_tokens <= (free_blocks - self.state_blocks) * self.block_size:
             return True
         num_cached = cached.get(self.address, 0)
         return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= free_blocks
@@ -195,7 +196,7 @@ class Member:
         Of its `num_cached` leading blocks in the cache, those that a promise already pays for are free of charge. The others
         count as available in the report and stop being so."""
         shared = self._chains.num_shared(hashes, num_cached) if num_cached else 0
-        return num_blocks_for(num_tokens, self.block_size) - shared
+        return self.state_blocks + num_blocks_for(num_tokens, self.block_size) - shared
 
     def promise(self, key: str, promise: Promise) -> None:
         assert key not in self._unsettled, key

@@ -118,7 +118,7 @@ class Shortlist:
 
     def _put_decoding(self, standing: "_Standing", backlog: int) -> None:
         member = standing.member
-        room = member.free_blocks * member.block_size if member.has_slot else 0
+        room = (member.free_blocks - member.state_blocks) * member.block_size if member.has_slot else 0
         if room > 0:
             self._room.put(standing.room, bucket_of(room, _ROOM_UNIT_TOKENS))
         else:

@@ -169,7 +169,7 @@ class CostPolicy:
     def _decode_s(self, ask: PlacementQuery, decode: Member, to_move: int) -> float:
         """Return pressure + preemption."""
         pressure_s = self._model.pressure_tokens * decode.step_s * (decode.num_seqs + 1) / decode.max_num_seqs
-        taken_blocks = num_blocks_for(to_move + ask.growth_tokens, decode.block_size)
+        taken_blocks = decode.state_blocks + num_blocks_for(to_move + ask.growth_tokens, decode.block_size)
         fill = 1.0 - max(0, decode.free_blocks - taken_blocks) / decode.num_blocks
         return pressure_s + fill**4 * ask.num_tokens / self.tokens_per_s(decode)
 

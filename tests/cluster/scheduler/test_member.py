@@ -1,6 +1,7 @@
 """What the scheduler counts on at one instance, against the plainest count of it."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,3 +41,14 @@ def test_blocks_that_promises_pay_for_are_counted_once(
         member.release(key)
     assert member.blocks_needed(num_tokens, hashes, num_cached) == num_blocks_for(num_tokens, 16)
     assert member.free_blocks == member.num_blocks
+
+
+def test_a_recurrent_state_takes_its_blocks_from_each_sequence() -> None:
+    member = Member(replace(instance("d"), num_blocks=100, state_blocks=30))
+    assert member.capacity_tokens == 70 * 16
+    assert member.blocks_needed(17, (), 0) == 32
+    assert member.has_blocks(70 * 16, (), {})
+    assert not member.has_blocks(70 * 16 + 1, (), {})
+    member.promise("r", Promise(0.0, 1, member.blocks_needed(17, (), 0), 17, hashes=()))
+    assert not member.has_blocks(39 * 16, (), {}), "38 blocks are left beside its state"
+    assert member.has_blocks(38 * 16, (), {})
