@@ -117,6 +117,9 @@ FIGURES: dict[str, list[Figures]] = {
     "prefix_cache.json": [_closed_gap],
     "prefix_tree.json": [lambda d, _: [d["ms"]["find"]]],
     "tier_restore.json": [lambda d, find: [100 * find(d["rows"], prefix_tokens=512)["hidden"]]],
+    "state_checkpoints.json": [
+        lambda d, _: [row["third_by_without"] for row in d["rows"] if row["shared_tokens"] == 1024]
+    ],
     "transport.json": [
         lambda d, _: [d["results"][f"{mib << 10} KiB"]["tcp_of_raw"] for mib in (4, 16)],
         lambda d, _: [d["results"]["4096 KiB"]["shm_of_raw"]],
