@@ -7,11 +7,15 @@ impossible."""
 from dataclasses import dataclass, field
 from math import inf
 
+from kvtransfer.transport.base import Carried
+
 _KEPT = 0.9
 """The weight that an observation keeps with each that follows."""
 _MOST_TIMES = 8.0
-"""A write counts as at most this many times as long as was expected, or as writes are on average. One pause is no slow link;
-several are."""
+"""A write that takes more than this many times what was expected, and what writes take on average, has met a pause."""
+_ONE_PAUSE_IN = 10
+"""One pause in so many writes is no slow link and counts for nothing. After a second one both count, at the pace of the quicker:
+a link may let the first bytes after a rest pass at once, and is as slow as its slow writes say all the same."""
 _SPREAD = 0.1
 """Where sizes differ by less than this (standard deviation by mean), they tell nothing of the latency."""
 
@@ -36,18 +40,25 @@ class LinkRate:
     _seconds: float = 0.0
     _bytes_bytes: float = 0.0
     _bytes_seconds: float = 0.0
+    _pause: tuple[int, float] | None = None
+    """The bytes and seconds of the last write that met a pause."""
+    _num_since_pause: int = 0
 
     def begin(self, num_bytes: int, now: float) -> Write:
         write = Write(max(1, num_bytes), now)
         self._under_way.append(write)
         return write
 
-    def end(self, write: Write, now: float) -> None:
-        """Learn from a write that is over. Writes overlap: it has had the link since the one before it ended."""
+    def end(self, write: Write, now: float, carried: Carried | None = None) -> None:
+        """Learn from a write that is over. Writes overlap: it has had the link since the one before it ended. `carried` is what
+        has arrived meanwhile, where writes end before their bytes are there."""
         self._under_way.remove(write)
         took_s = max(0.0, now - max(write.began_s, self.last_s))
         self.last_s = max(self.last_s, now)
-        self.note(write.num_bytes, took_s)
+        if carried is None:
+            self.note(write.num_bytes, took_s)
+        else:
+            self.arrived(carried, took_s)
 
     def drop(self, write: Write) -> None:
         """Learn nothing from a write that has failed."""
@@ -58,10 +69,31 @@ class LinkRate:
 
     def note(self, num_bytes: int, took_s: float) -> None:
         """Learn that so many bytes have taken so long."""
-        if self._weight:
-            latency_s, s_per_byte = self._line()
-            expected_s = max(latency_s + num_bytes * s_per_byte, self._seconds / self._weight)
-            took_s = min(took_s, _MOST_TIMES * expected_s) if expected_s else took_s
+        self._num_since_pause += 1
+        if self._is_pause(num_bytes, took_s):
+            before = self._pause if self._num_since_pause <= _ONE_PAUSE_IN else None
+            self._pause, self._num_since_pause = (num_bytes, took_s), 0
+            if before is None:
+                return
+            before_bytes, before_s = before
+            self._take(before_bytes, min(before_s, took_s * before_bytes / num_bytes))
+            self._pause = None
+        self._take(num_bytes, took_s)
+
+    def arrived(self, carried: Carried, at_least_s: float = 0.0) -> None:
+        """Learn from what the system says has arrived. Its seconds are the network's, so there are no pauses of a process among
+        them. It counts no seconds where they are few."""
+        if carried.num_bytes:
+            self._take(carried.num_bytes, max(at_least_s, carried.busy_s))
+
+    def _is_pause(self, num_bytes: int, took_s: float) -> bool:
+        if not self._weight:
+            return False
+        latency_s, s_per_byte = self._line()
+        expected_s = max(latency_s + num_bytes * s_per_byte, self._seconds / self._weight)
+        return took_s > _MOST_TIMES * expected_s > 0
+
+    def _take(self, num_bytes: int, took_s: float) -> None:
         self._weight = _KEPT * self._weight + 1
         self._bytes = _KEPT * self._bytes + num_bytes
         self._seconds = _KEPT * self._seconds + took_s

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard, RankPool
@@ -32,7 +33,7 @@ from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
 from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, TargetPlan, plan_target, take_writes
 from kvtransfer.source import HostSource, Source
 from kvtransfer.staging import Staging
-from kvtransfer.transport.base import Sender
+from kvtransfer.transport.base import Carried, Sender
 from kvtransfer.transport.routes import Routes
 from kvtransfer.wire import check_compatible, check_grant
 
@@ -291,7 +292,8 @@ class Pusher:
         push.writing_since_s.append(started_s)
         try:
             if not push.stopped:
-                with self._speeds.writing(push.grant.holder, push.transport, size):
+                arrived = partial(_carried, push.ways)
+                with self._speeds.writing(push.grant.holder, push.transport, size, arrived):
                     await self._write_layers(push, items)
         except (ReplicaLost, TransferError) as error:
             self._failed(push, str(error))
@@ -386,3 +388,10 @@ class Pusher:
             push.on_quiet(grant_id)
         else:
             push.on_delivered(grant_id)
+
+
+def _carried(ways: Sequence[Sequence[tuple[Sender, RegionKey]]]) -> Carried | None:
+    """Return what has arrived over all ways to a holder. None where the end of a write says it."""
+    found = [sender.carried(region) for pairs in ways for sender, region in pairs]
+    told = [one for one in found if one is not None]
+    return Carried(sum(one.num_bytes for one in told), max(one.busy_s for one in told)) if told else None

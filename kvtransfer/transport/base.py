@@ -5,6 +5,7 @@ it can write. A transport never decides whether a write is allowed. The Receiver
 trusted for as long as it lives (shared memory), and fenced by its death."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from core.errors import TransferError
@@ -52,6 +53,15 @@ class Receiver(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How much of what was written has arrived at the holder's host since this was last asked, and for how many seconds some of
+    it was on the way."""
+
+    num_bytes: int
+    busy_s: float
+
+
 class Sender(Protocol):
     name: str
     vouches: bool
@@ -64,6 +74,10 @@ class Sender(Protocol):
 
         With checksums it returns only when the holder has found the bytes right; bytes that arrived damaged are sent once
         more."""
+        ...
+
+    def carried(self, region: RegionKey) -> Carried | None:
+        """Return what has become of the writes to this endpoint. None where a write ends only when its bytes are there."""
         ...
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:

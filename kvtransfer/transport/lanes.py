@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from core.errors import ReplicaLost, TransferError
+from kvtransfer.transport.base import Carried
 from kvtransfer.transport.streams import Stream
 
 Job = Callable[[Stream], None]
@@ -58,6 +59,8 @@ class LaneLink:
         """`owner` is the mail address of the holder there."""
         self.owner = owner
         self.lanes = [Lane(stream) for stream in streams]
+        self._progress = [(0, 0.0) for _ in streams]
+        """What `carried` found last on each lane."""
         self._closed = False
 
     def lanes_for(self, num_bytes: int) -> list[Lane]:
@@ -83,6 +86,20 @@ class LaneLink:
             raise
         for error in sorted(batch.errors, key=lambda error: isinstance(error, TransferError)):
             raise error
+
+    def carried(self) -> Carried | None:
+        """Return what has arrived over all lanes since the last call, and the seconds of the lane that was busy longest. None
+        where the system does not say. Seconds in which nothing has arrived count when something has."""
+        progress = [lane.stream.progress() for lane in self.lanes]
+        if self._closed or None in progress:
+            return None
+        found = [one for one in progress if one is not None]
+        num_bytes = sum(now[0] - before[0] for now, before in zip(found, self._progress, strict=True))
+        if not num_bytes:
+            return Carried(0, 0.0)
+        busy_s = max(now[1] - before[1] for now, before in zip(found, self._progress, strict=True))
+        self._progress = found
+        return Carried(num_bytes, busy_s)
 
     def close(self) -> None:
         """Cut the link: jobs under way fail soon. Idempotent."""

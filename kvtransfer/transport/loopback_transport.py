@@ -88,6 +88,9 @@ class LoopbackSender:
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
         receiver.accept(grant_id, runs, self._source)
 
+    def carried(self, region: RegionKey) -> None:
+        """Return nothing: a write ends when its bytes are there."""
+
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         if region.endpoint not in self._fabric.receivers:
             raise ReplicaLost(f"the KV pool {region.endpoint} is gone")
@@ -172,6 +175,9 @@ class DeviceLoopbackSender:
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         await self._receiver(region).accept(grant_id, runs, self._source)
+
+    def carried(self, region: RegionKey) -> None:
+        """Return nothing: a write ends when its bytes are there."""
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         self._receiver(region)

@@ -248,6 +248,9 @@ class PullSender:
         for start in range(0, len(runs), _MAX_MESSAGE_RUNS):
             await self._deliver(region.endpoint, grant_id, list(runs[start : start + _MAX_MESSAGE_RUNS]))
 
+    def carried(self, region: RegionKey) -> None:
+        """Return nothing: a write ends when its bytes are there."""
+
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         num_bytes = min(num_bytes, SCRATCH_BYTES, self._medium.num_bytes)
         await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, num_bytes)])

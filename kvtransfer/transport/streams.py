@@ -7,6 +7,7 @@ import contextlib
 import socket
 import ssl
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,9 @@ _MAX_PIECES = 1024
 """IOV_MAX of Linux, the number of pieces that one scatter or gather call takes."""
 _TLS_PIECE_BYTES = 1 << 20
 _HANDSHAKE_S = 5
+_TCP_INFO_BYTES = 176
+_BYTES_ACKED_AT, _BUSY_US_AT = 120, 168
+"""Where Linux's `struct tcp_info` (linux/tcp.h) has `tcpi_bytes_acked` and `tcpi_busy_time`. New fields come behind."""
 STALL_S = 60
 """How long a peer may take for the next byte of a frame that is on its way before it counts as lost."""
 
@@ -67,6 +71,21 @@ class Stream:
                 sock.close()
                 raise ReplicaLost(f"no TLS with KV peer {peer}: {error}") from error
         _limit(self._sock, STALL_S, STALL_S if dialled else 0)
+
+    def progress(self) -> tuple[int, float] | None:
+        """Return the bytes that the peer's kernel has acknowledged, and the seconds in which some were on the way, since the
+        connection began. None where the system does not say, or the stream is closed. Any thread may ask."""
+        if not sys.platform.startswith("linux"):
+            return None
+        try:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return None
+        if len(info) < _TCP_INFO_BYTES:
+            return None
+        (num_acked,) = struct.unpack_from("<Q", info, _BYTES_ACKED_AT)
+        (busy_us,) = struct.unpack_from("<Q", info, _BUSY_US_AT)
+        return num_acked, busy_us / 1e6
 
     def try_send(self, pieces: Sequence[memoryview]) -> list[memoryview]:
         """Give the kernel what it takes at once. Returns what is left. Raises ReplicaLost."""

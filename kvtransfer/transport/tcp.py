@@ -26,7 +26,7 @@ from core.messages import RegionKey
 from device.port import PoolMemory
 from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.landing import Landing, landing_in
-from kvtransfer.transport.base import PROBE
+from kvtransfer.transport.base import PROBE, Carried
 from kvtransfer.transport.checks import source_crc
 from kvtransfer.transport.lanes import Job, Lane, LaneLink
 from kvtransfer.transport.streams import Stream, TlsContexts, cut
@@ -227,6 +227,11 @@ class TcpSender:
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         await self._deliver(region.endpoint, grant_id, runs, self._checksum)
+
+    def carried(self, region: RegionKey) -> Carried | None:
+        """Ask the kernel, which takes bytes long before they are there."""
+        task = self._links.get(region.endpoint)
+        return task.result().carried() if task and _owner(task) is not None else None
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         """Measure as `Sender.probe` says. Raises ReplicaLost."""

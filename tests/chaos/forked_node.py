@@ -3,6 +3,7 @@
 The import takes several seconds of a processor, and the matrix starts a node for nearly every case."""
 
 import asyncio
+import ctypes
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+_CLONE_NEWNET = 0x40000000
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.chaos.node"])
 
@@ -72,7 +74,17 @@ def _serve(sock: socket.socket, spec: str, log: Path) -> None:
     for number in (0, 1):
         os.dup2(sock.fileno(), number)
     sock.close()
+    if netns := json.loads(spec).get("netns"):
+        _enter(netns)
     sys.stdin, sys.stdout = os.fdopen(0, "rb"), os.fdopen(1, "w")
     from tests.chaos import node
 
     node.main(spec)
+
+
+def _enter(netns: str) -> None:
+    """Have all sockets of this process belong to the network namespace."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(netns, "rb") as file:
+        if libc.setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {netns}")

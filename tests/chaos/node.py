@@ -28,7 +28,7 @@ import msgpack
 import torch
 
 from cluster.ingress.frontend import Frontend
-from cluster.ingress.timeline import Timeline
+from cluster.ingress.timeline import Attempt, Timeline
 from cluster.instance.device_access import device_access
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
@@ -170,11 +170,13 @@ class Node:
         self.name, self.role = spec["name"], spec["role"]
         self.folder, self.apart = Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
+        self.host = spec["host"]
         self.on_device = spec["on_device"]
         """Whether KV pools lie on simulated devices."""
         self.device: SimulatedDevice | None = None
         self.mail = TcpMail(
             KEY,
+            spec["host"],
             port=spec["port"],
             config=self.config.mail,
             wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
@@ -184,8 +186,8 @@ class Node:
         self.num_computed = 0
         """Tokens whose KV was computed here."""
         self.tasks: dict[str, asyncio.Task[None]] = {}
-        self.lost: dict[str, list[str]] = {}
-        """By request, the instances that it lost."""
+        self.attempts: dict[str, list[Attempt]] = {}
+        """By request, until its end is told."""
 
     async def resolve(self) -> list[str]:
         """Return the schedulers. Lost ones are listed until others replace them."""
@@ -227,7 +229,7 @@ class Node:
                 self.instance.run()
 
     def observe(self, timeline: Timeline) -> None:
-        self.lost[timeline.request.id] = [one.lost for one in timeline.attempts if one.lost]
+        self.attempts[timeline.request.id] = timeline.attempts
 
     def parts(self, role: Role) -> InstanceParts:
         if self.has_model:
@@ -258,7 +260,7 @@ class Node:
             make_receivers=access.make_receivers,
             make_senders=senders,
             make_group=group,
-            host=host_id(),
+            host=f"{host_id()} {self.host}",
             source=access.source,
             staging=None,
             tiers=tiers,
@@ -271,7 +273,7 @@ class Node:
             self.config.transfer,
             role != "prefill",
             self.mail.me,
-            "127.0.0.1",
+            self.host,
             key=KEY,
             num_bytes=SHARD.pool_bytes(num_blocks),
             media=MEDIA,
@@ -279,9 +281,7 @@ class Node:
 
     def device_access(self, num_blocks: int) -> PoolAccess:
         memory, self.device = simulated_memory(num_blocks, seed=os.getpid())
-        return device_access(
-            self.config.transfer, self.mail.me, "127.0.0.1", key=KEY, memory=memory, media={}
-        )
+        return device_access(self.config.transfer, self.mail.me, self.host, key=KEY, memory=memory, media={})
 
     async def generate(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:
         request = Request(
@@ -295,7 +295,10 @@ class Node:
             async for token in self.frontend.generate(request):
                 tell(event="token", id=name, token=token.token, index=token.index)
                 finish = token.finish
-            tell(event="end", id=name, error="", finish=finish, lost=self.lost.pop(request.id))
+            attempts = self.attempts.pop(request.id)
+            lost = [one.lost for one in attempts if one.lost]
+            routes = [[one.route.prefill, one.route.decode] for one in attempts if one.route]
+            tell(event="end", id=name, error="", finish=finish, lost=lost, routes=routes)
         except Exception as error:
             tell(event="end", id=name, error=f"{type(error).__name__}: {error}")
 

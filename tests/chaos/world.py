@@ -4,12 +4,14 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.forked_node import ForkedNode
 from tests.chaos.witness import undisturbed
+from tests.deploy.network import NetworkEnd
 from tests.patience import PATIENCE_S
 
 OVERRIDES: dict[str, Any] = {
@@ -80,6 +82,8 @@ class Stream:
     finish: str | None = None
     lost: list[str] = field(default_factory=list)
     """Instances that it lost."""
+    routes: list[tuple[str, str]] = field(default_factory=list)
+    """Prefill and decode of each attempt, by address. No prefill: decode has computed the prompt itself."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     last_s: float = 0.0
 
@@ -91,9 +95,17 @@ class Stream:
 class World:
     """`async with World(folder, overrides) as world`. Afterwards no process, segment or port of it is left."""
 
-    def __init__(self, folder: Path, wanted: dict[str, Any], apart: bool = True) -> None:
-        """`apart`: every prompt is computed by a prefill instance as long as there is one, whatever it costs."""
+    def __init__(
+        self,
+        folder: Path,
+        wanted: dict[str, Any],
+        apart: bool = True,
+        places: Mapping[str, NetworkEnd] | None = None,
+    ) -> None:
+        """`apart`: every prompt is computed by a prefill instance as long as there is one, whatever it costs. `places`: where on a
+        network each node is, by its name."""
         self.folder, self.wanted, self.apart = folder, wanted, apart
+        self.places = places or {}
         folder.mkdir(parents=True, exist_ok=True)
         self.overrides = OVERRIDES | wanted
         self.nodes: dict[str, Process] = {}
@@ -132,8 +144,11 @@ class World:
 
     async def start(self, name: str, port: int = 0) -> Process:
         role = name.rstrip("01")
+        place = self.places.get(name)
         spec = {
             "name": name,
+            "host": place.address if place else "127.0.0.1",
+            "netns": str(place.path) if place else "",
             "role": role,
             "folder": str(self.folder),
             "port": port,
@@ -239,6 +254,7 @@ class World:
         if event["event"] == "end":
             stream.error = event["error"]
             stream.finish, stream.lost = event.get("finish"), event.get("lost", [])
+            stream.routes = [(prefill, decode) for prefill, decode in event.get("routes", [])]
             stream.done.set()
             return
         assert event["index"] == len(stream.tokens), "a token came twice, or out of order"

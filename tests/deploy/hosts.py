@@ -4,12 +4,13 @@ Process namespaces are a must: `ray stop` ends every Ray process that it can see
 
 import contextlib
 import os
-import random
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from tests.deploy.network import NetworkEnd, missing_network, network, run
 
 _START = """
 mount -t tmpfs tmpfs /dev/shm
@@ -29,7 +30,7 @@ UsePAM no
 PidFile none
 """
 _UNSHARE = "unshare --pid --mount --uts --ipc --fork --kill-child --mount-proc"
-PROGRAMS = ("ip", "unshare", "sshd", "ssh", "ssh-keygen", "rsync", "nc")
+PROGRAMS = ("unshare", "sshd", "ssh", "ssh-keygen", "rsync", "nc")
 
 
 def missing() -> str:
@@ -39,23 +40,19 @@ def missing() -> str:
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     if absent := [name for name in PROGRAMS if not shutil.which(name, path=path)]:
         return f"{', '.join(absent)} not installed (.ci/apt.txt)"
-    name = f"bt{random.randrange(10**6)}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
-        return "network namespaces cannot be made here"
-    tried = subprocess.run(
-        f"ip netns exec {name} {_UNSHARE} true".split(),
-        capture_output=True,
-        check=False,
-    )
-    _run("ip", "netns", "del", name)
+    return missing_network() or _missing_processes()
+
+
+def _missing_processes() -> str:
+    tried = subprocess.run([*_UNSHARE.split(), "true"], capture_output=True, check=False)
     return "process namespaces cannot be made here" if tried.returncode else ""
 
 
 class Host:
     """One machine on the bridge. `kill` is its power cord."""
 
-    def __init__(self, name: str, address: str, bridge: str, folder: Path, keys: Path, bashrc: str) -> None:
-        self.name, self.address, self._folder = name, address, folder
+    def __init__(self, end: NetworkEnd, folder: Path, keys: Path, bashrc: str) -> None:
+        self._end, self.name, self.address = end, end.name, end.address
         for part in ("ray", "home"):
             (folder / part).mkdir(parents=True)
         (folder / "home" / ".bashrc").write_text(bashrc)
@@ -63,23 +60,11 @@ class Host:
         (folder / "passwd").write_text(
             f"root:x:0:0:root:{folder}/home:/bin/bash\nsshd:x:100:65534::/run/sshd:/bin/false\n"
         )
-        (folder / "sshd_config").write_text(_SSHD.format(keys=keys, address=address))
-        (folder / "start").write_text(_START.format(folder=folder, name=name))
-        _run("ip", "netns", "add", name)
-        _run("ip", "link", "add", f"{name}o", "type", "veth", "peer", "name", "eth0", "netns", name)
-        _run("ip", "link", "set", f"{name}o", "master", bridge, "up")
-        # Ray takes the address of the way out for its own: without one it would be 127.0.0.1.
-        gateway = f"{address.rpartition('.')[0]}.1"
-        for command in (
-            f"addr add {address}/24 dev eth0",
-            "link set eth0 up",
-            "link set lo up",
-            f"route add default via {gateway}",
-        ):
-            _run("ip", "-n", name, *command.split())
+        (folder / "sshd_config").write_text(_SSHD.format(keys=keys, address=end.address))
+        (folder / "start").write_text(_START.format(folder=folder, name=end.name))
         with (folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                [*f"ip netns exec {name} {_UNSHARE} bash -e".split(), str(folder / "start")],
+                [*f"ip netns exec {end.name} {_UNSHARE} bash -e".split(), str(folder / "start")],
                 stdout=log,
                 stderr=log,
                 env={"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"},
@@ -87,8 +72,7 @@ class Host:
 
     def num_ray_processes(self) -> int:
         """Ray's processes on this machine."""
-        pids = _output("ip", "netns", "pids", self.name).split()
-        names = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+        names = [Path(f"/proc/{pid}/cmdline") for pid in self._end.pids()]
         num = 0
         for name in names:
             with contextlib.suppress(OSError):
@@ -99,39 +83,31 @@ class Host:
         self._process.kill()
         self._process.wait(10)
 
-    def remove(self) -> None:
+    def end(self) -> None:
+        """Kill it, and wait until its processes have ended."""
         self.kill()
         for _ in range(50):
-            if not _output("ip", "netns", "pids", self.name).split():
+            if not self._end.pids():
                 break
             time.sleep(0.1)
-        _run("ip", "netns", "del", self.name)
 
 
 @contextlib.contextmanager
 def hosts(roles: Mapping[str, str], folder: Path) -> Iterator[tuple[list[Host], Path]]:
     """A machine for each of `roles` (name: what its ~/.bashrc says), and the key that opens them all."""
-    token = f"{random.randrange(16**5):05x}"
-    bridge, net = f"bb{token}", f"10.{random.randrange(64, 127)}.{random.randrange(1, 255)}"
     keys = folder / "keys"
     keys.mkdir()
     for key in ("host", "user"):
-        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key))
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key))
     Path("/tmp/ray").mkdir(exist_ok=True)
-    _run("ip", "link", "add", bridge, "type", "bridge")
-    machines: list[Host] = []
-    try:
-        _run("ip", "addr", "add", f"{net}.1/24", "dev", bridge)
-        _run("ip", "link", "set", bridge, "up")
-        for i, (role, bashrc) in enumerate(roles.items()):
-            machines.append(Host(f"b{token}{i}", f"{net}.{10 + i}", bridge, folder / role, keys, bashrc))
+    with network(len(roles)) as ends, contextlib.ExitStack() as stack:
+        machines: list[Host] = []
+        for end, (role, bashrc) in zip(ends, roles.items(), strict=True):
+            machines.append(Host(end, folder / role, keys, bashrc))
+            stack.callback(machines[-1].end)
         for machine in machines:
             _wait_ssh(machine.address, keys / "user")
         yield machines, keys / "user"
-    finally:
-        for machine in machines:
-            machine.remove()
-        _run("ip", "link", "del", bridge)
 
 
 def _wait_ssh(address: str, key: Path) -> None:
@@ -150,12 +126,3 @@ def _wait_ssh(address: str, key: Path) -> None:
             return
         time.sleep(0.2)
     raise AssertionError(f"no ssh to {address}")
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout

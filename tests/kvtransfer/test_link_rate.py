@@ -1,6 +1,8 @@
 """A link's latency and rate are learned from writes, whatever their sizes, and a slow link shows while it is being slow."""
 
 import contextlib
+import socket
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,9 @@ from hypothesis import strategies as st
 from core.errors import TransferError
 from kvtransfer.link_rate import LinkRate
 from kvtransfer.link_speeds import LinkSpeeds
+from kvtransfer.transport.base import Carried
+from kvtransfer.transport.streams import Stream
+from tests.patience import PATIENCE_S
 
 
 @settings(max_examples=50)
@@ -87,3 +92,32 @@ def test_a_failed_write_teaches_nothing_and_what_is_old_is_forgotten() -> None:
     assert [(link.receiver, link.transport) for link in speeds.known()] == [("d", "tcp")]
     clock.now = 400.0
     assert speeds.known() == ()
+
+
+def test_what_the_system_says_has_arrived_counts_and_not_when_a_write_ends() -> None:
+    clock, told = Clock(), [Carried(0, 0.0), Carried(500, 2.0), Carried(500, 3.0)]
+    speeds = LinkSpeeds(clock)
+    with speeds.writing("d", "tcp", 1000, lambda: told.pop(0) if told else Carried(0, 0.0)):
+        clock.now = 0.001
+    assert [link.bytes_per_s for link in speeds.known()] == [pytest.approx(250)]
+    assert [link.bytes_per_s for link in speeds.known()] == [pytest.approx(200, rel=0.05)]
+    assert [link.bytes_per_s for link in speeds.known()] == [pytest.approx(200, rel=0.05)], "nothing is new"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says it")
+def test_a_tcp_stream_knows_what_has_arrived() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = Stream(socket.create_connection(listener.getsockname()), "them", None, dialled=True)
+        theirs = Stream(listener.accept()[0], "us", None, dialled=False)
+    try:
+        ours.send([memoryview(bytes(100_000))])
+        theirs.receive([memoryview(bytearray(100_000))])
+        theirs.send([memoryview(b"+")])
+        ours.receive([memoryview(bytearray(1))])
+        progress = ours.progress()
+        assert progress is not None
+        assert 100_000 <= progress[0] <= 100_001, "the start of the connection may count as a byte"
+        assert 0 <= progress[1] < PATIENCE_S
+    finally:
+        ours.close()
+        theirs.close()

@@ -127,6 +127,16 @@ class BytesArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesCarried:
+    """What `Sender.carried` says after a RemoteWrite, before its Answer."""
+
+    way: int
+    endpoint: str
+    num_bytes: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Corrupted:
     grant_id: str
 
@@ -156,4 +166,6 @@ TO_MEMORY = {
         Probe,
     )
 }
-FROM_MEMORY = {kind.__name__: kind for kind in (MemoryReady, MemoryFailed, BytesArrived, Corrupted, Answer)}
+FROM_MEMORY = {
+    kind.__name__: kind for kind in (MemoryReady, MemoryFailed, BytesArrived, BytesCarried, Corrupted, Answer)
+}

@@ -17,6 +17,7 @@ from cluster.instance.remote_memory.memory_messages import (
     TO_MEMORY,
     Answer,
     BytesArrived,
+    BytesCarried,
     Corrupted,
     Ended,
     Fence,
@@ -36,6 +37,7 @@ from cluster.instance.remote_memory.memory_messages import (
 from core.config import TransferConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
+from core.messages import RegionKey
 from engine.ranks.rank_messages import frame, next_frame, open_streams
 from kvtransfer.copies import CopyRun
 from kvtransfer.memory import OwnMemory
@@ -132,7 +134,7 @@ class MemoryServer:
                 sizes=sizes,
             ):
                 runs = [CopyRun(*run) for run in zip(sources, destinations, sizes, strict=True)]
-                self._answer(number, self._senders[way].write(grant_id, region, runs))
+                self._answer(number, self._write(way, grant_id, region, runs))
             case Probe(number, way, region, num_bytes):
                 self._answer(number, self._senders[way].probe(region, num_bytes))
             case _:
@@ -154,6 +156,12 @@ class MemoryServer:
 
     def _say(self, word: object) -> None:
         self._instance.write(frame(word))
+
+    async def _write(self, way: int, grant_id: str, region: RegionKey, runs: list[CopyRun]) -> None:
+        sender = self._senders[way]
+        await sender.write(grant_id, region, runs)
+        if carried := sender.carried(region):
+            self._say(BytesCarried(way, region.endpoint, carried.num_bytes, carried.busy_s))
 
     def _answer(self, number: int, work: Awaitable[int | None]) -> None:
         """Answer a command when it is done."""

@@ -16,6 +16,7 @@ from cluster.instance.remote_memory.memory_messages import (
     FROM_MEMORY,
     Answer,
     BytesArrived,
+    BytesCarried,
     Corrupted,
     Ended,
     Fence,
@@ -39,6 +40,7 @@ from core.messages import RegionKey
 from engine.ranks.rank import Rank
 from engine.ranks.rank_messages import frame, next_frame, open_streams, read_frame
 from kvtransfer.copies import CopyRun
+from kvtransfer.transport.base import Carried
 from kvtransfer.transport.shm import host_id
 
 log = logging.getLogger(__name__)
@@ -88,6 +90,9 @@ def _ready(memory_server: Rank, left_s: float) -> MemoryReady:
             raise ReplicaLost(memory_server.obituary())
 
 
+_NOTHING = Carried(0, 0.0)
+
+
 class RemoteHost:
     """A kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory.
 
@@ -109,6 +114,8 @@ class RemoteHost:
         self._beat_s, self._timeout_s = mail.heartbeat_s, mail.peer_timeout_s
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[int]] = {}
+        self._carried: dict[tuple[int, str], Carried] = {}
+        """By way and endpoint, what has been carried and nobody has asked for."""
         self._out: asyncio.Queue[bytes] = asyncio.Queue()
         self._closing = self._closed = False
 
@@ -161,6 +168,12 @@ class RemoteHost:
 
     def say(self, word: Any) -> None:
         self._out.put_nowait(frame(word))
+
+    def carried(self, way: int, endpoint: str) -> Carried | None:
+        """Return what `Sender.carried` of the memory server has said since the last call; None where it says nothing."""
+        if (found := self._carried.get((way, endpoint))) is not None:
+            self._carried[way, endpoint] = _NOTHING
+        return found
 
     def ask(self, word: Any) -> "asyncio.Future[int]":
         """Return the answer to a command, which gets its number here. Raises ReplicaLost, TransferError."""
@@ -218,6 +231,9 @@ class RemoteHost:
                 self._arrived(grant_id, num_bytes)
             case Corrupted(grant_id):
                 self._corrupted(grant_id)
+            case BytesCarried(way, endpoint, num_bytes, busy_s):
+                before = self._carried.get((way, endpoint), _NOTHING)
+                self._carried[way, endpoint] = Carried(before.num_bytes + num_bytes, before.busy_s + busy_s)
             case Answer(number, value, error, lost):
                 future = self._asked.pop(number, None)
                 if future is None or future.done():
@@ -271,6 +287,9 @@ class _RemoteSender:
                 sizes=sizes,
             )
         )
+
+    def carried(self, region: RegionKey) -> Carried | None:
+        return self._remote.carried(self._number, region.endpoint)
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         return await self._remote.ask(Probe(0, self._number, region, num_bytes))
