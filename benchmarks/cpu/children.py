@@ -50,6 +50,10 @@ class ChildProcess:
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
         }
+        # vLLM asks for the OpenMP of its own environment.
+        openmp = place.python.parents[1] / "lib" / "libiomp5.so"
+        if openmp.exists():
+            environment["LD_PRELOAD"] = str(openmp)
         for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
             environment.pop(name, None)
         place.log.parent.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ is in FILE and measures what is missing. The machine's rates of reading and of m
 same threads. A peer that is not installed, or cannot do a precision, is left out by name."""
 
 import itertools
+import signal
 import subprocess
 import sys
 import tempfile
@@ -226,4 +227,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # Children that are stopped would not notice that this process has ended: `Run` ends them.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     main()
