@@ -76,9 +76,12 @@ class EngineConfig(Section):
     """Sequences in one step."""
     lookahead: bool = True
     """Plan the next step while one runs."""
-    speculate: Literal["none", "ngram", "suffix"] = "none"
+    speculate: (
+        Literal["none", "ngram", "suffix"] | Annotated[str, Field(title="draft:PATH", pattern="^draft:.+")]
+    ) = "none"
     """How to guess a sequence's next tokens, so that one step may draw several: `ngram` by what followed its last few tokens
-    before, `suffix` by its longest suffix that it or an output of its tenant had before. No answer changes by it."""
+    before, `suffix` by its longest suffix that it or an output of its tenant had before, `draft:PATH` by a small model with the
+    same vocabulary, a folder or a hub id. No answer changes by it."""
     speculate_tokens: int = Field(default=8, ge=1, le=64)
     """Guesses of one sequence in one step at the most; there are fewer the less they gain."""
     prefix_cache: bool = True

@@ -79,6 +79,8 @@ def _is_free(field: FieldInfo) -> bool:
 
 
 def _kind(annotation: Any) -> str:
+    if shown := title_of(annotation):
+        return shown
     bare = _bare(annotation)
     origin, inner = get_origin(bare), [one for one in get_args(bare) if one is not Ellipsis]
     if origin is Literal:
@@ -89,6 +91,12 @@ def _kind(annotation: Any) -> str:
     if origin in (tuple, list):
         return f"a list of {_kind(inner[0])}s".replace("a list of a ", "a list of ")
     return _KINDS.get(bare, "a text")
+
+
+def title_of(annotation: Any) -> str:
+    """Return what a kind of text looks like, where it says so; else nothing."""
+    rules = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((rule.title for rule in rules if isinstance(rule, FieldInfo) and rule.title), "")
 
 
 def _bare(annotation: Any) -> Any:

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 from core.types import PromptScore, SamplingParams, TokenId
 
+PROPOSED: TokenId = -1
+"""In place of a guess that the rank makes itself, with its draft model."""
+
 
 @dataclass(frozen=True, slots=True)
 class NewSeq:
@@ -44,7 +47,7 @@ class SeqWork:
     push: KVPush | None = None
     drafts: tuple[TokenId, ...] = ()
     """Guesses of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind each
-    of them that was right."""
+    of them that was right. All of them may be PROPOSED."""
 
     @property
     def known_end(self) -> int:
@@ -104,6 +107,8 @@ class Sampled:
     """The tokens behind it: one for each of the work's first drafts that were right."""
     run: tuple[TokenId, ...] = ()
     """The tokens that the sequence's grammar forces behind all of these, as far as is known."""
+    num_unmade: int = 0
+    """The number of the work's PROPOSED guesses that the rank has not made."""
 
     @property
     def drawn(self) -> tuple[Drawn, ...]:
@@ -135,3 +140,5 @@ class StepResult:
     """Not every step has them."""
     replayed: bool = False
     """Whether its launches had been captured before."""
+    proposing_s: float = 0.0
+    """How long the rank has made guesses before the step."""

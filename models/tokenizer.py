@@ -30,6 +30,11 @@ class Tokenizer:
             str(token): index for index, token in added.items() if token.special
         }
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        """The ids of all tokens."""
+        return self._inner.get_vocab()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self._inner.encode(text, add_special_tokens=add_special_tokens)
 

@@ -6,13 +6,14 @@ so the file's or the environment's value stands, whatever the default is."""
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 
 from core.config import ClusterConfig
-from core.config_words import keys_of
+from core.config_words import keys_of, title_of
 
 KEYS: Final[Mapping[str, str]] = {
     "model": "model.path",
@@ -106,8 +107,18 @@ def _annotation(option: str, field: FieldInfo) -> Any:
     if get_origin(field.annotation) is tuple:
         return Annotated[list[str] | None, typer.Option(flag(option), metavar="TEXT", **shown)]
     kind: Any = int if field.annotation is int else str
-    metavar = "|".join(get_args(field.annotation)) if get_origin(field.annotation) is Literal else None
-    return Annotated[kind | None, typer.Option(flag(option), metavar=metavar, **shown)]
+    return Annotated[
+        kind | None, typer.Option(flag(option), metavar="|".join(_choices(field.annotation)) or None, **shown)
+    ]
+
+
+def _choices(annotation: Any) -> list[str]:
+    """Return what may be given, where it is one of a few."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    if get_origin(annotation) in (Union, UnionType):
+        return [choice for one in get_args(annotation) for choice in _choices(one)]
+    return [shown] if (shown := title_of(annotation)) else []
 
 
 def _shown(default: Any) -> str | bool:

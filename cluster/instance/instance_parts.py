@@ -6,6 +6,7 @@ from typing import Literal
 
 from cluster.instance.remote_memory.remote_host import RemoteHost
 from core.config import ClusterConfig, EngineConfig
+from core.draft_config import engine_of_role
 from core.errors import Bug
 from core.kv import KVShard, RankPool
 from core.messages import Commit
@@ -72,7 +73,7 @@ def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Pl
     leave."""
     policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
     return make_planner(
-        config,
+        engine_of_role(config, role),
         parts.num_blocks,
         parts.max_context_tokens,
         policy,

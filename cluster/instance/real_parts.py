@@ -15,6 +15,7 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
 from core.config import ClusterConfig, ParallelConfig
+from core.draft_config import engine_of_role
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.step_profile import first_steps
 from device.cuda import CudaDevice
@@ -157,7 +158,7 @@ def _size(
     return size_pool(
         folder,
         config.model,
-        config.engine,
+        engine_of_role(config.engine, role),
         mesh,
         role=role,
         num_spare=num_spare,

@@ -7,6 +7,7 @@ from pathlib import Path
 from cluster.instance.rank_memory import memory_of_replica
 from cluster.preflight.findings import Finding, Verdict
 from core.config import ClusterConfig, ParallelConfig
+from core.draft_config import draft_path, engine_of_role
 from core.errors import ConfigError
 from core.pools import PoolName, pools_of
 from engine.execution.model_dims import mesh_of
@@ -15,16 +16,24 @@ from models.hub import folder_of
 
 
 def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -> Iterator[Finding]:
-    """Return one finding for each of these pools that has instances; none where the model's folder is not on this node."""
+    """Return one finding for each of these pools that has instances; none where a model's folder is not on this node."""
     try:
         folder = folder_of(config.model.path)
     except ConfigError:
         return  # the check of the model's folder reports it
-    if folder is None:
+    if folder is None or _is_elsewhere(draft_path(config.engine)):
         return
     for pool in pools_of(config):
         if pool.num_instances and pool.name in names:
             yield _check_pool(where, config, folder, pool.name, pool.parallel)
+
+
+def _is_elsewhere(path: str) -> bool:
+    """Return whether the hub has the draft model, and this node may not. What is wrong with its path is said with its size."""
+    try:
+        return bool(path) and folder_of(path) is None
+    except ConfigError:
+        return False
 
 
 def _check_pool(
@@ -34,7 +43,7 @@ def _check_pool(
         size = size_pool(
             folder,
             config.model,
-            config.engine,
+            engine_of_role(config.engine, name),
             mesh_of(parallel),
             role=name,
             num_spare=parallel.ep_redundant_experts,

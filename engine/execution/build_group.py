@@ -12,6 +12,7 @@ from core.ports import LayerSink
 from device.port import PoolMemory
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
+from engine.execution.draft_setup import with_draft
 from engine.execution.draws import Draws
 from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
@@ -78,7 +79,8 @@ def build_group(
         draws=Draws(loaded, grammars),
         num_state_blocks=num_state_blocks,
     )
-    return InlineGroup(counted(runner.step, loaded), grammars)
+    step = with_draft(runner.step, size.draft, engine, place.num_blocks, loaded.spec.vocab_size, device)
+    return InlineGroup(counted(step, loaded), grammars)
 
 
 def make_graphs(

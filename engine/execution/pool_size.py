@@ -12,6 +12,7 @@ from core.errors import ConfigError
 from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv_room
 from engine.execution.devices import choose_device, host_cores, keeps_pool, memory_of
+from engine.execution.draft_size import DraftSize, size_draft
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from engine.execution.recurrent_limits import check_recurrent
@@ -55,6 +56,8 @@ class PoolSize:
     """What each rank needs beside its pool."""
     num_threads: int
     """Compute threads of each rank."""
+    draft: DraftSize | None = None
+    """The draft model beside it, with as many blocks."""
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
     on_device: bool = False
@@ -115,6 +118,8 @@ def size_pool(
         num_spare=num_spare,
         num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
     )
+    draft = size_draft(spec, folder, model, engine, mesh, role=role, device=device)
+    needs = [draft.beside(need) for need in needs] if draft else needs
     found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
     on_device = keeps_pool(device.type == "cpu", mesh.size) and not spec.encodes
     hosts = memories or (0,) * mesh.size
@@ -123,12 +128,19 @@ def size_pool(
         num_blocks = _asked_blocks(engine, shards, groups, mesh)
     else:
         num_blocks = _blocks_with_room(
-            engine, shards, needs, found, sharing=sharing, max_context_tokens=max_context_tokens
+            engine,
+            shards,
+            needs,
+            found,
+            sharing=sharing,
+            max_context_tokens=max_context_tokens,
+            draft_block_bytes=_draft_bytes(draft, 1),
         )
         num_blocks = max(layout.state_blocks + 2, num_blocks - on_device)
     pools = lay_out(shards, num_blocks + on_device, groups, memories)
     for memory, need, pool, shared in zip(found.devices, needs, pools, sharing, strict=True):
-        check_fit(memory, need, pool.num_bytes, engine.memory_utilization, shared)
+        kv_bytes = pool.num_bytes + _draft_bytes(draft, pool.num_blocks)
+        check_fit(memory, need, kv_bytes, engine.memory_utilization, shared)
     size = PoolSize(
         shard=KVShard.whole(layout),
         num_blocks=num_blocks * mesh.dp,
@@ -139,11 +151,16 @@ def size_pool(
         pools=pools,
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),
+        draft=draft,
         encodes=spec.encodes,
         on_device=on_device,
     )
     _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())
     return size
+
+
+def _draft_bytes(draft: DraftSize | None, num_blocks: int) -> int:
+    return draft.shard.pool_bytes(num_blocks) if draft else 0
 
 
 def _threads(found: RankMemory) -> int:
@@ -179,6 +196,7 @@ def _blocks_with_room(
     *,
     sharing: Sequence[Sharing],
     max_context_tokens: int,
+    draft_block_bytes: int,
 ) -> int:
     """Return the blocks of each group of ranks for which the fullest rank has room. It is at least two, with which `check_fit`
     then says what is missing, and at most what all sequences need at their longest. Mostly they are shorter, and prefixes have
@@ -190,8 +208,9 @@ def _blocks_with_room(
             break  # an encoder's blocks take no memory
         room = kv_room(memory, need, engine.memory_utilization, shared)
         if found.most_pool_bytes is not None:
-            room = min(room, found.most_pool_bytes)
-        most = min(most, room // shard.pool_bytes(1))
+            # A draft model's KV lies beside the memory that bounds the pool.
+            most = min(most, found.most_pool_bytes // shard.pool_bytes(1))
+        most = min(most, room // (shard.pool_bytes(1) + draft_block_bytes))
     return max(most, state_blocks + 2)
 
 

@@ -15,7 +15,7 @@ from core.types import SamplingParams
 from engine.execution.batch import History, RankSeq
 
 
-class _Guessed:
+class Guessed:
     """A sequence as it is if its first `num_drafts` guesses are right. It holds until the sequence learns more."""
 
     __slots__ = ("num_prompt", "num_tokens", "sampling", "tokens")
@@ -29,7 +29,7 @@ class _Guessed:
 
 def histories(work: SeqWork, seq: RankSeq) -> list[History]:
     """Return what each row of `work` is drawn behind."""
-    return [seq, *(_Guessed(seq, number + 1) for number in range(len(work.drafts)))]
+    return [seq, *(Guessed(seq, number + 1) for number in range(len(work.drafts)))]
 
 
 def verified(work: Sequence[SeqWork], rows: Iterable[Sampled]) -> list[Sampled]:

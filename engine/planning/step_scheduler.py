@@ -312,7 +312,7 @@ class StepScheduler:
             if drawn is not None:
                 seq.num_pending -= 1
                 if item.drafts and self._speculator is not None:
-                    self._speculator.verified(seq, len(item.drafts), len(drawn.more))
+                    self._speculator.verified(seq, len(item.drafts) - drawn.num_unmade, len(drawn.more))
             elif item.samples and item.known_end == len(seq.tokens):
                 seq.put_off()
             if seq.aborted or seq.state in (State.HELD, State.DONE):

@@ -45,6 +45,8 @@ class HalfRight:
             tokens.append(next_token(tokens) if self.rng.random() < 0.7 else self.rng.randrange(50))
         return tuple(tokens[known:])
 
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
+
     def left(self, seq: Sequence) -> None: ...
 
 

@@ -22,6 +22,11 @@ class Drafter(Protocol):
         """Return for each of `seqs`, of which all tokens are known, at most `most` tokens, or None without anything to go by."""
         ...
 
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None:
+        """Learn that the first `right` of `guessed` tokens, which a step has computed, were right. None, if nobody has guessed
+        what was asked for."""
+        ...
+
     def left(self, seq: Sequence) -> None:
         """Forget a sequence that is not here any more."""
         ...

@@ -34,6 +34,9 @@ class PromptLookup:
             out.append(places.find(seq.tokens, most))
         return out
 
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None:
+        """Do nothing: the tokens tell."""
+
     def left(self, seq: Sequence) -> None:
         self._places.pop(seq.key, None)
 

@@ -50,7 +50,7 @@ class RealisedGain:
         num_seqs = len(plan.work) if all(work.known_end == work.start + 1 for work in plan.work) else 0
         took_s = now - self._committed_at
         if result.duration_s:
-            took_s = min(took_s, _LONGEST_WAIT * result.duration_s)
+            took_s = min(took_s, _LONGEST_WAIT * (result.duration_s + result.proposing_s))
         has_guesses = any(work.drafts for work in plan.work)
         drawn = sum(1 + len(one.more) for one in result.sampled)
         if num_seqs and num_seqs == self._num_seqs and took_s > 0 and drawn >= num_seqs:

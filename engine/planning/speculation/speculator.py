@@ -4,25 +4,29 @@ Guesses need known tokens, while a step that is planned ahead does not know what
 steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again.
 
 What a grammar forces is guessed, too, whoever else guesses: the ranks say so with the token before it (`Sequence.run`), so nobody
-has to look for it."""
+has to look for it. A draft model on the rank proposes tokens that are not known here: then it is decided how many."""
 
 from collections import deque
 from collections.abc import Sequence as SeqOf
 
 from core.config import EngineConfig
-from core.plan import StepPlan, StepResult
+from core.plan import PROPOSED, StepPlan, StepResult
 from core.steps import StepModels
 from core.types import TokenId
 from engine.planning.sequence import Sequence
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.acceptance import Acceptance
-from engine.planning.speculation.draft_lengths import draft_lengths
+from engine.planning.speculation.draft_lengths import draft_lengths, longest_proposal
 from engine.planning.speculation.drafter import Draft, Drafter
 from engine.planning.speculation.pause import Pause
 from engine.planning.speculation.prompt_lookup import PromptLookup
+from engine.planning.speculation.proposal_pace import ProposalPace
+from engine.planning.speculation.proposals import Proposals
 from engine.planning.speculation.realised_gain import RealisedGain
 from engine.planning.speculation.suffix_drafter import SuffixDrafter
 
+_FORCED = "grammar"
+"""The source of what a grammar forces."""
 _LONGEST_RUN = 64
 """Tokens of a forced run in one step. It is not `engine.speculate_tokens`, since these guesses are right."""
 _LONGEST_MATCH = 32
@@ -46,7 +50,7 @@ class Speculator:
         self._most_rows = max(config.max_num_seqs, 1 + config.speculate_tokens)
         """Logits of one step: memory is reckoned for `max_num_seqs` of them."""
         self._looks, self._runs = Pause(), Pause()
-        self._acceptance, self._gain = Acceptance(), RealisedGain()
+        self._acceptance, self._gain, self._pace = Acceptance(), RealisedGain(), ProposalPace()
         self._num_guessing = 0
         """Steps with guesses since some without were measured."""
         self._guessed: dict[str, Draft] = {}
@@ -89,7 +93,7 @@ class Speculator:
             self._num_guessing += is_chosen
             if is_trial and guesses:
                 # What guesses cost, and how often they are right, is learned from guesses alone.
-                lengths[-1] = 1
+                lengths[_cheapest(drafts, len(runs))] = 1
         self._guessed |= {seq.key: draft for seq, draft in drafts}
         return {
             seq.key: draft.tokens[:length]
@@ -100,10 +104,13 @@ class Speculator:
     def committed(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Learn when a step's tokens were known."""
         self._gain.committed(plan, result, now)
+        self._pace.observe(plan, result)
 
     def verified(self, seq: Sequence, guessed: int, right: int) -> None:
         """Learn that the first `right` of the `guessed` tokens that a step computed were what the sequence drew."""
         draft, slo = self._guessed.pop(seq.key), seq.request.slo.name
+        if self._drafter is not None and draft.source != _FORCED:
+            self._drafter.verified(seq, guessed, right)
         self.counts = (self.counts[0] + guessed, self.counts[1] + right)
         self._acceptance.observe(draft.source, slo, draft.match, guessed=guessed, right=right)
 
@@ -135,7 +142,7 @@ class Speculator:
 
     def _forced(self, seqs: SeqOf[Sequence]) -> list[_Guess]:
         return [
-            (seq, Draft(seq.run[:most], "grammar", _LONGEST_MATCH))
+            (seq, Draft(seq.run[:most], _FORCED, _LONGEST_MATCH))
             for seq in seqs
             if seq.run and (most := self._room(seq, _LONGEST_RUN)) > 0
         ]
@@ -169,13 +176,23 @@ class Speculator:
             self._acceptance.chances(draft.source, seq.request.slo.name, draft.match, draft.tokens)
             for seq, draft in drafts
         ]
-        return draft_lengths(
-            chances,
-            num_seqs,
+        step_s, limit = (
             law.step_s(num_seqs, context, num_seqs),
-            law.token_s,
             min(self._most_rows, self._max_batch_tokens) - num_seqs,
         )
+        proposed = [draft.tokens[0] == PROPOSED for _, draft in drafts]
+        each_s = self._pace.each_s(sum(proposed))
+        asked = [each for each, is_proposed in zip(chances, proposed, strict=True) if is_proposed]
+        most = longest_proposal(asked, num_seqs, step_s, law.token_s, limit, each_s)
+        cut = [
+            each[:most] if is_proposed else each for each, is_proposed in zip(chances, proposed, strict=True)
+        ]
+        return draft_lengths(cut, num_seqs, step_s, law.token_s, limit, most * each_s)
+
+
+def _cheapest(drafts: list[_Guess], first: int) -> int:
+    """Return which of `drafts` from `first` on to try: that of the shortest sequence, which a draft model may have to read."""
+    return min(range(first, len(drafts)), key=lambda at: len(drafts[at][0].tokens))
 
 
 def make_speculator(config: EngineConfig, max_context_tokens: int) -> Speculator:
@@ -188,4 +205,6 @@ def make_speculator(config: EngineConfig, max_context_tokens: int) -> Speculator
             drafter = SuffixDrafter()
         case "none":
             pass
+        case _:
+            drafter = Proposals()
     return Speculator(drafter, config, max_context_tokens)

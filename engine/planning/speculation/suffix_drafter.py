@@ -50,6 +50,9 @@ class SuffixDrafter:
             allowance -= self._remember(*self._ended.popleft())
         return out
 
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None:
+        """Do nothing: the tokens tell."""
+
     def left(self, seq: Sequence) -> None:
         self._own.pop(seq.key, None)
         output = tuple(islice(seq.tokens, seq.num_prompt, seq.num_prompt + _MOST_PAST))

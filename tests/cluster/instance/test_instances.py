@@ -337,7 +337,7 @@ def repeating(count: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(2, VOCAB) for _ in range(5)) * 3 for _ in range(count)]
 
 
-@pytest.mark.parametrize("source", ["ngram", "suffix"])
+@pytest.mark.parametrize("source", ["ngram", "suffix", "draft"])
 async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
     reference: tuple[Path, Any], source: str
 ) -> None:
@@ -347,6 +347,8 @@ async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
     batch = repeating(6)
     async with world(folder, 0, 1) as w:
         want = [await w.run(prompt, 80, **sampling) for prompt in batch]
+    if source == "draft":
+        source = f"draft:{folder}"  # the model itself, which is right as often as a model can be
     keys = {"engine.speculate": source, "engine.host_cache_bytes": 1 << 20}
     async with world(folder, 1, 3, **keys) as w:
         for victim in ("killed", "drained"):

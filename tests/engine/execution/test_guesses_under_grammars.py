@@ -21,6 +21,8 @@ from core.plan import NewSeq
 from core.reports import WorkCounts
 from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
+from engine.execution.draft_kv import draft_layers
+from engine.execution.draft_model import DraftModel
 from engine.execution.draws import Draws
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.inline_group import InlineGroup
@@ -102,12 +104,14 @@ async def said(
     *,
     plain: bool = False,
     drafter: Drafter | None = None,
+    draft: CausalModel | None = None,
     matchers: Matchers = MATCHERS,
     num_blocks: int = 400,
     lookahead: bool = True,
     **keys: Any,
 ) -> Said:
-    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's."""
+    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's. `draft`: the model of
+    `speculate="draft:..."`."""
     config = EngineConfig(**{"block_size": 4, **keys})
     shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
     pool = KVPool(shard, num_blocks, memoryview(bytearray(shard.pool_bytes(num_blocks))))
@@ -117,7 +121,11 @@ async def said(
     scheduler = StepScheduler(
         config, num_blocks, CONTEXT, FifoPolicy(), speculator=None if plain else speculator
     )
-    group = InlineGroup(runner.step, grammars)
+    step = runner.step
+    if draft is not None:
+        layers = draft_layers(KVShard.whole(draft.spec.kv_layout(4, "float32")), num_blocks, CPU)
+        step = DraftModel(step, draft, layers, 4, VOCAB).step
+    group = InlineGroup(step, grammars)
     engine = Engine(scheduler, group, WallClock(), lookahead=lookahead, fits=TimeToSpare())
     for request in asked:
         engine.add(request)
@@ -185,11 +193,12 @@ async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: P
     for _ in range(2):
         asked = requests(rng, 6)
         plain = await said(model, asked, plain=True, lookahead=False)
-        for source in ("none", "ngram", "suffix", "adversary"):
+        for source in ("none", "ngram", "suffix", "adversary", "draft:itself"):
             got = await said(
                 model,
                 asked,
                 drafter=Adversary(tokens_of(plain), rng) if source == "adversary" else None,
+                draft=model if source == "draft:itself" else None,
                 num_blocks=28 if source in ("none", "suffix") else 400,
                 lookahead=rng.random() < 0.7,
                 max_batch_tokens=rng.choice((9, 64)),

@@ -1,6 +1,7 @@
 """The real runner and scheduler on tiny models: what transformers says, whatever the pool, the chunks and the batch."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
 from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.draft_kv import draft_layers
+from engine.execution.draft_model import DraftModel
 from engine.execution.graph_capture import again
 from engine.execution.kv_pool import KVPool
 from engine.execution.mirrored_pool import MirroredPool
@@ -58,10 +61,11 @@ def resident_pool(shard: KVShard, num_blocks: int, device: SimulatedDevice) -> R
 class Instance:
     def __init__(
         self, model: CausalModel, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
-        simulated: bool = False, kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None, **config: object,
+        simulated: bool = False, kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None,
+        draft: CausalModel | None = None, **config: object,
     ) -> None:  # fmt: skip
         """`simulated`: on a device with memory of its own, where `sizes` of decode steps may be captured. `drafter`: in place of
-        the configuration's."""
+        the configuration's. `draft`: the model of `speculate="draft:..."`."""
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
         layout = model.spec.kv_layout(settings.block_size, "float32")
         shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
@@ -82,9 +86,16 @@ class Instance:
             graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
         self.num_replayed = 0
         num_states = layout.state_blocks
-        self.run_step = Runner(
-            model, pool, settings.block_size, sink, graphs, num_state_blocks=num_states
-        ).step
+        self.runner = Runner(model, pool, settings.block_size, sink, graphs, num_state_blocks=num_states)
+        self.run_step = self.verify
+        self.on_step: Callable[[StepPlan], None] = lambda plan: None
+        """Hears of each plan with its guesses."""
+        if draft is not None:
+            shape = KVShard.whole(draft.spec.kv_layout(settings.block_size, "float32"))
+            layers = draft_layers(shape, num_blocks, CPU)
+            self.run_step = DraftModel(
+                self.verify, draft, layers, settings.block_size, model.spec.vocab_size
+            ).step
         speculator = Speculator(drafter, settings, 128) if drafter else make_speculator(settings, 128)
         self.scheduler = StepScheduler(
             settings,
@@ -97,6 +108,10 @@ class Instance:
         self.depth = depth
         self.said: dict[str, list[TokenOut]] = {}
         self.num_announced = self.num_copies = 0
+
+    def verify(self, plan: StepPlan) -> StepResult:
+        self.on_step(plan)
+        return self.runner.step(plan)
 
     def step(self, plan: StepPlan) -> StepResult:
         result = self.run_step(plan)

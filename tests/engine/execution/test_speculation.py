@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from core.types import Request, SamplingParams, ThinkingBudget, TokenOut
 from engine.planning.sequence import Sequence
@@ -31,6 +32,8 @@ class Adversary:
         output = self.truth.get(seq.request.id, [])
         right = output[seq.num_output : seq.num_output + self.rng.randint(0, most)]
         return (*right, *(self.rng.randrange(VOCAB) for _ in range(most - len(right))))
+
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
 
     def left(self, seq: Sequence) -> None: ...
 
@@ -79,6 +82,17 @@ def one_at_a_time(model: CausalModel, asked: list[Request]) -> Said:
     }
 
 
+def alike(folder: Path, family: str, seed: int) -> CausalModel:
+    """Make a model that mostly says what the one of the same family and seed says."""
+    reference = make(folder, FAMILIES[family](random.Random(family), 0), seed=seed)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.add_(torch.randn_like(parameter) * parameter.std().nan_to_num() * 0.1)
+    reference.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB")
+    return load_model(folder, "float32", CPU)
+
+
 def loaded(folder: Path, family: str, seed: int) -> CausalModel:
     rng = random.Random(family)
     make(folder, FAMILIES[family](rng, 0), seed=seed)
@@ -99,7 +113,12 @@ def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
     asked = requests(rng, 5)
     want = one_at_a_time(model, asked)
     accepted = 0
-    for source in ("ngram", "suffix", "adversary"):
+    drafts = {
+        "draft:itself": model,
+        "draft:alike": alike(tmp_path / "alike", family, seed=1),
+        "draft:stranger": loaded(tmp_path / "stranger", "qwen3", seed=4),
+    }
+    for source in ("ngram", "suffix", "adversary", *drafts):
         truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
         instance = Instance(
             model,
@@ -110,6 +129,7 @@ def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
             speculate=source if source != "adversary" else "none",
             speculate_tokens=rng.choice((1, 3, 8)),
             drafter=Adversary(truth, rng) if source == "adversary" else None,
+            draft=drafts.get(source),
         )
         for _ in ("nothing is known of outputs", "all of them are"):
             assert said(instance, asked) == want, source
@@ -127,7 +147,13 @@ def test_sixty_four_seeds_at_any_temperature(tmp_path: Path) -> None:
     ]  # fmt: skip
     want = one_at_a_time(model, asked)
     truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
-    for keys in ({"speculate": "ngram"}, {"speculate": "suffix"}, {"drafter": Adversary(truth, rng)}):
+    draft = alike(tmp_path / "alike", "llama", seed=2)
+    for keys in (
+        {"speculate": "ngram"},
+        {"speculate": "suffix"},
+        {"speculate": "draft:alike", "draft": draft},
+        {"drafter": Adversary(truth, rng)},
+    ):
         instance = Instance(model, num_blocks=40, **keys)  # type: ignore[arg-type]
         assert said(instance, asked) == want
         guessed, right = instance.scheduler.draft_tokens
@@ -135,13 +161,16 @@ def test_sixty_four_seeds_at_any_temperature(tmp_path: Path) -> None:
         assert instance.scheduler.num_preempted > 0
 
 
-def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["suffix", "draft:itself"])
+def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(source: str, tmp_path: Path) -> None:
     model = loaded(tmp_path, "qwen3", seed=3)
+    draft = model if source == "draft:itself" else None
     asked = requests(random.Random(9), 8)
     want = one_at_a_time(model, asked)
     emitted = {request.id: tuple(token.token for token in want[request.id][:-1][:5]) for request in asked}
     again = said(
-        Instance(model, speculate="suffix"), [request.retry(emitted[request.id]) for request in asked]
+        Instance(model, speculate=source, draft=draft),
+        [request.retry(emitted[request.id]) for request in asked],
     )
     for request in asked:
         rest = [token.token for token in want[request.id][len(emitted[request.id]) :]]

@@ -3,14 +3,16 @@
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as SeqOf
+from dataclasses import dataclass, replace
 
 import pytest
 
 from core.config import EngineConfig
-from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
+from core.plan import PROPOSED, Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence
-from engine.planning.speculation.drafter import Draft
+from engine.planning.speculation.drafter import Draft, Drafter
+from engine.planning.speculation.proposals import Proposals
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.planning.step_time_fit import StepFits
@@ -42,6 +44,8 @@ class Guesser:
             for _ in seqs
         ]
 
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
+
     def left(self, seq: Sequence) -> None: ...
 
 
@@ -51,8 +55,28 @@ def drawn(work: SeqWork) -> Sampled:
     return Sampled(work.key, 7, more=(Drawn(7),) * right)
 
 
-def pace(num_seqs: int, device: Device, drafter: Guesser | None, length: int) -> float:
-    """Return tokens a second while all sequences decode. Two steps are in flight, and each is disturbed a little."""
+@dataclass(frozen=True)
+class DraftModel:
+    """On the rank: as often right as it says, at the price of so long for one more guess of all sequences."""
+
+    right: float
+    each_s: float
+
+    def guess(self, plan: StepPlan, rng: random.Random) -> tuple[StepPlan, float]:
+        """Return the plan with guesses, and how long it took to make them."""
+        asked = [len(work.drafts) for work in plan.work if PROPOSED in work.drafts]
+        work = tuple(
+            replace(work, drafts=tuple(7 if rng.random() < self.right else 8 for _ in work.drafts))
+            for work in plan.work
+        )
+        return replace(plan, work=work), max(asked, default=0) * self.each_s
+
+
+def pace(
+    num_seqs: int, device: Device, drafter: Drafter | None, length: int, model: DraftModel | None = None
+) -> float:
+    """Return tokens a second while all sequences decode. Two steps are in flight, and each is disturbed a little. `model`: who
+    guesses what Proposals ask for."""
     config = EngineConfig(max_num_seqs=64, max_batch_tokens=512)
     speculator = Speculator(drafter, config, 2000) if drafter is not None else None
     scheduler = StepScheduler(config, 5000, 2000, FifoPolicy(), speculator=speculator)
@@ -60,17 +84,19 @@ def pace(num_seqs: int, device: Device, drafter: Guesser | None, length: int) ->
         sampling = SamplingParams(max_tokens=length)
         scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     fits, rng = StepFits(), random.Random(1)
-    flight: list[tuple[StepPlan, float, float]] = []
+    flight: list[tuple[StepPlan, StepPlan, float, float, float]] = []
     now, free_at, started_at, num_drawn = 0.0, 0.0, -1.0, 0
     while scheduler.num_running == num_seqs or started_at < 0:
         while len(flight) < 2 and (plan := scheduler.plan(now, fits.models)):
             took_s = device(plan.num_tokens) * (1 + abs(rng.gauss(0, 0.2)))
-            free_at = max(now + WAIT_S, free_at) + took_s
-            flight.append((plan, free_at, took_s))
-        plan, now, took_s = flight.pop(0)
+            guessed, proposing_s = model.guess(plan, rng) if model is not None else (plan, 0.0)
+            free_at = max(now + WAIT_S, free_at) + took_s + proposing_s
+            flight.append((plan, guessed, free_at, took_s, proposing_s))
+        plan, guessed, now, took_s, proposing_s = flight.pop(0)
         fits.observe(plan, took_s)
-        sampled = tuple(drawn(work) for work in plan.work if work.samples)
-        tokens = scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled, duration_s=took_s), now)
+        sampled = tuple(drawn(work) for work in guessed.work if work.samples)
+        result = StepResult(step=plan.step, sampled=sampled, duration_s=took_s, proposing_s=proposing_s)
+        tokens = scheduler.commit(plan, result, now)
         if started_at >= 0:
             num_drawn += len(tokens)
         elif scheduler.num_decoding == num_seqs:
@@ -108,3 +134,25 @@ def test_where_a_device_has_time_to_spare_guesses_gain_what_they_can(
     num_seqs: int, name: str, least: float
 ) -> None:
     assert gain(num_seqs, name, 0.5, 0.9) > least
+
+
+def gain_of_model(num_seqs: int, name: str, right: float, each: float, length: int = 400) -> float:
+    """`each`: what one more guess of a sequence takes, by a step of one token."""
+    device = DEVICES[name]
+    model = DraftModel(right, each * device(1))
+    return pace(num_seqs, device, Proposals(), length, model) / pace(num_seqs, device, None, length)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(("right", "each"), [(0.0, 0.1), (0.6, 0.3), (0.9, 0.5), (0.3, 1.0)])
+def test_at_batch_32_a_draft_model_never_costs_two_percent(name: str, right: float, each: float) -> None:
+    assert gain_of_model(32, name, right, each) > 0.98
+
+
+@pytest.mark.parametrize(("right", "each", "least"), [(0.7, 0.1, 1.6), (0.9, 0.2, 1.8), (0.6, 0.4, 1.05)])
+def test_a_draft_model_guesses_as_far_ahead_as_it_gains(right: float, each: float, least: float) -> None:
+    assert gain_of_model(1, "bound by memory", right, each) > least
+
+
+def test_a_draft_model_that_costs_more_than_it_gains_is_asked_next_to_never() -> None:
+    assert gain_of_model(1, "bound by memory", 0.9, 2.0, length=1200) > 0.98

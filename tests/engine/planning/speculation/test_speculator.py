@@ -10,7 +10,7 @@ from core.steps import StepModel, StepModels
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.acceptance import Acceptance
-from engine.planning.speculation.draft_lengths import draft_lengths
+from engine.planning.speculation.draft_lengths import draft_lengths, longest_proposal
 from engine.planning.speculation.drafter import Draft
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
@@ -37,6 +37,25 @@ def test_so_much_is_guessed_that_no_other_choice_draws_more_a_second(
     assert pace(found) >= pace([0] * len(chances))
 
 
+@given(chances, st.floats(0.001, 1), st.floats(0, 0.5), st.integers(0, 9), st.floats(0.001, 1))
+def test_a_draft_model_proposes_so_many_that_no_other_number_draws_more_a_second(
+    chances: list[list[float]], step_s: float, token_s: float, limit: int, each_s: float
+) -> None:
+    def pace(most: int) -> float:
+        cut = [each[:most] for each in chances]
+        lengths = draft_lengths(cut, 3, step_s, token_s, limit, most * each_s)
+        tokens = 3 + sum(sum(each[:count]) for each, count in zip(cut, lengths, strict=True))
+        return tokens / (step_s + most * each_s + token_s * sum(lengths))
+
+    found = longest_proposal(chances, 3, step_s, token_s, limit, each_s)
+    assert pace(found) == max(pace(most) for most in range(4))
+
+
+def test_a_draft_model_of_which_nothing_is_known_proposes_all() -> None:
+    assert longest_proposal([[0.5, 0.2]], 1, 1.0, 0.1, 9, 0.0) == 2
+    assert longest_proposal([[0.5, 0.2]], 1, 0.0, 0.0, 9, 1.0) == 2
+
+
 def test_how_often_guesses_are_right_is_learned_for_each_source_class_and_match() -> None:
     acceptance = Acceptance()
     for _ in range(100):
@@ -57,6 +76,8 @@ class Right:
 
     def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
         return [Draft((7,) * most, "", 40) for _ in seqs]
+
+    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
 
     def left(self, seq: Sequence) -> None: ...
 

@@ -1,0 +1,160 @@
+"""Guesses by a small model of its own weights and its own KV, on the rank that draws, before each step that asks for some.
+
+Position p's token is drawn with (seed, p)'s own number. The draft model draws its guess of it with the same number and settings:
+so two distributions that are alike give the same token at any temperature."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from core.plan import PROPOSED, NewSeq, SeqWork, StepPlan, StepResult
+from engine.execution.batch import RankSeq, build_batch
+from engine.execution.draft_kv import DraftBlocks, DraftSeq
+from engine.execution.sampler import sample
+from engine.execution.verifying import Guessed
+from kernels.ops import KVLayer
+from models.causal_model import CausalModel
+
+CATCH_UP_TOKENS = 512
+"""Tokens that the draft model reads before one step, so that what it has not seen does not hold the step up."""
+
+_CPU = torch.device("cpu")
+Step = Callable[[StepPlan], StepResult]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A sequence whose next tokens are asked for."""
+
+    work: SeqWork
+    draft: DraftSeq
+    guesses: list[int] = field(default_factory=list[int])
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        return self.work.block_ids
+
+
+class DraftModel:
+    """Makes the guesses that plans ask for, and has `step` execute the plans. One thread calls it."""
+
+    def __init__(
+        self,
+        step: Step,
+        model: CausalModel,
+        layers: list[KVLayer],
+        block_size: int,
+        vocab_size: int,
+        *,
+        device: torch.device = _CPU,
+        most_read: int = CATCH_UP_TOKENS,
+    ) -> None:
+        """`layers` are a pool's of as many blocks as the target's. `vocab_size` is the target's. `most_read`: tokens before one
+        step."""
+        self._step, self._model, self._layers = step, model, layers
+        self._block_size, self._vocab_size, self._most_read = block_size, vocab_size, most_read
+        self._device = device
+        self._blocks = DraftBlocks(block_size)
+        self._seqs: dict[str, DraftSeq] = {}
+
+    def step(self, plan: StepPlan) -> StepResult:
+        started = time.perf_counter()
+        for key in plan.drop:
+            self._seqs.pop(key, None)
+        for new in plan.new:
+            self._seqs[new.key] = DraftSeq(RankSeq(_unscored(new)), self._blocks)
+        unmade: dict[str, int] = {}
+        proposing_s = 0.0
+        if any(PROPOSED in work.drafts[:1] for work in plan.work):
+            plan, unmade = self._with_guesses(plan)
+            proposing_s = time.perf_counter() - started
+        result = self._step(plan)
+        for drawn in result.sampled:
+            seq = self._seqs[drawn.key].seq
+            for one in drawn.drawn:
+                seq.append(one.token)
+        if not proposing_s:
+            return result
+        sampled = tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in result.sampled)
+        return replace(result, sampled=sampled, proposing_s=proposing_s)
+
+    @torch.inference_mode()
+    def _with_guesses(self, plan: StepPlan) -> tuple[StepPlan, dict[str, int]]:
+        """Return the plan with the guesses in their places, and how many are missing by key."""
+        asked = [_Asked(work, self._seqs[work.key]) for work in plan.work if PROPOSED in work.drafts[:1]]
+        going = self._read(asked)
+        while going := [one for one in going if len(one.guesses) < len(one.work.drafts)]:
+            self._go_on(going)
+        guesses = {one.work.key: tuple(one.guesses) for one in asked}
+        unmade = {one.work.key: len(one.work.drafts) - len(one.guesses) for one in asked}
+        work = tuple(
+            replace(work, drafts=guesses[work.key], count=work.count - unmade[work.key])
+            if work.key in guesses
+            else work
+            for work in plan.work
+        )
+        return replace(plan, work=work), unmade
+
+    def _read(self, asked: Sequence[_Asked]) -> list[_Asked]:
+        """Compute what is missing of the KV of known tokens, as far as there is time. Returns the sequences of which nothing is
+        missing any more, each with its first guess."""
+        allowance = self._most_read
+        work: list[SeqWork] = []
+        reading: list[_Asked] = []
+        for one in asked:
+            seq, start = one.draft.seq, one.draft.find(one.block_ids)
+            is_short = seq.num_tokens + len(one.work.drafts) <= self._model.spec.max_context_tokens
+            if (count := min(seq.num_tokens - start, allowance)) <= 0 or not is_short:
+                continue
+            allowance -= count
+            reading.append(one)
+            work.append(_piece(one, start, count, samples=start + count == seq.num_tokens))
+        if not reading:
+            return []
+        drawing = [one for one, item in zip(reading, work, strict=True) if item.samples]
+        self._draw(reading, work, drawing)
+        for one, item in zip(reading, work, strict=True):
+            one.draft.computed(item.count, one.block_ids)
+        return drawing
+
+    def _go_on(self, going: Sequence[_Asked]) -> None:
+        """Guess the token behind each one's last guess."""
+        work: list[SeqWork] = []
+        for one in going:
+            place = one.draft.seq.num_tokens + len(one.guesses) - 1
+            one.draft.seq.tokens[place] = one.guesses[-1]
+            one.draft.guessed(one.guesses[-1], one.block_ids)
+            work.append(_piece(one, place, 1, samples=True))
+        self._draw(going, work, going)
+
+    def _draw(self, computed: Sequence[_Asked], work: Sequence[SeqWork], drawing: Sequence[_Asked]) -> None:
+        """Compute `work`, and give each of `drawing` one more guess."""
+        batch = build_batch(work, [one.draft.seq for one in computed], self._block_size, self._device)
+        tokens = batch.tokens
+        if (known := self._model.spec.vocab_size) < self._vocab_size:
+            tokens = torch.where(tokens < known, tokens, 0)  # it has no such tokens
+        hidden = self._model.forward(tokens, batch.positions, self._layers, batch.meta)
+        if not drawing:
+            return
+        logits = _wide(self._model.logits(hidden[batch.sample_rows]), self._vocab_size)
+        histories = [Guessed(one.draft.seq, len(one.guesses)) for one in drawing]
+        keys = [one.work.key for one in drawing]
+        for one, drawn in zip(drawing, sample(logits, keys, histories, self._model.ops), strict=True):
+            one.guesses.append(drawn.token)
+
+
+def _piece(one: _Asked, start: int, count: int, *, samples: bool) -> SeqWork:
+    return SeqWork(key=one.work.key, start=start, count=count, block_ids=one.block_ids, samples=samples)
+
+
+def _unscored(new: NewSeq) -> NewSeq:
+    """Return the sequence without log-probabilities, which nobody hears of."""
+    return replace(new, sampling=replace(new.sampling, num_logprobs=-1, num_prompt_logprobs=-1))
+
+
+def _wide(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return the logits of the target's tokens: of those that the draft model lacks none is drawn."""
+    missing = vocab_size - logits.shape[1]
+    return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
