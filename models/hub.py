@@ -1,10 +1,11 @@
-"""Finds a model's files: the embedded one, a folder, a GGUF file, or a Hugging Face hub id."""
+"""Finds a model's files: the embedded one or its draft model, a folder, a GGUF file, or a Hugging Face hub id."""
 
 from pathlib import Path
 
 from core.errors import ConfigError
 
 _EMBEDDED = Path(__file__).resolve().parent / "embedded"
+_OURS = {"embedded": _EMBEDDED, "embedded-draft": _EMBEDDED / "draft"}
 _IGNORED = ["consolidated*", "original/*"]
 """The same weights in other formats, which some repositories hold too."""
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
@@ -30,8 +31,8 @@ def resolve(path_or_id: str) -> Path:
 def folder_of(path_or_id: str) -> Path | None:
     """Return the folder if it is on this machine, without asking the hub; None for a hub id. Raises ConfigError for what is
     neither."""
-    if path_or_id == "embedded":
-        return _EMBEDDED
+    if path_or_id in _OURS:
+        return _OURS[path_or_id]
     if not path_or_id:
         raise ConfigError("the model is empty: give a folder, a hub id (owner/name) or `embedded`")
     path = Path(path_or_id).expanduser()

@@ -16,7 +16,7 @@ import platform
 import sysconfig
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,6 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+Loss = Callable[[LlamaForCausalLM, Tensor], Tensor]
 
 END, SYSTEM, USER, ASSISTANT = "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>"
 VOCAB_SIZE = 4096
@@ -74,7 +76,7 @@ def main() -> None:
         }
         save_model(model, tokenizer, args.out, metrics)
 
-    train(model, data, args, export)
+    train(model, data, args, export, cross_entropy)
 
 
 def _arguments() -> argparse.Namespace:
@@ -227,7 +229,13 @@ def orthogonal(gradient: Tensor) -> Tensor:
     return (x.T if flip else x).to(gradient.dtype)
 
 
-def train(model: LlamaForCausalLM, data: Tensor, args: argparse.Namespace, export) -> None:
+def train(
+    model: LlamaForCausalLM,
+    data: Tensor,
+    args: argparse.Namespace,
+    export: Callable[[int], None],
+    loss_of: Loss,
+) -> None:
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
     optimizers = [Muon(matrices, 8e-3), torch.optim.AdamW(others, 4e-3, betas=(0.9, 0.95), weight_decay=0.0)]
@@ -241,7 +249,7 @@ def train(model: LlamaForCausalLM, data: Tensor, args: argparse.Namespace, expor
             for optimizer, lr in zip(optimizers, base, strict=True):
                 optimizer.param_groups[0]["lr"] = lr * rate
             length = CONTEXT_TOKENS if step >= 0.9 * args.steps else 512
-            loss = _loss(model, sample(data, args.batch_tokens // length, length, generator))
+            loss = loss_of(model, sample(data, args.batch_tokens // length, length, generator))
             loss.backward()
             nn.utils.clip_grad_norm_(others, 1.0)
             for optimizer in optimizers:
@@ -265,7 +273,7 @@ def sample(data: Tensor, batch: int, length: int, generator: torch.Generator) ->
     return torch.stack([data[s : s + length] for s in starts.tolist()]).long()
 
 
-def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
+def cross_entropy(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(ids).logits
     return nn.functional.cross_entropy(logits[:, :-1].reshape(-1, VOCAB_SIZE).float(), ids[:, 1:].reshape(-1))
@@ -279,7 +287,7 @@ def bits_per_byte(model: LlamaForCausalLM, held_out: Tensor, num_bytes: int, len
     for start in range(0, len(held_out) - 1, length):
         ids = held_out[start : start + length + 1].long()[None]
         if ids.shape[1] > 1:
-            total += _loss(model, ids).item() * (ids.shape[1] - 1)
+            total += cross_entropy(model, ids).item() * (ids.shape[1] - 1)
     model.train()
     return total / math.log(2) / num_bytes
 

@@ -8,8 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
+from models.families import read_spec
 from models.hub import resolve
 from models.tokenizer import load_tokenizer
+from models.vocabulary import check_same_vocabulary
 
 FOLDER = resolve("embedded")
 
@@ -45,6 +47,29 @@ def test_the_chat_template_is_what_the_model_was_trained_on(script: ModuleType) 
     text = tokenizer.decode(tokenizer.chat_template(messages), skip_special_tokens=False)
     assert text == "<|system|>\nS\n<|user|>\nQ\n<|assistant|>\nA<|endoftext|><|user|>\nR\n<|assistant|>\n"
     assert (FOLDER / "chat_template.jinja").read_text() == script.CHAT_TEMPLATE
+
+
+def test_its_draft_model_is_small_and_has_its_vocabulary() -> None:
+    draft = resolve("embedded-draft")
+    assert sum(path.stat().st_size for path in draft.iterdir()) < 2 << 20
+    assert read_spec(draft).vocab_size == read_spec(FOLDER).vocab_size
+    check_same_vocabulary(draft, FOLDER, read_spec(draft).vocab_size)
+
+
+@pytest.mark.slow
+def test_its_draft_model_says_what_it_says_as_often_as_is_recorded(script: ModuleType) -> None:
+    from transformers import LlamaForCausalLM
+
+    torch.set_num_threads(1)
+    folder = resolve("embedded-draft")
+    recorded = json.loads((folder / "metrics.json").read_text())["held_out_agreement"]
+    tokenizer = load_tokenizer(FOLDER)
+    ids = torch.tensor([i for text in script.read_corpus()[1] for i in tokenizer.encode(text)][:4096])
+    likeliest = [
+        LlamaForCausalLM.from_pretrained(path, dtype=torch.float32)(ids.reshape(-1, 512)).logits.argmax(-1)
+        for path in (folder, FOLDER)
+    ]
+    assert (likeliest[0] == likeliest[1]).float().mean() > recorded * 0.8
 
 
 @pytest.mark.slow
