@@ -33,16 +33,17 @@ class PlanFinding:
                 f"no fleet of up to {wanted.max_instances} instances was found that holds {targets} for "
                 f"{wanted.attainment:.0%}; {hopeless}"
             )
+        rank = "cheapest found" if plan.num_left else "cheapest"
         words = [
             f"{best.name} at ${best.dollars_per_h:.2f}/h (${self.dollars_per_million_tokens:.3f} for a million tokens) is the "
-            f"cheapest that holds {targets} for {wanted.attainment:.0%} where the load is heaviest ({best.attained:.1%} there)"
+            f"{rank} that holds {targets} for {wanted.attainment:.0%} where the load is heaviest ({best.attained:.1%} there)"
         ]
         if plan.headroom is not None:
             words.append(f"holds until {plan.headroom} this load")
         if plan.hopeless_share:
             words.append(hopeless)
         if plan.num_left:
-            words.append(f"{plan.num_left} kinds of fleets were not tried to the end for want of time")
+            words.append(f"time was short for {plan.num_left} other kinds of fleets")
         return "; ".join(words)
 
 

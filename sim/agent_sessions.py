@@ -14,7 +14,7 @@ import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,8 @@ class SessionLoad:
     sessions: Sequence[Session]
     start_within_s: float
     block_tokens: int = BLOCK_TOKENS
+    until_s: float = inf
+    """Turns that cannot come before this, however soon they are answered, are left out."""
 
     @property
     def rate(self) -> float:
@@ -189,8 +191,16 @@ class SessionLoad:
         for copy in range(-int(-copies // 1)):
             for session in self.sessions:
                 if rng.random() < copies - copy:
-                    yield _Begun(f"s{count}", copy, rng.random() * self.start_within_s, session)
+                    begins_s = rng.random() * self.start_within_s
+                    yield _Begun(f"s{count}", copy, begins_s, self._until(session, begins_s))
                     count += 1
+
+    def _until(self, session: Session, begins_s: float) -> Session:
+        at_s = accumulate((turn.gap_s for turn in session), initial=begins_s)
+        next(at_s)
+        return tuple(
+            turn for turn, earliest_s in zip(session, at_s, strict=True) if earliest_s < self.until_s
+        )
 
 
 def _prompt(begun: _Begun, index: int, keys: dict[tuple[int, int], int], number: int) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from core.errors import ConfigError
 from sim.agent_sessions import SessionLoad
 from sim.coarse.coarse_workload import natural_block_tokens
 from sim.plan_fleets import Hardware, kinds
-from sim.plan_load import all_turns, columns_of, peaks, session_peak, window_at, window_s
+from sim.plan_load import all_turns, answer_s, columns_of, peaks, session_peak, window_at, window_s
 from sim.planner import Demand, Targets
 from sim.trace_workload import Row
 
@@ -22,12 +22,15 @@ def trace_demand(
     windows decide. Raises ConfigError where the model fits no instance, and for a window without requests."""
     columns, block_tokens = columns_of(rows), natural_block_tokens(rows)
     cheapest = hardware.instances(block_tokens)[:1]
-    duration_s = min(seconds, columns.span_s) if seconds else window_s(columns)
+    duration_s = (
+        min(seconds, columns.span_s) if seconds else window_s(columns, targets.attainment, targets.copies)
+    )
+    before_s = answer_s(columns, targets.slo)
     if start_s is None:
         work = kinds(cheapest, columns, targets.slo, block_tokens)[0].needs
-        loads = peaks(rows, columns, work, duration_s)
+        loads = peaks(rows, columns, work, duration_s, before_s)
     else:
-        loads = [window_at(rows, columns, start_s, duration_s)]
+        loads = [window_at(rows, columns, start_s, duration_s, before_s)]
     if not len(loads[0].columns):
         raise ConfigError(f"the trace has no request in the {duration_s:g} s from {start_s:g} s on")
     return Demand(hardware=hardware, targets=targets, loads=loads, whole=columns)

@@ -23,7 +23,8 @@ _LEAST_SHARE = 0.1
 _GAIN = 0.97
 """A fleet of two kinds is tried where it should cost no more than this much of the best of one kind."""
 _MOST_PAIRS = 4
-_LEAST_SCALE = 0.5
+_LEAST_SCALE = 0.7
+"""What the load takes is the least that it could; but a few may miss."""
 
 Parts = tuple[Fleet, ...]
 
@@ -143,7 +144,7 @@ def _fits(one: Fleet, num_gpus: int, block_tokens: int) -> bool:
 
 def kinds(instances: Sequence[Fleet], columns: Columns, slo: Slo, block_tokens: int) -> list[Kind]:
     """Return what the requests take of each instance."""
-    return [Kind(one, request_needs(columns, slo, engine_of(one, block_tokens))) for one in instances]
+    return [Kind(one, request_needs(columns, slo, engine_of(one, block_tokens), one.pp)) for one in instances]
 
 
 def families(
@@ -172,13 +173,13 @@ def _dollars(parts: tuple[Part, ...]) -> float:
 
 def _any_role(kind: Kind, per_s: float) -> tuple[Part, ...]:
     needs = kind.needs
-    return (Part(kind, "both", per_s * float(needs.prompt_s.sum() + needs.decode_s.sum())),)
+    return (Part(kind, "both", per_s * needs.total_s),)
 
 
 def _split(one: Kind, other: Kind, per_s: float) -> tuple[Part, ...]:
     return (
-        Part(one, "prefill", per_s * float(one.needs.prompt_s.sum())),
-        Part(other, "decode", per_s * float(other.needs.decode_s.sum())),
+        Part(one, "prefill", per_s * one.needs.total_prompt_s),
+        Part(other, "decode", per_s * other.needs.total_decode_s),
     )
 
 
@@ -191,8 +192,8 @@ def _by_request(one: Kind, other: Kind, per_s: float, most_hopeless: float) -> l
     cheaper = takes_s[0] * one.dollars_per_h < takes_s[1] * other.dollars_per_h
     by_one = ~one.needs.hopeless & (cheaper | other.needs.hopeless)
     parts = (
-        Part(one, "both", per_s * float(takes_s[0][by_one].sum())),
-        Part(other, "both", per_s * float(takes_s[1][~by_one].sum())),
+        Part(one, "both", per_s * one.needs.of(by_one).total_s),
+        Part(other, "both", per_s * other.needs.of(~by_one).total_s),
     )
     shares = [_dollars((part,)) for part in parts]
     return [parts] if min(shares) >= _LEAST_SHARE * sum(shares) else []

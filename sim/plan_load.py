@@ -6,7 +6,7 @@ with what comes before and after it, so that it begins and ends as busy as it is
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy
@@ -20,11 +20,14 @@ from sim.goodput import Offered, Window
 from sim.trace_workload import Row
 
 Column = NDArray[numpy.float64]
-_REQUESTS = 400
-"""As many as a window has at the trace's mean rate: a hundredth of them is then no accident of one request."""
+_MISSES, _FEWEST, _MOST = 3, 120, 400
+"""A window has as many requests, at the trace's mean rate, as let so many miss, within these bounds."""
 _SHORTEST_S, _LONGEST_S = 20.0, 240.0
 _AROUND = 0.25
-"""What comes before and after is so much of a window's length."""
+"""What comes before and after is so much of a window's length, at least."""
+_LONG_ANSWER, _PACE = 0.9, 0.2
+"""Nine in ten answers are no longer than what comes before a window lasts, at this share of the target for a token: then as many
+run when it begins as do later."""
 _STEPS = 8
 """Windows begin at multiples of their length over this."""
 
@@ -104,14 +107,24 @@ def columns_of(rows: Sequence[Row]) -> Columns:
     return Columns(numpy.fromiter((row.arrival_s for row in rows), float, len(rows)), prompts, new, outputs)
 
 
-def window_s(columns: Columns) -> float:
-    """Return how long a window is: long enough for some hundred requests."""
-    wanted_s = _REQUESTS * columns.span_s / max(1, len(columns))
+def window_s(columns: Columns, attainment: float, copies: float = 1.0) -> float:
+    """Return how long a window is: long enough for some of its requests to miss."""
+    wanted = min(max(_MISSES / max(1e-9, 1 - attainment), _FEWEST), _MOST)
+    wanted_s = wanted * columns.span_s / max(1.0, copies * len(columns))
     return max(1.0, min(max(wanted_s, _SHORTEST_S), _LONGEST_S, columns.span_s))
 
 
-def peaks(rows: Sequence[Row], columns: Columns, work: Work, duration_s: float) -> list[PeakLoad]:
-    """Return the windows that decide, the one with most of both kinds of work first. One may be so for several reasons."""
+def answer_s(columns: Columns, slo: Slo) -> float:
+    """Return how long all but the longest answers last."""
+    longest = float(numpy.quantile(columns.output, _LONG_ANSWER)) if len(columns) else 0.0
+    return _PACE * slo.tpot_s * longest
+
+
+def peaks(
+    rows: Sequence[Row], columns: Columns, work: Work, duration_s: float, before_s: float
+) -> list[PeakLoad]:
+    """Return the windows that decide, with `before_s` of what comes before them: the one with most of both kinds of work first.
+    One may be so for several reasons."""
     starts = numpy.arange(0.0, max(1e-9, columns.span_s - duration_s + 1e-9), duration_s / _STEPS)
     first = numpy.searchsorted(columns.at_s, starts)
     last = numpy.searchsorted(columns.at_s, starts + duration_s)
@@ -127,17 +140,23 @@ def peaks(rows: Sequence[Row], columns: Columns, work: Work, duration_s: float) 
         near = next((one for one in found if abs(one - start_s) < duration_s / 2), start_s)
         found.setdefault(near, []).append(name)
     return [
-        window_at(rows, columns, start_s, duration_s, f"most of {' and of '.join(why)}")
+        window_at(rows, columns, start_s, duration_s, before_s, why=f"most of {' and of '.join(why)}")
         for start_s, why in found.items()
     ]
 
 
 def window_at(
-    rows: Sequence[Row], columns: Columns, start_s: float, duration_s: float, why: str = "as asked for"
+    rows: Sequence[Row],
+    columns: Columns,
+    start_s: float,
+    duration_s: float,
+    before_s: float,
+    *,
+    why: str = "as asked for",
 ) -> PeakLoad:
     """Return the window that begins at `start_s`."""
     around_s = _AROUND * duration_s
-    lead_s = min(start_s, around_s)
+    lead_s = min(start_s, max(around_s, before_s))
     low, high = numpy.searchsorted(columns.at_s, [start_s - lead_s, start_s + duration_s + around_s])
     return PeakLoad(
         offered=Window(
@@ -158,7 +177,7 @@ def session_peak(load: SessionLoad) -> PeakLoad:
     """Return the second half of the time within which sessions begin: most of them run then."""
     seconds = load.start_within_s
     return PeakLoad(
-        offered=load,
+        offered=replace(load, until_s=seconds),
         lead_s=seconds / 2,
         end_s=seconds,
         start_s=seconds / 2,

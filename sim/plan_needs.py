@@ -19,16 +19,43 @@ class RequestNeeds:
     target, slots and blocks allow. The hopeless, which are refused where others wait, take none."""
 
     prompt_s: Column
-    decode_s: Column
+    compute_s: Column
+    """What decoding takes where compute is the limit."""
+    memory_s: Column
+    """What decoding takes where memory is the limit, which compute overlaps with."""
     hopeless: NDArray[numpy.bool_]
     """Whether it misses a target even on an idle instance."""
+
+    @property
+    def decode_s(self) -> Column:
+        return numpy.maximum(self.compute_s, self.memory_s)
+
+    @property
+    def total_prompt_s(self) -> float:
+        return float(self.prompt_s.sum())
+
+    @property
+    def total_decode_s(self) -> float:
+        """Return what all decoding takes of instances that do nothing else."""
+        return max(float(self.compute_s.sum()), float(self.memory_s.sum()))
+
+    @property
+    def total_s(self) -> float:
+        """Return what everything takes of instances that do both in the same steps."""
+        return max(self.total_prompt_s + float(self.compute_s.sum()), float(self.memory_s.sum()))
+
+    def of(self, chosen: NDArray[numpy.bool_]) -> "RequestNeeds":
+        """Return those of the chosen requests."""
+        return RequestNeeds(
+            self.prompt_s[chosen], self.compute_s[chosen], self.memory_s[chosen], self.hopeless[chosen]
+        )
 
     @property
     def hopeless_share(self) -> float:
         return float(self.hopeless.mean()) if len(self.hopeless) else 0.0
 
 
-def request_needs(load: Columns, slo: Slo, engine: EngineBound) -> RequestNeeds:
+def request_needs(load: Columns, slo: Slo, engine: EngineBound, stages: int = 1) -> RequestNeeds:
     cost = engine.cost
     cached, decoded = load.prompt - load.new, load.output - 1
     pairs = load.new * (cached + (load.new + 1) / 2)
@@ -42,5 +69,11 @@ def request_needs(load: Columns, slo: Slo, engine: EngineBound) -> RequestNeeds:
     full_s += cost.experts_read_s * (1 - (1 - cost.expert_share) ** _BATCH)
     room_s = max(1e-9, slo.tpot_s - full_s)
     fills = numpy.maximum(numpy.maximum(read_s / room_s, 1 / engine.max_num_seqs), context / engine.kv_tokens)
-    decode_s = decoded * (read_s + full_s * numpy.minimum(fills, 1.0) + 1 / cost.tokens_per_s)
-    return RequestNeeds(numpy.where(hopeless, 0, prompt_s), numpy.where(hopeless, 0, decode_s), hopeless)
+    # Stages of a pipeline wait for each other: `cost` is that of full ones.
+    waits = (2 * stages - 1) / stages
+    memory_s = decoded * (read_s + full_s * numpy.minimum(fills, 1.0))
+    prompt_s, compute_s, memory_s = (
+        numpy.where(hopeless, 0, waits * takes_s)
+        for takes_s in (prompt_s, decoded / cost.tokens_per_s, memory_s)
+    )
+    return RequestNeeds(prompt_s, compute_s, memory_s, hopeless)

@@ -15,8 +15,10 @@ from sim.outcome_report import served_job
 from sim.plan_fleets import Parts, dollars_per_h, name_of, num_instances
 from sim.plan_load import PeakLoad
 
-_SIMULATED = range(4, 9)
-"""Instances that stand for a larger fleet: as many as divide it best."""
+_FEWEST, _MOST, _MOST_OF_MANY = 2, 8, 4
+"""Instances that stand for a larger fleet: as many as divide it best, but no more than the last where the load has more requests
+than these."""
+_MANY_REQUESTS = 1000
 _FOLLOWING = 1.5
 """Turns that may come, over those that would were each answered at once."""
 
@@ -62,7 +64,8 @@ def try_fleet(
     is_over: Callable[[], bool],
 ) -> Trial | None:
     """Simulate a fleet; None where the time was over before."""
-    small, share = stand_in(parts)
+    is_many = copies * max(len(load.columns) for load in loads) > _MANY_REQUESTS
+    small, share = stand_in(parts, _MOST_OF_MANY if is_many else _MOST)
     attainments: list[float] = []
     late = slow = busy = 0.0
     for load in loads:
@@ -90,13 +93,13 @@ def try_fleet(
     )
 
 
-def stand_in(parts: Parts) -> tuple[Parts, float]:
-    """Return the fleet that is simulated in place of `parts`, and the share of the load that it gets."""
+def stand_in(parts: Parts, most: int = _MOST) -> tuple[Parts, float]:
+    """Return the fleet of up to `most` instances that is simulated in place of `parts`, and its share of the load."""
     total = num_instances(parts)
-    if total <= max(_SIMULATED):
+    if total <= most:
         return parts, 1.0
     counts = [num_instances((part,)) for part in parts]
-    choices = [[max(1, round(count * size / total)) for count in counts] for size in _SIMULATED]
+    choices = [[max(1, round(count * size / total)) for count in counts] for size in range(_FEWEST, most + 1)]
 
     def unevenness(choice: list[int]) -> float:
         ratios = [few / count for few, count in zip(choice, counts, strict=True)]

@@ -2,8 +2,9 @@
 
 What the load takes of every kind of instance is known from its columns (`sim.plan_needs`), so that only fleets near what it
 needs are simulated, on the windows that decide (`sim.plan_load`). Of all families of fleets (`sim.plan_fleets`) the one whose
-next size is cheapest comes first; each is searched by bisection, below the price of the best so far. When the time is over, the
-answer is the best that was found. Then the answer itself is put under more load, until it breaks."""
+next size is cheapest comes first, less so after each failure; each is searched by bisection, below the price of the best so
+far. When the time is over, the answer is the best that was found. Then the answer itself is put under more load, until it
+breaks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +14,13 @@ from sim.plan_fleets import Family, Hardware, Kind, Rung, families, kinds
 from sim.plan_load import Columns, PeakLoad
 from sim.plan_trial import Trial, try_fleet
 
-_FIRST_SCALE = 1.0
+_FIRST_SCALE = 1.25
 """The first size that is tried: so many times what the load takes by estimate."""
-_STEP = 1.2
-_TOO_SMALL = 0.45
-"""A fleet of less than this much of the scale that other families needed is not simulated."""
+_STEP = 1.3
+_DOUBT = 1.5
+"""Each failure makes a family's next size count as so many times dearer, so that others have their turn."""
 _MOST_IN_VAIN = 3
-_FOR_HEADROOM = 0.3
+_FOR_HEADROOM = 0.35
 """The share of the time that is left for the headroom of an answer."""
 _HEADROOMS = (1.3, 2.0, 3.0)
 _HEADROOM_PRECISION = 1.1
@@ -84,8 +85,9 @@ class _Climb:
         self.family = family
         self._low, self._high = -1, len(family.rungs)
         self._in_vain, self._most = 0, -1.0
+        self.num_failed = 0
 
-    def next(self, below_dollars: float, scale: float) -> Rung | None:
+    def next(self, below_dollars: float) -> Rung | None:
         """Return the size to try next, of less than that price; None where no such size is left."""
         rungs = self.family.rungs
         end = next((i for i, rung in enumerate(rungs) if rung.dollars_per_h >= below_dollars), len(rungs))
@@ -94,7 +96,7 @@ class _Climb:
             return None
         if self._high < len(rungs):
             return rungs[(self._low + end) // 2 if end - self._low > 2 else self._low + 1]
-        wanted = max(scale, rungs[self._low].scale * _STEP if self._low >= 0 else 0.0)
+        wanted = rungs[self._low].scale * _STEP if self._low >= 0 else _FIRST_SCALE
         index = next((i for i, rung in enumerate(rungs) if rung.scale >= wanted), end - 1)
         return rungs[max(self._low + 1, min(index, end - 1))]
 
@@ -103,6 +105,7 @@ class _Climb:
         if trial.attained >= wanted:
             self._high = index
             return
+        self.num_failed += 1
         self._low = max(self._low, index)
         self._in_vain = 0 if trial.attained > self._most else self._in_vain + 1
         self._most = max(self._most, trial.attained)
@@ -149,7 +152,6 @@ class _Search:
         self._demand, self._open, self._heard, self._time_left = demand, climbs, heard, time_left
         self.trials: list[Trial] = []
         self.best: Trial | None = None
-        self._scale = _FIRST_SCALE
 
     @property
     def num_left(self) -> int:
@@ -165,7 +167,7 @@ class _Search:
             tries = [(climb, rung) for climb, rung in nexts if rung is not None]
             if not tries:
                 return
-            climb, rung = min(tries, key=lambda pair: pair[1].dollars_per_h)
+            climb, rung = min(tries, key=lambda pair: self._rank(*pair))
             if (trial := self._try(rung)) is None:
                 return
             climb.note(rung, trial, self._demand.targets.attainment)
@@ -175,10 +177,12 @@ class _Search:
 
     def _next(self, climb: _Climb) -> Rung | None:
         below = float("inf") if self.best is None else self.best.dollars_per_h
-        rung = climb.next(below, self._scale)
-        if rung is None or (self.best is not None and rung.scale < _TOO_SMALL * self._scale):
-            return None
-        return rung
+        return climb.next(below)
+
+    @staticmethod
+    def _rank(climb: _Climb, rung: Rung) -> float:
+        """Return the price that a size counts as."""
+        return rung.dollars_per_h * _DOUBT**climb.num_failed
 
     def _try(self, rung: Rung) -> Trial | None:
         demand = self._demand
@@ -196,12 +200,11 @@ class _Search:
         self._heard(trial)
         if trial.attained >= demand.targets.attainment:
             self.best = trial
-            self._scale = rung.scale
         return trial
 
 
 def _headroom(demand: Demand, best: Trial, is_over: Callable[[], bool]) -> Headroom | None:
-    """Put the answer under more load, until it breaks or the time is over; None where no time was left."""
+    """Put the answer under more of the first load, until it breaks or the time is over; None where no time was left."""
     held, broken = 1.0, None
     grows = iter(_HEADROOMS)
     while not is_over():
@@ -214,7 +217,7 @@ def _headroom(demand: Demand, best: Trial, is_over: Callable[[], bool]) -> Headr
             at = (held * broken) ** 0.5
         trial = try_fleet(
             best.parts,
-            demand.loads,
+            demand.loads[:1],
             demand.targets.slo,
             copies=demand.targets.copies * at,
             wanted=demand.targets.attainment,

@@ -56,7 +56,7 @@ def plan(
     within_s: Annotated[
         float,
         typer.Option(min=0, help="Answer after so many seconds with the best so far; 0: search to the end."),
-    ] = 10.0,
+    ] = 7.0,
     output: Annotated[Path | None, typer.Option("--json", help="Write everything here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Attainment over price, as PNG or SVG.")] = None,
 ) -> None:
