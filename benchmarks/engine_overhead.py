@@ -17,6 +17,8 @@ from core.plan import Sampled, StepResult
 from core.types import Request, SamplingParams
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.batch import RankSeq, build_batch
+from engine.execution.sampler import RowDraws
+from engine.execution.step_memory import Pack
 from engine.planning.step_scheduler import StepScheduler
 
 CPU = torch.device("cpu")
@@ -56,9 +58,8 @@ class Bench:
 
     @staticmethod
     def prepare_sampler(seqs: list[RankSeq]) -> None:
-        """What engine.sampler.sample asks of every row of an all-greedy batch."""
-        _ = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
-        _ = [row for row, seq in enumerate(seqs) if seq.sampling.temperature > 0]
+        """What every row of an all-greedy batch is asked."""
+        RowDraws(seqs, Pack())
 
 
 def run(batch: int, prompt_tokens: int, steps: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.packed import ExpertWeight, Kind, LinearWeight, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
-from kernels.sampling import Draw, Penalties
+from kernels.sampling import DrawShapes, Penalties
 from kernels.states import StatePlace, StateShape
 
 
@@ -62,6 +62,17 @@ class AttentionMeta:
         device: torch.device,
         states: StateBlocks | None = None,
     ) -> "AttentionMeta":
+        return cls.over(query_lens, context_lens, block_tables, torch.from_numpy(slots).to(device), states)
+
+    @classmethod
+    def over(
+        cls,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_tables: Sequence[np.ndarray],
+        slots: Tensor,
+        states: StateBlocks | None = None,
+    ) -> "AttentionMeta":
         starts = [0]
         for length in query_lens:
             starts.append(starts[-1] + length)
@@ -70,7 +81,7 @@ class AttentionMeta:
             query_lens=tuple(query_lens),
             context_lens=tuple(context_lens),
             block_tables=tuple(torch.from_numpy(table) for table in block_tables),
-            slots=torch.from_numpy(slots).to(device),
+            slots=slots,
             states=states,
         )
 
@@ -84,11 +95,15 @@ class FixedDecode(Protocol):
         """What a model's forward pass is captured with. Its slots are filled with the rest."""
         ...
 
-    def fill(
+    def inputs(
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
-    ) -> None:
-        """Fill in the next replay: one of each for each sequence. There may be fewer sequences: the rows behind them stand for
-        sequences of one token in a block that no sequence has."""
+    ) -> list[np.ndarray]:
+        """Return what `fill` puts in for the next replay: one of each for each sequence. There may be fewer sequences: the rows
+        behind them stand for sequences of one token in a block that no sequence has."""
+        ...
+
+    def fill(self, inputs: Sequence[Tensor]) -> None:
+        """Fill in the next replay with what `inputs` returned last, on the device."""
         ...
 
 
@@ -202,9 +217,9 @@ class Ops:
     mask: Callable[[Tensor, Tensor, Tensor], None]
     """In place, (logits (N, V) float32, rows (R,) int64, bits (R, W) int32 of at least V bits): a token of these rows becomes
     -inf where its bit, token % 32 of word token // 32, is 0."""
-    draw: Callable[[Tensor, Sequence[Draw]], Tensor]
-    """(logits (N, V) float32, draws (N,)) -> tokens (N,) int64: of those that may be drawn the first, by id, whose cumulative
-    probability exceeds the number's part of their total."""
+    draw: Callable[[Tensor, DrawShapes], Tensor]
+    """(logits (N, V) float32, draws of N rows) -> tokens (N,) int64: of those that may be drawn the first, by id, whose
+    cumulative probability exceeds the number's part of their total."""
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
     descending, and which those are, int64."""

@@ -1,9 +1,10 @@
 """What the drawing of tokens is asked for: shapes of distributions, one number for each row, penalties."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
+from torch import Tensor
 
 
 class Shape(Protocol):
@@ -23,19 +24,24 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """One row's, of temperature > 0."""
+class DrawShapes:
+    """What some rows ask of their draws, all of temperature > 0."""
 
-    shape: Shape
-    uniform: float
-    """In [0, 1)."""
+    shapes: Sequence[Shape]
+    columns: Tensor
+    """(5, N) float64, on the logits' device: what `shapes` say (temperature, top-k, top-p, min-p), and a number in [0, 1)."""
+
+    @property
+    def uniforms(self) -> Tensor:
+        return self.columns[4]
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """In host memory: implementations upload it."""
+    """On the logits' device."""
 
-    entries: np.ndarray
-    """(3, E) int64: rows; tokens of their histories, each pair once; how often each is in the row's output."""
-    factors: np.ndarray
+    entries: Tensor
+    """(3, E) int64: rows, or -1 where an entry means nothing; tokens of their histories, each pair once; how often each is in the
+    row's output."""
+    factors: Tensor
     """(3, N) float32: each row's repetition, presence and frequency penalty."""

@@ -57,7 +57,8 @@ class StepCases:
         counts = [-(-length // size) for length in lens]
         order = np.random.default_rng(0).permutation(sum(counts)).astype(np.int64)
         fixed = TritonFixedDecode(len(lens), max(counts), len(order), size, self._device)
-        fixed.fill(lens, np.split(order, np.cumsum(counts)[:-1]), [0] * len(lens))
+        inputs = fixed.inputs(lens, np.split(order, np.cumsum(counts)[:-1]), [0] * len(lens))
+        fixed.fill([torch.from_numpy(each).to(self._device) for each in inputs])
         return fixed, len(order)
 
     def _fixed_decode(self, lens: list[int], name: str) -> Case:

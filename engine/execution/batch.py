@@ -1,9 +1,11 @@
 """What a rank knows of its sequences, and a step's packed tensors.
 
-The rank appends its own samples, so a plan needs no tokens."""
+The rank appends its own samples, so a plan needs no tokens. A step may be packed before the host knows what the one before it has
+drawn: those tokens are read where they lie on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 from core.plan import NewSeq, SeqWork
 from core.types import PromptScore, SamplingParams
+from engine.execution.step_memory import HostSteps, Pack, Placed, StepIO
 from kernels.ops import AttentionMeta, StateBlocks
 
 
@@ -19,7 +22,12 @@ class History(Protocol):
 
     @property
     def tokens(self) -> np.ndarray:
-        """int64; the first `num_tokens` count."""
+        """int64; the first `num_tokens` count, but for the last of them where it has a `last_place`."""
+        ...
+
+    @property
+    def last_place(self) -> int | None:
+        """Where the last token is on the device (`StepIO.place`). None where the host knows it."""
         ...
 
     @property
@@ -33,7 +41,18 @@ class History(Protocol):
 class RankSeq:
     """Tokens of one sequence, known and drawn, in a preallocated array."""
 
-    __slots__ = ("num_prompt", "num_tokens", "pooled", "sampling", "scores", "table", "table_ids", "tokens")
+    __slots__ = (
+        "drawn_at",
+        "num_prompt",
+        "num_tokens",
+        "place",
+        "pooled",
+        "sampling",
+        "scores",
+        "table",
+        "table_ids",
+        "tokens",
+    )
 
     def __init__(self, new: NewSeq) -> None:
         known = len(new.tokens)
@@ -51,10 +70,24 @@ class RankSeq:
         """Scores of the prompt's tokens computed so far. None where nobody asked for them, or they have been sent."""
         self.table: np.ndarray = np.empty(0, np.int64)
         self.table_ids: tuple[int, ...] = ()
+        self.drawn_at = self.place = -1
+        """The last token drawn on the device: which one it is, and its place there (`StepIO.place`)."""
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    @property
+    def last_place(self) -> None:
+        return None
+
+    def drawn(self, at: int, place: int) -> None:
+        """Take note that token `at` is drawn, and is at `place` of the device until the host knows it."""
+        self.drawn_at, self.place = at, place
+
+    def place_of(self, at: int) -> int | None:
+        """Return where token `at` is on the device. None where the host knows it, or nobody."""
+        return self.place if self.num_tokens <= at == self.drawn_at else None
 
     def guess(self, work: SeqWork) -> None:
         """Put the drafts of `work` where the tokens that they guess will be."""
@@ -88,27 +121,92 @@ class Batch:
         return torch.cat((self.meta.slots, own.flatten()))
 
 
+class PackedBatch:
+    """A step's work, packed on the host. Call `batch` when `pack` is sent."""
+
+    def __init__(
+        self,
+        work: Sequence[SeqWork],
+        seqs: Sequence[RankSeq],
+        block_size: int,
+        pack: Pack,
+        num_state_blocks: int = 0,
+    ) -> None:
+        """`seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state."""
+        self._lens = tuple(item.count for item in work)
+        self._context_lens = tuple(item.start + item.count for item in work)
+        tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
+        self._tables = [table[num_state_blocks:] for table in tables]
+        tokens, positions, slots = _rows(work, seqs, self._tables, block_size)
+        ends = accumulate(self._lens)
+        rows = [
+            row
+            for item, end in zip(work, ends, strict=True)
+            if item.samples
+            for row in range(end - item.num_draws, end)
+        ]
+        self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
+        self._sample_rows = pack.add(np.array(rows, np.int64))
+        self._drawn = OnDevice.of(work, seqs, pack)
+        self._states: tuple[Placed, Placed] | None = None
+        if num_state_blocks and work:
+            begins = np.array([item.start == 0 for item in work])
+            states = np.stack([table[:num_state_blocks] for table in tables])
+            self._states = pack.add(states), pack.add(begins)
+
+    def batch(self, step: StepIO) -> Batch:
+        tokens = self._tokens()
+        if self._drawn is not None:
+            self._drawn.fill(tokens, step)
+        states = StateBlocks(*(part() for part in self._states)) if self._states is not None else None
+        meta = AttentionMeta.over(self._lens, self._context_lens, self._tables, self._slots(), states)
+        return Batch(tokens, self._positions(), meta, self._sample_rows())
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """The tokens of a step that the host does not know yet: the step before has drawn them."""
+
+    rows: Placed
+    places: Placed
+
+    @classmethod
+    def of(cls, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "OnDevice | None":
+        ends = accumulate(item.count for item in work)
+        found = [
+            (end - 1, place)
+            for item, seq, end in zip(work, seqs, ends, strict=True)
+            if item.count == 1 and (place := seq.place_of(item.start)) is not None
+        ]
+        if not found:
+            return None
+        rows, places = np.array(found, np.int64).T.copy()
+        return cls(pack.add(rows), pack.add(places))
+
+    def fill(self, tokens: torch.Tensor, step: StepIO) -> None:
+        """Put them among the packed `tokens`, in place."""
+        tokens.index_copy_(0, self.rows(), step.known(self.places()))
+
+
 def build_batch(
-    work: Sequence[SeqWork],
-    seqs: Sequence[RankSeq],
-    block_size: int,
-    device: torch.device,
-    num_state_blocks: int = 0,
+    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, device: torch.device
 ) -> Batch:
-    """Pack a step's work; `seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state."""
+    """Pack a step's work, all of whose tokens the host knows."""
+    pack, step = Pack(), HostSteps(device).begin()
+    packed = PackedBatch(work, seqs, block_size, pack)
+    pack.send(step.upload)
+    return packed.batch(step)
+
+
+def _rows(
+    work: Sequence[SeqWork], seqs: Sequence[RankSeq], tables: Sequence[np.ndarray], block_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return tokens, positions and slots, each (T,) int64."""
     total = sum(item.count for item in work)
     tokens, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
-    tables: list[np.ndarray] = []
-    states: list[np.ndarray] = []
-    rows: list[int] = []
     at = 0
-    for item, seq in zip(work, seqs, strict=True):
+    for item, seq, table in zip(work, seqs, tables, strict=True):
         start, count = item.start, item.count
-        table = seq.block_table(item.block_ids)
-        if num_state_blocks:
-            states.append(table[:num_state_blocks])
-            table = table[num_state_blocks:]
-        tables.append(table)
         if count == 1:
             tokens[at] = seq.tokens[start]
             positions[at] = start
@@ -119,24 +217,4 @@ def build_batch(
             positions[at : at + count] = span
             slots[at : at + count] = table[span // block_size] * block_size + span % block_size
         at += count
-        if item.samples:
-            rows += range(at - 1 - len(item.drafts), at)
-    meta = AttentionMeta.build(
-        tuple(item.count for item in work),
-        tuple(item.start + item.count for item in work),
-        tables,
-        slots,
-        device,
-        _states(work, states, device) if states else None,
-    )
-    return Batch(
-        torch.from_numpy(tokens).to(device),
-        torch.from_numpy(positions).to(device),
-        meta,
-        torch.tensor(rows, dtype=torch.int64, device=device),
-    )
-
-
-def _states(work: Sequence[SeqWork], blocks: Sequence[np.ndarray], device: torch.device) -> StateBlocks:
-    begins = torch.tensor([item.start == 0 for item in work])
-    return StateBlocks(torch.from_numpy(np.stack(blocks)).to(device), begins.to(device))
+    return tokens, positions, slots

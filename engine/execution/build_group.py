@@ -8,7 +8,7 @@ import torch
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import RankPool, num_blocks_for
-from core.ports import LayerSink
+from core.ports import LayerSink, WorkerGroup
 from device.port import PoolMemory
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
@@ -20,11 +20,13 @@ from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import CudaCapture
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import DevicePool, KVPool
+from engine.execution.launching_group import LaunchingGroup
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
+from engine.execution.step_memory import HostSteps, StepMemory
 from models.causal_model import CausalModel
 from models.registry import load_encoder, load_model
 
@@ -38,7 +40,7 @@ def build_group(
     size: PoolSize,
     memory: memoryview | PoolMemory,
     sink: LayerSink | None,
-) -> InlineGroup:
+) -> WorkerGroup:
     """Build the only rank of an instance, in this process. Its KV pool is `memory`, the host's or a GPU's. Raises
     ConfigError."""
     torch.set_num_threads(size.num_threads)
@@ -70,6 +72,11 @@ def build_group(
     num_state_blocks = place.shard.layout.state_blocks
     matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
     grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
+    # A draft model reads each step's tokens on the host before it guesses the next ones: nothing is launched ahead of it.
+    ahead = memory if isinstance(memory, PoolMemory) and size.draft is None else None
+    steps = (
+        StepMemory(ahead.device, device, engine.max_batch_tokens) if ahead is not None else HostSteps(device)
+    )
     runner = Runner(
         loaded,
         pool,
@@ -78,7 +85,10 @@ def build_group(
         graphs,
         draws=Draws(loaded, grammars),
         num_state_blocks=num_state_blocks,
+        steps=steps,
     )
+    if ahead is not None:
+        return LaunchingGroup(runner, counted(runner.finish, loaded), ahead.poller, grammars)
     step = with_draft(runner.step, size.draft, engine, place.num_blocks, loaded.spec.vocab_size, device)
     return InlineGroup(counted(step, loaded), grammars)
 

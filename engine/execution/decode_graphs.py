@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from core.plan import SeqWork
-from engine.execution.batch import RankSeq
+from engine.execution.batch import OnDevice, RankSeq
 from engine.execution.graph_capture import Capture, Launch
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.resident_pool import ResidentPool
+from engine.execution.step_memory import Pack, Placed, StepIO
 from kernels.ops import FixedDecode
 from models.causal_model import CausalModel
 
@@ -77,9 +78,8 @@ class DecodeGraphs:
         """Return whether the step is decode alone, of no more sequences than were captured."""
         return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
 
-    def hidden(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
-        """Return the rows (N, hidden_size) for `logits` of work that does `fit`. All its KV is written.
-        The next replay overwrites the rows."""
+    def pack(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
+        """Add to `pack` the inputs of work that does `fit`."""
         captured = self._captured[next(size for size in self._sizes if size >= len(work))]
         starts = np.array([item.start for item in work])
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
@@ -91,8 +91,42 @@ class DecodeGraphs:
         rows = np.zeros(captured.rows.shape, np.int64)
         rows[0, : len(work)] = [seq.tokens[item.start] for item, seq in zip(work, seqs, strict=True)]
         rows[1, : len(work)] = starts
-        captured.rows.copy_(torch.from_numpy(rows))
-        captured.fixed.fill((starts + 1).tolist(), tables, slots)
-        out = captured.replay()[: len(work)]
-        self._pool.written_in_all(captured.fixed.meta.slots[: len(work)])
+        drawing = [row for row, item in enumerate(work) if item.samples]
+        return Replay(
+            captured=captured,
+            pool=self._pool,
+            num_seqs=len(work),
+            rows=pack.add(rows),
+            drawn=OnDevice.of(work, seqs, pack),
+            fixed=[pack.add(each) for each in captured.fixed.inputs((starts + 1).tolist(), tables, slots)],
+            sample_rows=pack.add(np.array(drawing, np.int64)) if len(drawing) < len(work) else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One step's. Call `hidden` when its pack is sent."""
+
+    captured: _Captured
+    pool: MirroredPool | ResidentPool
+    num_seqs: int
+    rows: Placed
+    drawn: OnDevice | None
+    fixed: Sequence[Placed]
+    sample_rows: Placed | None
+    """None where all rows draw."""
+
+    def hidden(self, step: StepIO) -> Tensor:
+        """Return (N, hidden_size), a row for each sequence, which the next replay overwrites. All KV is written."""
+        captured = self.captured
+        captured.rows.copy_(self.rows())
+        if self.drawn is not None:
+            self.drawn.fill(captured.rows[0], step)
+        captured.fixed.fill([each() for each in self.fixed])
+        out = captured.replay()[: self.num_seqs]
+        self.pool.written_in_all(captured.fixed.meta.slots[: self.num_seqs])
         return out
+
+    def sampled(self, hidden: Tensor) -> Tensor:
+        """Return the rows of `hidden` behind which a token is drawn."""
+        return hidden if self.sample_rows is None else hidden.index_select(0, self.sample_rows())

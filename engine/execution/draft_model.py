@@ -12,8 +12,9 @@ import torch
 from core.plan import PROPOSED, NewSeq, SeqWork, StepPlan, StepResult
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.draft_kv import DraftBlocks, DraftSeq
-from engine.execution.sampler import sample
-from engine.execution.verifying import Guessed
+from engine.execution.sampler import RowDraws
+from engine.execution.step_memory import HostSteps, Pack
+from engine.execution.verifying import LongerHistory
 from kernels.ops import KVLayer
 from models.causal_model import CausalModel
 
@@ -139,10 +140,14 @@ class DraftModel:
         if not drawing:
             return
         logits = _wide(self._model.logits(hidden[batch.sample_rows]), self._vocab_size)
-        histories = [Guessed(one.draft.seq, len(one.guesses)) for one in drawing]
-        keys = [one.work.key for one in drawing]
-        for one, drawn in zip(drawing, sample(logits, keys, histories, self._model.ops), strict=True):
-            one.guesses.append(drawn.token)
+        longer = [
+            LongerHistory(one.draft.seq, one.draft.seq.num_tokens + len(one.guesses)) for one in drawing
+        ]
+        pack, io = Pack(), HostSteps(logits.device).begin()
+        rows = RowDraws(longer, pack)
+        pack.send(io.upload)
+        for one, token in zip(drawing, rows.draw(logits, self._model.ops, io)[0].tolist(), strict=True):
+            one.guesses.append(token)
 
 
 def _piece(one: _Asked, start: int, count: int, *, samples: bool) -> SeqWork:

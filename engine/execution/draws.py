@@ -1,5 +1,7 @@
 """A step's tokens on one rank: drawn from its logits, or heard from the rank that draws for all that hold the same sequences.
 
+Tokens are drawn where the logits are. The host hears of them when it asks, perhaps after the next step's are drawn.
+
 A sequence whose mask is late draws nothing. The planner gives it its last token to compute again when the mask is made. What a
 step planned meanwhile computes for it stands on a token that does not exist yet, so nothing is drawn from that either."""
 
@@ -7,13 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
+import numpy as np
 import torch
 
 from core.plan import Drawn, Sampled, SeqWork, StepPlan
-from engine.execution.batch import RankSeq
+from engine.execution.batch import History, RankSeq
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.prompt_outputs import with_prompt
-from engine.execution.sampler import sample
+from engine.execution.sampler import RowDraws
+from engine.execution.step_memory import HostSteps, Pack, StepIO
 from engine.execution.verifying import histories, verified
 from models.causal_model import CausalModel
 
@@ -30,6 +34,12 @@ class _Drawing:
     rows: range
     """Its rows of the logits."""
 
+    @property
+    def stands(self) -> bool:
+        """Whether the token behind which it draws exists."""
+        end = self.item.known_end
+        return end == self.seq.num_tokens or self.seq.place_of(end - 1) is not None
+
     def cut(self, num_rows: int | None) -> "_Drawing":
         """Return it with at most so many rows: guesses behind which there is no mask are not verified."""
         surplus = len(self.rows) - num_rows if num_rows is not None else 0
@@ -41,20 +51,47 @@ class _Drawing:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What a step is going to draw."""
+
+    drawing: Sequence[_Drawing]
+    rows: RowDraws | None
+    """None where grammars take part, whose masks are made while the model computes."""
+
+    @property
+    def is_bound(self) -> bool:
+        return self.rows is None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Draws whose results are on their way to the host."""
+
+    asked: Asked
+    device: torch.device
+    drawing: Sequence[_Drawing] = ()
+    """The part of `asked` that could be drawn."""
+    rows: RowDraws | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Peers:
     """The ranks that hold the same sequences and have the same logits. One of them owns the matchers: in a step in which a
     sequence with a grammar draws, the others hear from it what each has drawn."""
 
-    owns_matchers: bool = True
-    total: Callable[[torch.Tensor], torch.Tensor] = lambda x: x
+    owns_matchers: bool
+    total: Callable[[torch.Tensor], torch.Tensor]
     """The sum over all of them, in place."""
 
 
 class Draws:
+    """Call `begin`, `ask`, `launch` and `finish` for each step, in this order. Steps are launched and finished in their order."""
+
     def __init__(
-        self, model: CausalModel, grammars: GrammarMasks | None = None, peers: Peers = Peers()
+        self, model: CausalModel, grammars: GrammarMasks | None = None, peers: Peers | None = None
     ) -> None:
-        """`grammars` is None on ranks that do not own the matchers, and where no sequence can have a grammar."""
+        """`grammars` is None on ranks that do not own the matchers, and where no sequence can have a grammar. `peers` is None
+        where there are none."""
         self._model, self._grammars, self._peers = model, grammars, peers
 
     def begin(self, plan: StepPlan) -> None:
@@ -62,50 +99,94 @@ class Draws:
         if self._grammars is not None:
             self._grammars.begin(plan)
 
-    def draw(
-        self, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
-    ) -> tuple[Sampled, ...]:
-        """Draw the next tokens of `work`, but for sequences whose masks are late, and append them to `seqs`.
+    def ask(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> Asked:
+        """Work out what `work` draws, and add to `pack` what is known of it before the forward pass."""
+        drawing = _drawing(work, seqs)
+        if any(one.seq.sampling.grammar is not None for one in drawing):
+            return Asked(drawing, None)
+        return Asked(drawing, RowDraws(_histories(drawing), pack))
+
+    def launch(self, hidden: torch.Tensor, asked: Asked, step: StepIO) -> Launched:
+        """Draw the next tokens, but for sequences whose masks are late.
 
         `hidden` (N, hidden_size) are the states of the last known token, and of the drafts behind it, of the sequences that draw,
         in their order."""
-        drawing = _drawing(work, seqs)
-        if not drawing:
-            return ()
+        if not asked.drawing:
+            return Launched(asked, hidden.device)
         logits = self._model.logits(hidden)
-        if all(one.seq.sampling.grammar is None for one in drawing):
-            drawn = self._sampled(logits, drawing)
-        elif self._peers.owns_matchers:
-            drawn = self._sampled(logits, self._ready(drawing))
-            self._peers.total(tokens_of(work, drawn).to(logits.device))
-        else:
-            nothing = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
-            drawn = _heard(drawing, self._peers.total(nothing))
-        seq_of = {one.item.key: one.seq for one in drawing}
+        drawing, rows = asked.drawing, asked.rows
+        if rows is None:
+            drawing = self._ready(drawing) if self._owns_matchers else []
+            if not drawing:
+                return Launched(asked, hidden.device)
+            logits, rows = self._masked(logits, drawing, step)
+        step.give(rows.draw(logits, self._model.ops, step))
+        first = 0
+        for one in drawing:
+            if not one.item.drafts and (place := step.place(first)) is not None:
+                one.seq.drawn(one.item.known_end, place)
+            first += len(one.rows)
+        return Launched(asked, hidden.device, drawing, rows)
+
+    def finish(self, launched: Launched, step: StepIO) -> tuple[Sampled, ...]:
+        """Return what was drawn, and append it to the sequences. The step is over."""
+        asked = launched.asked.drawing
+        if not asked:
+            return ()
+        drawn: list[Sampled] = []
+        if launched.rows is not None:
+            keys = [one.item.key for one in launched.drawing for _ in one.rows]
+            sampled = launched.rows.sampled(keys, step.read())
+            drawn = verified([one.item for one in launched.drawing], sampled)
+        if self._peers is not None and launched.asked.is_bound:
+            work = [one.item for one in asked]
+            drawn = self._shared(self._peers, work, drawn, launched.device)
+        seq_of = {one.item.key: one.seq for one in asked}
         return tuple(self._appended(one, seq_of[one.key]) for one in drawn)
+
+    def draw(
+        self, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
+    ) -> tuple[Sampled, ...]:
+        """Launch and finish at once."""
+        pack, step = Pack(), HostSteps(hidden.device).begin()
+        asked = self.ask(work, seqs, pack)
+        pack.send(step.upload)
+        return self.finish(self.launch(hidden, asked, step), step)
+
+    @property
+    def _owns_matchers(self) -> bool:
+        return self._peers is None or self._peers.owns_matchers
 
     def _ready(self, drawing: Sequence[_Drawing]) -> list[_Drawing]:
         """Return what can be drawn of `drawing`."""
-        grammars = self._grammars
+        grammars, there = self._grammars, [one for one in drawing if one.stands]
         if grammars is None:
-            return [one for one in drawing if one.item.known_end == one.seq.num_tokens]
+            return there
         late = grammars.late(one.item.key for one in drawing)
-        return [
-            one.cut(grammars.num_rows(one.item.key))
-            for one in drawing
-            if one.item.known_end == one.seq.num_tokens and one.item.key not in late
-        ]
+        return [one.cut(grammars.num_rows(one.item.key)) for one in there if one.item.key not in late]
 
-    def _sampled(self, logits: torch.Tensor, drawing: Sequence[_Drawing]) -> list[Sampled]:
-        if not drawing:
-            return []
-        work = [one.item for one in drawing]
-        keys = [item.key for item in work for _ in range(item.num_draws)]
-        seqs = list(chain(*(histories(one.item, one.seq) for one in drawing)))
+    def _masked(
+        self, logits: torch.Tensor, drawing: Sequence[_Drawing], step: StepIO
+    ) -> tuple[torch.Tensor, RowDraws]:
+        """Return the rows of `drawing`, and what they ask for with their masks."""
+        pack = Pack()
+        keys = [one.item.key for one in drawing for _ in one.rows]
         masks = self._grammars.masks(keys) if self._grammars is not None else None
-        rows = [row for one in drawing for row in one.rows]
-        part = logits if len(rows) == len(logits) else logits[rows]
-        return verified(work, sample(part, keys, seqs, self._model.ops, masks))
+        rows = RowDraws(_histories(drawing), pack, masks)
+        own = [row for one in drawing for row in one.rows]
+        ours = pack.add(np.array(own)) if len(own) < len(logits) else None
+        pack.send(step.upload)
+        return logits if ours is None else logits.index_select(0, ours()), rows
+
+    def _shared(
+        self, peers: Peers, work: Sequence[SeqWork], drawn: Sequence[Sampled], device: torch.device
+    ) -> list[Sampled]:
+        """Say what was drawn, or hear of it."""
+        if peers.owns_matchers:
+            peers.total(tokens_of(work, drawn).to(device))
+            return [*drawn]
+        nothing = torch.zeros(sum(item.num_draws for item in work), dtype=torch.int64, device=device)
+        return _heard(work, peers.total(nothing))
 
     def _appended(self, drawn: Sampled, seq: RankSeq) -> Sampled:
         drawn = with_prompt(drawn, seq, self._model.readout)
@@ -115,6 +196,10 @@ class Draws:
         if self._grammars is not None:
             self._grammars.drawn(drawn.key, tokens)
         return drawn
+
+
+def _histories(drawing: Iterable[_Drawing]) -> list[History]:
+    return list(chain(*(histories(one.item, one.seq) for one in drawing)))
 
 
 def _drawing(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> list[_Drawing]:
@@ -144,8 +229,7 @@ def by_work(work: Iterable[SeqWork], tokens: torch.Tensor) -> list[list[int]]:
     return [[token for token in islice(rest, item.num_draws) if token != NOTHING] for item in work]
 
 
-def _heard(drawing: Sequence[_Drawing], tokens: torch.Tensor) -> list[Sampled]:
-    work = [one.item for one in drawing]
+def _heard(work: Sequence[SeqWork], tokens: torch.Tensor) -> list[Sampled]:
     return [
         Sampled(item.key, drawn[0], more=tuple(Drawn(token) for token in drawn[1:]))
         for item, drawn in zip(work, by_work(work, tokens), strict=True)

@@ -4,9 +4,11 @@ Drawn tokens go to a thread at once, and the next draw takes the mask that the t
 made yet is put off: the step goes on without it, and a listener hears when the mask is made. A mask that takes long holds up
 neither a step nor the masks of others. Guesses behind which no mask is made yet are not verified."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -154,6 +156,17 @@ class GrammarMasks:
 
     def _tell(self, key: str, num_tokens: int, _: "Future[_Made]") -> None:
         self._hear(key, num_tokens)
+
+
+def tell_on_loop(hear: OnReady) -> OnReady:
+    """Return what lets the running event loop call `hear`, for any thread."""
+    loop = asyncio.get_running_loop()
+
+    def tell(key: str, num_tokens: int) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            loop.call_soon_threadsafe(hear, key, num_tokens)
+
+    return tell
 
 
 def _started(start: Callable[[], Matching]) -> _Made:

@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
-from engine.execution.grammar_masks import GrammarMasks
+from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
 
 
 class InlineGroup:
@@ -22,14 +21,8 @@ class InlineGroup:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
 
     def on_ready(self, hear: OnReady) -> None:
-        loop = asyncio.get_running_loop()
-
-        def tell(key: str, num_tokens: int) -> None:
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-                loop.call_soon_threadsafe(hear, key, num_tokens)
-
         if self._grammars is not None:
-            self._grammars.on_ready(tell)
+            self._grammars.on_ready(tell_on_loop(hear))
 
     async def lost(self) -> Exception:
         # Never: a rank in this process fails in `execute`, or the whole process ends.

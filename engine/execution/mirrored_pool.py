@@ -61,6 +61,7 @@ class MirroredPool:
         self._wait()
 
     def finish(self) -> None:
+        # The step's result lets the instance read the copy.
         self._wait()
 
     def _wait(self) -> None:

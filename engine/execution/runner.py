@@ -1,22 +1,41 @@
-"""One rank: executes a StepPlan on its model and its KV pool, synchronously and in order."""
+"""One rank: executes StepPlans on its model and its KV pool, in order. A step may be launched while the last one computes."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from core.kv import num_blocks_for
-from core.plan import StepPlan, StepResult
+from core.plan import SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
-from engine.execution.batch import RankSeq, build_batch
-from engine.execution.decode_graphs import DecodeGraphs
-from engine.execution.draws import Draws
+from device.seam import Event
+from engine.execution.batch import PackedBatch, RankSeq
+from engine.execution.decode_graphs import DecodeGraphs, Replay
+from engine.execution.draws import Draws, Launched
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
+from engine.execution.shaping import host_needs
+from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
 from models.causal_model import CausalModel
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchedStep:
+    """A step that a device computes, or has computed."""
+
+    number: int
+    started_s: float
+    io: StepIO
+    draws: Launched
+    replayed: bool
+    over: Event
+
+
 class Runner:
+    """Launches steps, and reads what they have drawn: in their order, perhaps a step later. For one thread."""
+
     def __init__(
         self,
         model: CausalModel,
@@ -27,48 +46,91 @@ class Runner:
         *,
         draws: Draws | None = None,
         num_state_blocks: int = 0,
+        steps: Steps | None = None,
     ) -> None:
         """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar. `num_state_blocks`: each
-        sequence's first blocks, which have its recurrent state."""
+        sequence's first blocks, which have its recurrent state. `steps`: where inputs and results pass; without them a step's
+        launch waits for its results."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._graphs, self._draws = graphs, draws or Draws(model)
         self._num_state_blocks = num_state_blocks
-        self._device = pool.device
+        self._steps = steps or HostSteps(pool.device)
         self._seqs: dict[str, RankSeq] = {}
 
-    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
-        started = time.perf_counter()
+        launched = self.launch(plan)
+        self._pool.finish()
+        return self.finish(launched)
+
+    def awaits(self, plan: StepPlan) -> dict[str, str]:
+        """Return which of its sequences `plan` cannot be launched for before the host knows what they have drawn, and why."""
+        known = ((item, self._seqs.get(item.key)) for item in plan.work)
+        found = {item.key: _why_waits(item, seq) for item, seq in known if seq is not None}
+        return {key: why for key, why in found.items() if why}
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Launch a plan behind all that was launched before."""
+        started_s = time.perf_counter()
         self._draws.begin(plan)
         layer_done = begin_step(
             plan, self._seqs, self._pool, self._block_size, self._sink, self._num_state_blocks
         )
         seqs = [self._seqs[item.key] for item in plan.work]
-        graphs = self._graphs
+        io, pack, graphs = self._steps.begin(), Pack(), self._graphs
         if graphs is not None and layer_done is None and graphs.fit(plan.work):
-            hidden, replayed = graphs.hidden(plan.work, seqs), True
-            read_prompts(self._model, hidden, plan.work, seqs)
-            if not all(item.samples for item in plan.work):
-                hidden = hidden[[row for row, item in enumerate(plan.work) if item.samples]]
+            inputs: Replay | PackedBatch = graphs.pack(plan.work, seqs, pack)
         else:
-            hidden, replayed = self._forward(plan, seqs, layer_done), False
-        sampled = self._draws.draw(hidden, plan.work, seqs)
-        self._pool.finish()
-        return StepResult(
-            step=plan.step,
-            sampled=sampled,
-            duration_s=time.perf_counter() - started,
-            replayed=replayed,
+            inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks)
+        asked = self._draws.ask(plan.work, seqs, pack)
+        pack.send(io.upload)
+        hidden, rows = self._computed(inputs, io, layer_done)
+        read_prompts(self._model, hidden, plan.work, seqs)
+        draws = self._draws.launch(rows, asked, io)
+        return LaunchedStep(
+            number=plan.step,
+            started_s=started_s,
+            io=io,
+            draws=draws,
+            replayed=isinstance(inputs, Replay),
+            over=io.end(),
         )
 
-    def _forward(self, plan: StepPlan, seqs: list[RankSeq], layer_done: LayerDone | None) -> torch.Tensor:
-        """Return (N, hidden_size): the rows behind which a token is drawn."""
-        batch = build_batch(plan.work, seqs, self._block_size, self._device, self._num_state_blocks)
+    @torch.inference_mode()
+    def finish(self, launched: LaunchedStep) -> StepResult:
+        """Read what a step has drawn, which is over."""
+        sampled = self._draws.finish(launched.draws, launched.io)
+        return StepResult(
+            step=launched.number,
+            sampled=sampled,
+            duration_s=time.perf_counter() - launched.started_s,
+            replayed=launched.replayed,
+        )
+
+    def close(self) -> None:
+        """All steps are over."""
+        self._steps.close()
+
+    def _computed(
+        self, inputs: Replay | PackedBatch, io: StepIO, layer_done: LayerDone | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return (T, hidden_size) of all tokens, and those rows of it behind which a token is drawn."""
+        if isinstance(inputs, Replay):
+            hidden = inputs.hidden(io)
+            return hidden, inputs.sampled(hidden)
+        batch = inputs.batch(io)
         on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
-        read_prompts(self._model, hidden, plan.work, seqs)
-        return hidden[batch.sample_rows]
+        return hidden, hidden.index_select(0, batch.sample_rows)
+
+
+def _why_waits(item: SeqWork, seq: RankSeq) -> str:
+    if item.known_end <= seq.num_tokens:
+        return ""
+    if item.count > 1 or seq.place_of(item.start) is None:
+        return "tokens that no step has drawn yet"
+    return host_needs(seq.sampling) if item.samples else ""
 
 
 def begin_step(

@@ -15,21 +15,24 @@ from core.types import SamplingParams
 from engine.execution.batch import History, RankSeq
 
 
-class Guessed:
-    """A sequence as it is if its first `num_drafts` guesses are right. It holds until the sequence learns more."""
+class LongerHistory:
+    """A sequence as it will be with so many tokens: its guesses are right, or the host will hear of them. It holds until the
+    sequence learns more."""
 
-    __slots__ = ("num_prompt", "num_tokens", "sampling", "tokens")
+    __slots__ = ("last_place", "num_prompt", "num_tokens", "sampling", "tokens")
 
-    def __init__(self, seq: RankSeq, num_drafts: int) -> None:
+    def __init__(self, seq: RankSeq, num_tokens: int) -> None:
         self.tokens: np.ndarray = seq.tokens
-        self.num_tokens = seq.num_tokens + num_drafts
+        self.num_tokens = num_tokens
+        self.last_place = seq.place_of(num_tokens - 1)
         self.num_prompt: int = seq.num_prompt
         self.sampling: SamplingParams = seq.sampling
 
 
 def histories(work: SeqWork, seq: RankSeq) -> list[History]:
     """Return what each row of `work` is drawn behind."""
-    return [seq, *(Guessed(seq, number + 1) for number in range(len(work.drafts)))]
+    first = work.known_end
+    return [LongerHistory(seq, first + number) for number in range(work.num_draws)]
 
 
 def verified(work: Sequence[SeqWork], rows: Iterable[Sampled]) -> list[Sampled]:

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from kernels.sampling import Draw, Penalties, Shape
+from kernels.sampling import DrawShapes, Penalties, Shape
 
 _NUM_SORTED: Final = 1024
 """The likeliest tokens, among which top-p mostly ends."""
@@ -18,8 +18,8 @@ _ADDED = torch.where(torch.arange(256)[:, None] >> torch.arange(8) & 1 == 1, 0.0
 
 def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
     """`Ops.penalise`."""
-    rows, tokens, counts = torch.from_numpy(penalties.entries).to(logits.device).unbind(0)
-    repetition, presence, frequency = torch.from_numpy(penalties.factors).to(logits.device)[:, rows].unbind(0)
+    rows, tokens, counts = penalties.entries[:, penalties.entries[0] >= 0].unbind(0)
+    repetition, presence, frequency = penalties.factors[:, rows].unbind(0)
     values = logits[rows, tokens]
     values = torch.where(values > 0, values / repetition, values * repetition)
     logits[rows, tokens] = values - torch.where(counts > 0, presence + frequency * counts.float(), 0.0)
@@ -41,13 +41,11 @@ def logprobs(
     return every.gather(1, tokens[:, None])[:, 0], top.values, top.indices
 
 
-def draw(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def draw(logits: torch.Tensor, draws: DrawShapes) -> torch.Tensor:
     """`Ops.draw`."""
-    probs = distribution(logits, [each.shape for each in draws])
-    cumulative = probs.double().cumsum(-1)
-    numbers = torch.tensor([each.uniform for each in draws], dtype=torch.float64, device=probs.device)
-    targets = numbers[:, None] * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probs.shape[1] - 1)
+    cumulative = distribution(logits, draws.shapes).double().cumsum(-1)
+    targets = draws.uniforms[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
 def distribution(logits: torch.Tensor, shapes: Sequence[Shape]) -> torch.Tensor:

@@ -64,12 +64,12 @@ class TritonFixedDecode:
             counted=counted,
             is_fixed=True,
         )
-        self.fill((), (), ())
+        self.fill([torch.from_numpy(each).to(device) for each in self.inputs((), (), ())])
 
-    def fill(
+    def inputs(
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
-    ) -> None:
-        num, tiles, meta = len(context_lens), self._tiles, self.meta
+    ) -> list[np.ndarray]:
+        num = len(context_lens)
         table = np.zeros((self._num_seqs, max(map(len, block_tables), default=1)), np.int32)
         for row, ids in zip(table, block_tables, strict=False):
             row[: len(ids)] = ids
@@ -77,12 +77,16 @@ class TritonFixedDecode:
         self._lens[:num], self._lens[num:] = context_lens, 1
         rows = np.full((2, self._num_seqs), self._empty_slot, np.int64)
         rows[0, :num], rows[1] = slots, np.arange(self._num_seqs) < num
-        assert meta.counted is not None
-        pairs = ((tiles.table[:, : table.shape[1]], table), (tiles.context_lens, self._lens))
-        for target, values in (*pairs, (meta.slots, rows[0]), (meta.counted, rows[1])):
-            target.copy_(torch.from_numpy(values))
-        for plan in self._plans.values():
-            plan.fill(self._lens)
+        return [table, self._lens, *rows, *(plan.items(self._lens) for plan in self._plans.values())]
+
+    def fill(self, inputs: Sequence[Tensor]) -> None:
+        assert self.meta.counted is not None
+        table = self._tiles.table[:, : inputs[0].shape[1]]
+        fixed = (table, self._tiles.context_lens, self.meta.slots, self.meta.counted)
+        for target, values in zip(
+            (*fixed, *(plan.memory for plan in self._plans.values())), inputs, strict=True
+        ):
+            target.copy_(values)
 
     def part(self, shape: AttentionShape, window: int) -> ContextPart:
         """Return the part of all layers of that shape and window. It is made when the first asks for it, and filled from then
@@ -91,7 +95,7 @@ class TritonFixedDecode:
         if (plan := self._plans.get(key)) is None:
             assert not shape.split_tokens, "not with the same bits in any batch"
             plan = self._plans[key] = _Plan.make(shape, window, self._tiles, self._device)
-            plan.fill(self._lens)
+            plan.memory.copy_(torch.from_numpy(plan.items(self._lens)))
         return plan.part
 
 
@@ -115,16 +119,15 @@ class _Plan:
             memory,
         )
 
-    def fill(self, lens: np.ndarray) -> None:
-        """lens (num_seqs,): tokens of each context."""
+    def items(self, lens: np.ndarray) -> np.ndarray:
+        """Return what `memory` contains for contexts of lens (num_seqs,) tokens."""
         config, most = self.part.config, self.part.num_items
         splits, tokens = split_all(lens, self.window, most, config)
         tiles, places = np.full(most, -1, np.int32), np.zeros(most, np.int32)
         ends = splits.cumsum(dtype=np.int32)
         tiles[: ends[-1]] = np.repeat(np.arange(len(lens), dtype=np.int32), splits)
         places[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - splits, splits)
-        filled = np.concatenate((tiles, places, ends, np.array([tokens], np.int32)))
-        self.memory.copy_(torch.from_numpy(filled))
+        return np.concatenate((tiles, places, ends, np.array([tokens], np.int32)))
 
 
 def most_items(num_seqs: int, config: AttentionConfig, shape: AttentionShape, device: torch.device) -> int:

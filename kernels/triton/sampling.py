@@ -5,14 +5,12 @@ and where the numbers come from.
 Thresholds are found without sorting: floats are compared as integers of the same order, whose bits are settled two at a time by
 counting, or adding up, what lies above three candidates. A row is read 16 times for each of top-k and top-p, from L2."""
 
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling import Draw, Penalties
+from kernels.sampling import DrawShapes, Penalties
 from kernels.triton.platform import INTERPRETED
 
 _BLOCK = 64 if INTERPRETED else 4096
@@ -143,17 +141,10 @@ def sample(
     return out
 
 
-def draw(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """`Ops.draw`; what the rows ask for is uploaded in one piece."""
-    asked = [
-        (each.shape.temperature, each.shape.top_k, each.shape.top_p, each.shape.min_p, each.uniform)
-        for each in draws
-    ]
-    columns = torch.tensor(asked, dtype=torch.float64).to(logits.device, non_blocking=True).unbind(1)
-    temperature, top_p, min_p = (columns[i].to(torch.float32).contiguous() for i in (0, 2, 3))
-    return sample(
-        logits, temperature, columns[1].to(torch.int32).contiguous(), top_p, min_p, columns[4].contiguous()
-    )
+def draw(logits: Tensor, draws: DrawShapes) -> Tensor:
+    """`Ops.draw`."""
+    temperature, top_k, top_p, min_p, uniforms = draws.columns.contiguous().unbind(0)
+    return sample(logits, temperature.float(), top_k.int(), top_p.float(), min_p.float(), uniforms)
 
 
 @triton.jit
@@ -161,8 +152,8 @@ def _penalty_kernel(
     logits, rows, tokens, counts, repetition, presence, frequency, num_entries, stride, BLOCK: tl.constexpr
 ):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = entry < num_entries
-    row = tl.load(rows + entry, mask, 0)
+    row = tl.load(rows + entry, entry < num_entries, -1)
+    mask = row >= 0
     target = logits + row * stride + tl.load(tokens + entry, mask, 0)
     value, count = tl.load(target, mask, 0.0), tl.load(counts + entry, mask, 0)
     factor = tl.load(repetition + row, mask, 1.0)
@@ -173,9 +164,7 @@ def _penalty_kernel(
 
 def penalise(logits: Tensor, penalties: Penalties) -> None:
     """`Ops.penalise`; rows of logits are contiguous."""
-    entries = torch.from_numpy(penalties.entries).to(logits.device, non_blocking=True)
-    factors = torch.from_numpy(penalties.factors).to(logits.device, non_blocking=True)
-    penalise_entries(logits, *entries.unbind(0), *factors.unbind(0))
+    penalise_entries(logits, *penalties.entries.unbind(0), *penalties.factors.unbind(0))
 
 
 def penalise_entries(

@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
 from core.errors import BatonError
@@ -12,6 +13,7 @@ from device.port import HostPort, PoolMemory
 from device.ring import PinnedRing, Slot
 from device.seam import Copy, Event
 from device.simulated import SimulatedDevice, SimulatedStream
+from engine.execution.step_memory import Pack, StepMemory
 from kvtransfer.copies import CopyRun
 from kvtransfer.source import DeviceSource
 from kvtransfer.transport.loopback_transport import (
@@ -23,6 +25,7 @@ from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 from tests.contract.transports import BLOCKS, KEY, SHARD, WRITER, until
+from tests.models.checkpoints import CPU
 
 NUM_BYTES = 1 << 13
 SLOT_BYTES = 1 << 10
@@ -134,6 +137,20 @@ async def hand_over(memory: PoolMemory) -> None:
         await source.close()
 
 
+async def steps(memory: PoolMemory) -> None:
+    """Each step adds one to what the step before has drawn, and the host reads it when the step is over."""
+    between = StepMemory(memory.device, CPU, 4)
+    for number in range(4):
+        io, pack = between.begin(), Pack()
+        ones, places = pack.add(np.ones(4, np.int64)), pack.add(np.array([io.place(row) for row in range(4)]))
+        pack.send(io.upload)
+        before = io.known((places() + 4) % 8) if number else 0
+        io.give([before + ones()])
+        memory.poller.wait([io.end()])
+        assert io.read() == [[number + 1] * 4]
+    between.close()
+
+
 WAITS = [
     pytest.param(send, "send", Poller, id="staging waits for the layer"),
     pytest.param(send, "", Impatient, id="senders wait for the staging"),
@@ -141,6 +158,9 @@ WAITS = [
     pytest.param(save, "compute", Poller, id="steps wait for blocks that are being saved"),
     pytest.param(refill, "receive", Poller, id="arriving bytes wait for blocks that are being saved"),
     pytest.param(hand_over, "", Impatient, id="device memory is read behind the layer"),
+    pytest.param(steps, "compute", Poller, id="steps wait for their inputs"),
+    pytest.param(steps, "step results", Poller, id="what is drawn is copied behind the step"),
+    pytest.param(steps, "", Impatient, id="the host reads what is drawn behind its copy"),
 ]
 
 

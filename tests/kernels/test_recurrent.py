@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -89,7 +88,7 @@ def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
         seqs = [s for s in range(4) if lens[s]]
         states = StateBlocks(tables[seqs], torch.tensor([done[s] == 0 for s in seqs]))
         lengths = [lens[s] for s in seqs]
-        meta = AttentionMeta.build(lengths, lengths, [], np.zeros(0, np.int64), CPU, states)
+        meta = AttentionMeta.over(lengths, lengths, [], torch.zeros(0, dtype=torch.int64), states)
         rows = [torch.cat([part[s][done[s] : done[s] + lens[s]] for s in seqs]) for part in (x, decay, beta)]
         out = KINDS[kind].ours((rows[0], rows[1], rows[2]), pool, meta, layer)
         for s, own in zip(seqs, out.split(lengths), strict=True):

@@ -20,9 +20,9 @@ from core.types import Grammar, SamplingParams, ThinkingBudget
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.matching import GuidanceMatchers, Matching
-from engine.execution.sampler import sample
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
+from tests.engine.execution.drawing import sample
 
 FOLDER = resolve("embedded")
 VOCAB, END, OPS = 4096, 0, reference_ops()

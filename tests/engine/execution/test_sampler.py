@@ -19,9 +19,10 @@ from transformers import (
 from core.plan import NewSeq
 from core.types import SamplingParams
 from engine.execution.batch import RankSeq
-from engine.execution.sampler import sample, uniform
+from engine.execution.sampler import uniform
 from kernels.torch.reference import reference_ops
 from kernels.torch.sampling import distribution
+from tests.engine.execution.drawing import sample
 
 VOCAB, OPS = 50, reference_ops()
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from core.plan import NewSeq
 from core.types import SamplingParams, ThinkingBudget
 from engine.execution.batch import RankSeq
-from engine.execution.sampler import sample
 from kernels.torch.reference import reference_ops
+from tests.engine.execution.drawing import sample
 
 THINK, END, ANSWER, VOCAB = 1, 2, 3, 8
 OPENED = ThinkingBudget(max_tokens=3, begin=(), end=(END,), forced=(END, ANSWER))

@@ -21,7 +21,8 @@ STEPS = [[70, 1, 33], [170, 5, 1], [1, 1, 1], [18, 40, 130]]
 
 def filled(fixed: TritonFixedDecode, step: Step) -> TritonFixedDecode:
     tables = [table.numpy() for table in step.meta.block_tables]
-    fixed.fill(step.meta.context_lens, tables, range(len(tables)))
+    inputs = fixed.inputs(step.meta.context_lens, tables, range(len(tables)))
+    fixed.fill([torch.from_numpy(each).to(step.q.device) for each in inputs])
     return fixed
 
 

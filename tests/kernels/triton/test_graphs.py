@@ -16,6 +16,7 @@ from kernels.triton.ops import triton_ops
 from models.model import Model
 from tests.engine.execution.test_prompt_outputs import NUM_TOP, agree, answers, expected
 from tests.engine.execution.test_runner import Instance, Sink
+from tests.engine.launching import Launching
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import FAMILIES, VOCAB, make
 
@@ -73,6 +74,19 @@ def test_tokens_are_those_of_transformers_while_batches_and_tables_grow_and_shri
     assert instance.num_replayed > 4
     assert instance.run(requests) == want  # from the prefix cache, over what others have left in the tables
     assert not instance.device.violations
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+async def test_replays_take_tokens_that_the_host_does_not_know_yet(family: str, tmp_path: Path) -> None:
+    reference, _, model = tiny(tmp_path, family)
+    requests = requests_of([(5, 9), (9, 6), (2, 11)])
+    instance = Launching(model, 20, sizes=(2, 4), max_batch_tokens=8)
+    said = await instance.run(requests)
+    want = of_transformers(reference, requests)
+    assert {key: [token.token for token in tokens] for key, tokens in said.items()} == want
+    assert instance.watched is not None
+    assert instance.watched.num_replayed > 4
+    assert instance.watched.num_overlapped > 4
 
 
 def test_a_prompt_that_is_computed_by_captured_steps_is_scored(tmp_path: Path) -> None:

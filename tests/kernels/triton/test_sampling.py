@@ -6,7 +6,7 @@ import torch
 
 from core.types import SamplingParams
 from engine.execution.sampler import uniform
-from kernels.sampling import Draw, Penalties
+from kernels.sampling import DrawShapes, Penalties
 from kernels.torch import sampling as reference
 from kernels.torch.sampling import distribution
 from kernels.triton.sampling import draw as draw_rows
@@ -67,12 +67,12 @@ def test_a_number_next_to_one_draws_the_last_token_that_may_be(device: torch.dev
 
 
 def test_draws_of_a_batch_are_those_of_a_cpu(device: torch.device) -> None:
-    draws = [
-        Draw(SamplingParams(temperature=0.7, **cut), uniform(5, row))  # type: ignore[arg-type]
-        for row, cut in enumerate(CUTS)
-    ]
-    logits = torch.randn(len(draws), V) * 2
-    assert torch.equal(draw_rows(logits.to(device), draws).cpu(), reference.draw(logits, draws))
+    shapes = [SamplingParams(temperature=0.7, **cut) for cut in CUTS]  # type: ignore[arg-type]
+    rows = [(s.temperature, s.top_k, s.top_p, s.min_p, uniform(5, row)) for row, s in enumerate(shapes)]
+    columns = torch.tensor(rows, dtype=torch.float64).T.contiguous()
+    logits = torch.randn(len(shapes), V) * 2
+    got = draw_rows(logits.to(device), DrawShapes(shapes, columns.to(device)))
+    assert torch.equal(got.cpu(), reference.draw(logits, DrawShapes(shapes, columns)))
 
 
 def test_penalties(device: torch.device) -> None:
@@ -82,17 +82,18 @@ def test_penalties(device: torch.device) -> None:
         torch.tensor([0.5, 0.0, 0.2]),
         torch.rand(3),
     )
-    entries = [(0, 3, 2), (0, 9, 0), (1, 3, 0), (2, 99, 5), (2, 0, 1)]
+    entries = [(0, 3, 2), (0, 9, 0), (1, 3, 0), (2, 99, 5), (2, 0, 1), (-1, 3, 1)]
     want = logits.clone()
-    for row, token, count in entries:
+    for row, token, count in entries[:-1]:
         value = (
             want[row, token] / repetition[row] if want[row, token] > 0 else want[row, token] * repetition[row]
         )
         want[row, token] = value - (presence[row] + frequency[row] * count if count else 0)
     got = logits.clone().to(device)
-    factors = torch.stack((repetition, presence, frequency)).numpy()
-    penalties = Penalties(np.array(entries, np.int64).T.copy(), factors)
-    penalise(got, penalties)
+    penalties = Penalties(
+        torch.tensor(entries).T.contiguous(), torch.stack((repetition, presence, frequency))
+    )
+    penalise(got, Penalties(penalties.entries.to(device), penalties.factors.to(device)))
     reference.penalise(logits, penalties)
     torch.testing.assert_close(logits, want)
     torch.testing.assert_close(got.cpu(), want)

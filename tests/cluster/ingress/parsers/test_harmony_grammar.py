@@ -25,11 +25,11 @@ from core.types import Grammar, SamplingParams
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.matching import GuidanceMatchers, load_vocabulary
-from engine.execution.sampler import sample
 from kernels.torch.reference import reference_ops
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, SETTINGS, Api
 from tests.cluster.ingress.api.test_tools import TemplateTokenizer
+from tests.engine.execution.drawing import sample
 
 MARKS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, harmony.END)
 ENDS = (harmony.RETURN, harmony.CALL)

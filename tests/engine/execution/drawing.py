@@ -1,0 +1,27 @@
+"""Draws from given logits, at once."""
+
+from collections.abc import Sequence
+
+import torch
+
+from core.plan import Sampled
+from engine.execution.batch import History
+from engine.execution.grammar_masks import RowMasks
+from engine.execution.sampler import RowDraws
+from engine.execution.step_memory import HostSteps, Pack
+from kernels.ops import Ops
+
+
+def sample(
+    logits: torch.Tensor,
+    keys: Sequence[str],
+    seqs: Sequence[History],
+    ops: Ops,
+    masks: RowMasks | None = None,
+) -> list[Sampled]:
+    """Draw one token for each row of `logits` (N, V) float32, which is overwritten."""
+    pack, step = Pack(), HostSteps(logits.device).begin()
+    rows = RowDraws(seqs, pack, masks)
+    pack.send(step.upload)
+    step.give(rows.draw(logits, ops, step))
+    return rows.sampled(keys, step.read())
