@@ -141,4 +141,4 @@ class StepResult:
     replayed: bool = False
     """Whether its launches had been captured before."""
     proposing_s: float = 0.0
-    """How long the rank has made guesses before the step."""
+    """How long the rank has made guesses before the step; 0 where it has read much that it had not seen, too."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from core.plan import PROPOSED, NewSeq, SeqWork, StepPlan, StepResult
+from core.types import TokenId
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.draft_kv import DraftBlocks, DraftSeq
 from engine.execution.sampler import RowDraws
@@ -21,6 +22,8 @@ from models.causal_model import CausalModel
 CATCH_UP_TOKENS = 512
 """Tokens that the draft model reads before one step, so that what it has not seen does not hold the step up."""
 
+_FEW_TOKENS = 16
+"""A sequence of which the draft model has not seen more is read, which says nothing of how long guesses take."""
 _CPU = torch.device("cpu")
 Step = Callable[[StepPlan], StepResult]
 
@@ -66,37 +69,31 @@ class DraftModel:
             self._seqs.pop(key, None)
         for new in plan.new:
             self._seqs[new.key] = DraftSeq(RankSeq(_unscored(new)), self._blocks)
-        unmade: dict[str, int] = {}
+        asked = [_Asked(work, self._seqs[work.key]) for work in plan.work if PROPOSED in work.drafts[:1]]
         proposing_s = 0.0
-        if any(PROPOSED in work.drafts[:1] for work in plan.work):
-            plan, unmade = self._with_guesses(plan)
-            proposing_s = time.perf_counter() - started
+        if asked:
+            has_read = self._guess(asked)
+            plan = _with_guesses(plan, asked)
+            proposing_s = 0.0 if has_read else time.perf_counter() - started
         result = self._step(plan)
         for drawn in result.sampled:
             seq = self._seqs[drawn.key].seq
             for one in drawn.drawn:
                 seq.append(one.token)
-        if not proposing_s:
+        if not asked:
             return result
+        unmade = {one.work.key: len(one.work.drafts) - len(one.guesses) for one in asked}
         sampled = tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in result.sampled)
         return replace(result, sampled=sampled, proposing_s=proposing_s)
 
     @torch.inference_mode()
-    def _with_guesses(self, plan: StepPlan) -> tuple[StepPlan, dict[str, int]]:
-        """Return the plan with the guesses in their places, and how many are missing by key."""
-        asked = [_Asked(work, self._seqs[work.key]) for work in plan.work if PROPOSED in work.drafts[:1]]
+    def _guess(self, asked: Sequence[_Asked]) -> bool:
+        """Make the guesses. Returns whether much had to be read first."""
+        missing = [one.draft.seq.num_tokens - one.draft.find(one.block_ids) for one in asked]
         going = self._read(asked)
         while going := [one for one in going if len(one.guesses) < len(one.work.drafts)]:
             self._go_on(going)
-        guesses = {one.work.key: tuple(one.guesses) for one in asked}
-        unmade = {one.work.key: len(one.work.drafts) - len(one.guesses) for one in asked}
-        work = tuple(
-            replace(work, drafts=guesses[work.key], count=work.count - unmade[work.key])
-            if work.key in guesses
-            else work
-            for work in plan.work
-        )
-        return replace(plan, work=work), unmade
+        return max(missing) > _FEW_TOKENS
 
     def _read(self, asked: Sequence[_Asked]) -> list[_Asked]:
         """Compute what is missing of the KV of known tokens, as far as there is time. Returns the sequences of which nothing is
@@ -148,6 +145,18 @@ class DraftModel:
         pack.send(io.upload)
         for one, token in zip(drawing, rows.draw(logits, self._model.ops, io)[0].tolist(), strict=True):
             one.guesses.append(token)
+
+
+def _with_guesses(plan: StepPlan, asked: Sequence[_Asked]) -> StepPlan:
+    """Return the plan with the guesses in their places. What was asked for and is not there is left out."""
+    guesses = {one.work.key: tuple(one.guesses) for one in asked}
+    return replace(plan, work=tuple(_filled(work, guesses.get(work.key)) for work in plan.work))
+
+
+def _filled(work: SeqWork, guesses: tuple[TokenId, ...] | None) -> SeqWork:
+    if guesses is None:
+        return work
+    return replace(work, drafts=guesses, count=work.count - len(work.drafts) + len(guesses))
 
 
 def _piece(one: _Asked, start: int, count: int, *, samples: bool) -> SeqWork:

@@ -51,8 +51,10 @@ def longest_proposal(
     others are as in `draft_lengths`."""
     best, best_pace = 0, num_seqs / step_s if step_s else 0.0
     longest = max(map(len, chances), default=0)
-    if not step_s or not each_s:
+    if not step_s:
         return longest
+    if not each_s:
+        return min(1, longest)  # nobody knows what more would take
     for most in range(1, longest + 1):
         cut = [each[:most] for each in chances]
         lengths = draft_lengths(cut, num_seqs, step_s, token_s, limit, most * each_s)

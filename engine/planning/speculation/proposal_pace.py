@@ -7,7 +7,7 @@ from core.plan import PROPOSED, StepPlan, StepResult
 _WEIGHT = 1 / 8
 """What the newest step counts."""
 _FURTHEST = 2.0
-"""A time that is off by more than this factor was disturbed, or prompts were read, too. It teaches no more than this."""
+"""A time that is off by more than this factor was disturbed. It teaches no more than this."""
 
 
 class ProposalPace:
@@ -16,7 +16,7 @@ class ProposalPace:
         """By the size of the batch."""
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn from a step, unless the rank has made fewer guesses than it was asked for."""
+        """Learn from a step, unless the rank has made fewer guesses than it was asked for, or read prompts first."""
         asked = [len(work.drafts) for work in plan.work if work.drafts and work.drafts[0] == PROPOSED]
         if not asked or not result.proposing_s or any(drawn.num_unmade for drawn in result.sampled):
             return

@@ -81,6 +81,8 @@ class Speculator:
         may_look = may_look and self._is_measured(len(decoding), steps)
         runs = self._forced(decoding) if may_run else []
         guesses = self._found(decoding) if may_look else []
+        if self._is_untried(guesses):
+            guesses = [guesses[_cheapest(guesses, 0)]]
         drafts = runs + guesses
         lengths = self._lengths(drafts, decoding, steps)
         if may_run:
@@ -159,6 +161,10 @@ class Speculator:
             if draft is not None
         ]
 
+    def _is_untried(self, guesses: list[_Guess]) -> bool:
+        """Return whether a draft model is to make `guesses` of whose pace nothing is known: one sequence shows it."""
+        return any(draft.tokens[0] == PROPOSED for _, draft in guesses) and not self._pace.each_s(1)
+
     def _room(self, seq: Sequence, most: int) -> int:
         """Return how many guesses its output has room for. A sequence whose KV is sent on has none: it may change over after
         any token."""
@@ -191,8 +197,14 @@ class Speculator:
 
 
 def _cheapest(drafts: list[_Guess], first: int) -> int:
-    """Return which of `drafts` from `first` on to try: that of the shortest sequence, which a draft model may have to read."""
-    return min(range(first, len(drafts)), key=lambda at: len(drafts[at][0].tokens))
+    """Return which of `drafts` from `first` on to try. A draft model may have to read a sequence of which it makes one guess: so
+    that comes behind others, and of several the shortest one is tried."""
+
+    def cost(at: int) -> tuple[bool, int]:
+        seq, draft = drafts[at]
+        return len(draft.tokens) == 1, len(seq.tokens)
+
+    return min(range(first, len(drafts)), key=cost)
 
 
 def make_speculator(config: EngineConfig, max_context_tokens: int) -> Speculator:

@@ -109,10 +109,11 @@ def guesses_of(
 
 
 class Reading:
-    """A draft model that reads in pieces of `most` tokens, and how many guesses of each step it has not made."""
+    """A draft model that reads in pieces of `most` tokens, how many guesses of each step it has not made, and whether it told the time of its guesses."""
 
     def __init__(self, instance: Instance, model: CausalModel, most: int) -> None:
         self.unmade: list[int] = []
+        self.has_time: list[bool] = []
         layers = draft_layers(KVShard.whole(model.spec.kv_layout(4, "float32")), 200, CPU)
         self.draft = DraftModel(instance.run_step, model, layers, 4, VOCAB, most_read=most)
         instance.run_step = self.step
@@ -120,6 +121,7 @@ class Reading:
     def step(self, plan: StepPlan) -> StepResult:
         result = self.draft.step(plan)
         self.unmade += [one.num_unmade for one in result.sampled]
+        self.has_time.append(result.proposing_s > 0)
         return result
 
 
@@ -134,6 +136,9 @@ def test_what_it_has_not_seen_is_read_in_pieces_before_it_guesses(target: Causal
     assert first == 4, "the fifth piece of 7 has the last of the 35 tokens that are known then"
     guessed, right = instance.scheduler.draft_tokens
     assert guessed == right > 0
+    assert reading.has_time[1:6] == [False, False, False, True, True], (
+        "what takes long since much is read tells nothing"
+    )
     reading.unmade.clear()
     assert said(instance, asked) == want
     assert reading.unmade[1] == 0, "the KV that it has computed is found in the prefix cache's blocks"

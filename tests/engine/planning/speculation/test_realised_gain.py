@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 from collections.abc import Sequence as SeqOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -57,19 +57,24 @@ def drawn(work: SeqWork) -> Sampled:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """On the rank: as often right as it says, at the price of so long for one more guess of all sequences."""
+    """On the rank: as often right as it says, at the price of so long for one more guess of all sequences. Before it guesses it has
+    to read each sequence, which takes so long, too."""
 
     right: float
     each_s: float
+    reading_s: float
+    known: set[str] = field(default_factory=set[str])
 
-    def guess(self, plan: StepPlan, rng: random.Random) -> tuple[StepPlan, float]:
-        """Return the plan with guesses, and how long it took to make them."""
+    def guess(self, plan: StepPlan, rng: random.Random) -> tuple[StepPlan, float, float]:
+        """Return the plan with guesses, how long it took to make them, and how long to read before."""
         asked = [len(work.drafts) for work in plan.work if PROPOSED in work.drafts]
+        new = {work.key for work in plan.work if PROPOSED in work.drafts} - self.known
+        self.known.update(new)
         work = tuple(
             replace(work, drafts=tuple(7 if rng.random() < self.right else 8 for _ in work.drafts))
             for work in plan.work
         )
-        return replace(plan, work=work), max(asked, default=0) * self.each_s
+        return replace(plan, work=work), max(asked, default=0) * self.each_s, len(new) * self.reading_s
 
 
 def pace(
@@ -89,8 +94,11 @@ def pace(
     while scheduler.num_running == num_seqs or started_at < 0:
         while len(flight) < 2 and (plan := scheduler.plan(now, fits.models)):
             took_s = device(plan.num_tokens) * (1 + abs(rng.gauss(0, 0.2)))
-            guessed, proposing_s = model.guess(plan, rng) if model is not None else (plan, 0.0)
-            free_at = max(now + WAIT_S, free_at) + took_s + proposing_s
+            guessed, proposing_s, reading_s = (
+                model.guess(plan, rng) if model is not None else (plan, 0.0, 0.0)
+            )
+            free_at = max(now + WAIT_S, free_at) + took_s + proposing_s + reading_s
+            proposing_s = 0.0 if reading_s else proposing_s
             flight.append((plan, guessed, free_at, took_s, proposing_s))
         plan, guessed, now, took_s, proposing_s = flight.pop(0)
         fits.observe(plan, took_s)
@@ -139,14 +147,15 @@ def test_where_a_device_has_time_to_spare_guesses_gain_what_they_can(
 def gain_of_model(num_seqs: int, name: str, right: float, each: float, length: int = 400) -> float:
     """`each`: what one more guess of a sequence takes, by a step of one token."""
     device = DEVICES[name]
-    model = DraftModel(right, each * device(1))
+    model = DraftModel(right, each * device(1), reading_s=each * device(1))
     return pace(num_seqs, device, Proposals(), length, model) / pace(num_seqs, device, None, length)
 
 
 @pytest.mark.parametrize("name", DEVICES)
 @pytest.mark.parametrize(("right", "each"), [(0.0, 0.1), (0.6, 0.3), (0.9, 0.5), (0.3, 1.0)])
-def test_at_batch_32_a_draft_model_never_costs_two_percent(name: str, right: float, each: float) -> None:
-    assert gain_of_model(32, name, right, each) > 0.98
+def test_at_batch_32_a_draft_model_never_costs_three_percent(name: str, right: float, each: float) -> None:
+    """With the reading of all sequences, once, before it is known what its guesses are worth."""
+    assert gain_of_model(32, name, right, each, length=1200) > 0.97
 
 
 @pytest.mark.parametrize(("right", "each", "least"), [(0.7, 0.1, 1.6), (0.9, 0.2, 1.8), (0.6, 0.4, 1.05)])

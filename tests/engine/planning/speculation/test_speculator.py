@@ -51,8 +51,8 @@ def test_a_draft_model_proposes_so_many_that_no_other_number_draws_more_a_second
     assert pace(found) == max(pace(most) for most in range(4))
 
 
-def test_a_draft_model_of_which_nothing_is_known_proposes_all() -> None:
-    assert longest_proposal([[0.5, 0.2]], 1, 1.0, 0.1, 9, 0.0) == 2
+def test_a_draft_model_of_which_nothing_is_known_proposes_one() -> None:
+    assert longest_proposal([[0.5, 0.2]], 1, 1.0, 0.1, 9, 0.0) == 1
     assert longest_proposal([[0.5, 0.2]], 1, 0.0, 0.0, 9, 1.0) == 2
 
 
