@@ -29,7 +29,7 @@ from core.types import TokenOut
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
-from kvtransfer.transport.base import Receiver, Sender
+from kvtransfer.transport.base import Carried, Receiver, Sender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
@@ -124,6 +124,9 @@ class Timed:
         self._num_under_way -= 1
         if not self._num_under_way:
             self.busy_s += time.monotonic() - self._since_s
+
+    def carried(self, region: RegionKey) -> Carried | None:
+        return self._inner.carried(region)
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         return await self._inner.probe(region, num_bytes)
