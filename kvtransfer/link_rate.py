@@ -58,7 +58,7 @@ class LinkRate:
         if carried is None:
             self.note(write.num_bytes, took_s)
         else:
-            self.arrived(carried, took_s)
+            self.arrived(carried)
 
     def drop(self, write: Write) -> None:
         """Learn nothing from a write that has failed."""
@@ -80,11 +80,11 @@ class LinkRate:
             self._pause = None
         self._take(num_bytes, took_s)
 
-    def arrived(self, carried: Carried, at_least_s: float = 0.0) -> None:
+    def arrived(self, carried: Carried) -> None:
         """Learn from what the system says has arrived. Its seconds are the network's, so there are no pauses of a process among
-        them. It counts no seconds where they are few."""
+        them."""
         if carried.num_bytes:
-            self._take(carried.num_bytes, max(at_least_s, carried.busy_s))
+            self._take(carried.num_bytes, carried.busy_s)
 
     def _is_pause(self, num_bytes: int, took_s: float) -> bool:
         if not self._weight:

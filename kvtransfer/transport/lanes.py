@@ -17,6 +17,8 @@ Job = Callable[[Stream], None]
 
 _SHARED_BYTES = 8 << 20
 """A write of fewer bytes goes to one lane while others are busy: two frames cost more than sharing gains."""
+_LEAST_BUSY_S = 0.02
+"""Linux counts a connection's busy time in ticks of 1 to 10 ms, so less says nothing."""
 
 
 class Lane:
@@ -88,16 +90,16 @@ class LaneLink:
             raise error
 
     def carried(self) -> Carried | None:
-        """Return what has arrived over all lanes since the last call, and the seconds of the lane that was busy longest. None
-        where the system does not say. Seconds in which nothing has arrived count when something has."""
+        """Return what has arrived over all lanes, and the seconds of the lane that was busy longest. As long as those are too few
+        to be told, both count for a later call. None where the system does not say."""
         progress = [lane.stream.progress() for lane in self.lanes]
         if self._closed or None in progress:
             return None
         found = [one for one in progress if one is not None]
-        num_bytes = sum(now[0] - before[0] for now, before in zip(found, self._progress, strict=True))
-        if not num_bytes:
-            return Carried(0, 0.0)
         busy_s = max(now[1] - before[1] for now, before in zip(found, self._progress, strict=True))
+        num_bytes = sum(now[0] - before[0] for now, before in zip(found, self._progress, strict=True))
+        if not num_bytes or busy_s < _LEAST_BUSY_S:
+            return Carried(0, 0.0)
         self._progress = found
         return Carried(num_bytes, busy_s)
 
