@@ -31,6 +31,9 @@ _MODULES: Final = {
 }
 """By command, the module of `baton.cli` that has the function of that name."""
 
+_PLAIN: Final[dict[str, Any]] = {"add_completion": False, "rich_markup_mode": None}
+"""Rich would draw frames around the help, and takes as long to import as everything else that `--help` needs."""
+
 
 class _Command(TyperCommand):
     """Imports its function when it is to run: some need PyTorch and Ray, which takes seconds. Until then it knows its help."""
@@ -46,7 +49,7 @@ class _Command(TyperCommand):
 
     def _imported(self) -> Any:
         name = self.name or ""
-        one = typer.Typer(add_completion=False)
+        one = typer.Typer(**_PLAIN)
         one.command()(getattr(import_module(f"baton.cli.{_MODULES[name]}"), name))
         return typer.main.get_command(one)
 
@@ -80,7 +83,7 @@ class _Group(TyperGroup):
         super().__init__(**whole)
 
 
-app = typer.Typer(cls=_Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=_Group, no_args_is_help=True, pretty_exceptions_enable=False, **_PLAIN)
 
 
 @app.callback()

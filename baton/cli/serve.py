@@ -6,24 +6,25 @@ import socket
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from rich.console import Console
 
 from baton.cli.serve_options import overrides, signature
 from baton.cli.yaml_file import read_yaml
 from baton.own_tree import check_own_tree
 from cluster.deploy.process_logs import configure_logging
-from cluster.ingress.model_card import ModelCard, read_model_card
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 
-console = Console(stderr=True, highlight=False)
+if TYPE_CHECKING:
+    from cluster.ingress.model_card import ModelCard
 
 
 def serve(**given: Any) -> None:
     """Serve a model behind an OpenAI endpoint. Ctrl-C or SIGTERM finishes running requests, then stops everything."""
+    from cluster.ingress.model_card import read_model_card  # noqa: PLC0415 (each model family: --help needs none)
+
     check_own_tree()
     local: bool = given["local"]
     said = overrides(given) | dict(_key_value(text) for text in given["set_"] or [])
@@ -40,7 +41,7 @@ def serve(**given: Any) -> None:
     else:
         from cluster.deploy.launch import serve_cluster  # noqa: PLC0415 (Ray: seconds, after all checks)
 
-        serve_cluster(settings, given["ray_address"], lambda: _announce_ready(settings, card), console.print)
+        serve_cluster(settings, given["ray_address"], lambda: _announce_ready(settings, card), _print)
 
 
 # Typer reads the command line off the function's signature.
@@ -74,7 +75,13 @@ def _key_value(text: str) -> tuple[str, Any]:
     return key, yaml.safe_load(value)
 
 
-def _announce_start(config: ClusterConfig, card: ModelCard, local: bool) -> None:
+def _print(text: str, **settings: Any) -> None:
+    from rich.console import Console  # noqa: PLC0415 (--help needs none)
+
+    Console(stderr=True, highlight=False).print(text, **settings)
+
+
+def _announce_start(config: ClusterConfig, card: "ModelCard", local: bool) -> None:
     pools = (
         "one process"
         if local
@@ -82,24 +89,24 @@ def _announce_start(config: ClusterConfig, card: ModelCard, local: bool) -> None
         if config.any_role
         else f"{config.prefill_instances} prefill + {config.decode_instances} decode instances"
     )
-    console.print(
+    _print(
         f"[bold]Baton[/] serves [bold]{card.name}[/] ({card.architecture}, {card.max_context_tokens} tokens) from {pools}"
     )
 
 
-def _announce_ready(config: ClusterConfig, card: ModelCard) -> None:
+def _announce_ready(config: ClusterConfig, card: "ModelCard") -> None:
     host = "127.0.0.1" if config.serve.host in ("0.0.0.0", "::") else config.serve.host
     base = f"{'https' if config.serve.tls_cert else 'http'}://{host}:{config.serve.port}"
     key = ' -H "Authorization: Bearer $YOUR_KEY"' if config.serve.api_keys else ""
     prompt = "# Parse the command line.\\ndef parse_args("
     body = f'{{"model": "{card.name}", "prompt": "{prompt}", "max_tokens": 64, "temperature": 0}}'
-    console.print(f"\n[green]Ready.[/] OpenAI endpoint: [bold]{base}/v1[/]   Try:\n", soft_wrap=True)
-    console.print(
+    _print(f"\n[green]Ready.[/] OpenAI endpoint: [bold]{base}/v1[/]   Try:\n", soft_wrap=True)
+    _print(
         f"  curl -s {base}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'\n",
         soft_wrap=True,
         markup=False,
     )
-    console.print(
+    _print(
         f"  {as_called(sys.argv[0])} chat --base-url {base}     (in another terminal; Ctrl-C here stops the server)\n",
         soft_wrap=True,
         markup=False,
