@@ -58,6 +58,7 @@ class Attention:
         if spec.qk_norm:
             q_norm, k_norm = (
                 checkpoint.take(f"{prefix}{name}_norm.weight", (spec.head_dim,), torch.float32)
+                + spec.unit_offset_norm
                 for name in "qk"
             )
             self._norms = (q_norm, k_norm, spec.norm_eps)

@@ -1,6 +1,7 @@
 """Reads what all families say alike in config.json."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
@@ -58,14 +59,60 @@ def activation(name: str) -> Activation:
     raise UnsupportedModel(f"activation {name!r} is not supported (silu and gelu_pytorch_tanh are)")
 
 
+def factor(config: Config, key: str) -> float:
+    """Return a factor, 1 where the config has none."""
+    value = config.get(key)
+    if value is None:
+        return 1.0
+    if not isinstance(value, int | float) or value <= 0:
+        raise UnsupportedModel(f"{key} is {value!r} in config.json; it must be a positive number")
+    return float(value)
+
+
+def multipliers(config: Config) -> dict[str, float]:
+    """Return the fields of `ModelSpec` that hold Granite's factors."""
+    return {
+        "embedding_scale": factor(config, "embedding_multiplier"),
+        "query_scale": factor(config, "attention_multiplier"),
+        "residual_scale": factor(config, "residual_multiplier"),
+        "logit_divisor": factor(config, "logits_scaling"),
+    }
+
+
 def windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Return each layer's window, from `layer_types` where the config has them."""
-    num_layers, window = count(config, "num_hidden_layers"), int(config.get("sliding_window") or 0)
+    window = int(config.get("sliding_window") or 0)
+    return tuple(window if sliding else 0 for sliding in sliding_layers(config, slides))
+
+
+def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool, ...]:
+    """Return whether each layer has a window, by `layer_types` where the config has them, else by `slides`."""
     kinds = config.get("layer_types")
     if kinds and (unknown := set(kinds) - LAYER_TYPES):
         raise UnsupportedModel(
             f"layer type {sorted(unknown)[0]!r} is not supported (full_attention and sliding_attention are)"
         )
     if kinds:
-        return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
-    return tuple(window if slides(layer) else 0 for layer in range(num_layers))
+        return tuple(kind == "sliding_attention" for kind in kinds)
+    return tuple(slides(layer) for layer in range(count(config, "num_hidden_layers")))
+
+
+def with_two_ropes(
+    config: Config, slides: Callable[[int], bool], local_theta: float, activation_key: str = "hidden_act"
+) -> ModelSpec:
+    """Return `common` with windows, in which layers with a window rotate by a base of their own and without scaling: as
+    `rope_parameters` say by layer type (transformers 5), or `rope_theta` and `rope_scaling` of the other layers and
+    `local_theta` (before)."""
+    given = config.get("rope_parameters") or {}
+    if given and not set(given) <= LAYER_TYPES:
+        raise UnsupportedModel("rope_parameters are not given by layer type")
+    plain = {**config, "rope_parameters": None, "rope_scaling": None}
+    local = {**plain, "rope_theta": local_theta, "rope_parameters": given.get("sliding_attention")}
+    full = {**plain, "rope_parameters": given.get("full_attention") or config.get("rope_scaling")}
+    within, everywhere = rope_spec(local), rope_spec(full)
+    return replace(
+        common(plain, activation_key),
+        rope=everywhere,
+        layer_ropes=tuple(within if sliding else everywhere for sliding in sliding_layers(config, slides)),
+        windows=windows(config, slides),
+    )

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.config_fields import Config, common, count, windows
-from models.spec import ModelSpec
+from models.config_fields import Config, common, count, multipliers, windows, with_two_ropes
+from models.spec import LayerNorms, ModelSpec
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -27,8 +27,34 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 30.0,
         "tie_word_embeddings": True,
     },
+    "Gemma3ForCausalLM": {
+        "vocab_size": 262_208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+    },
+    "GraniteForCausalLM": {},
 }
 """What a family means where its config.json lacks a key. That differs from what null means."""
+
+SANDWICH = LayerNorms(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+"""Gemma's norms before and behind each half of a layer."""
 
 
 def llama(config: Config) -> ModelSpec:
@@ -50,21 +76,44 @@ def qwen3(config: Config) -> ModelSpec:
 
 
 def gemma2(config: Config) -> ModelSpec:
+    return replace(
+        _gemma(config, common(config, "hidden_activation")),
+        windows=windows(config, lambda layer: layer % 2 == 0),
+        attention_soft_cap=float(config.get("attn_logit_softcapping") or 0.0),
+    )
+
+
+def gemma3(config: Config) -> ModelSpec:
+    if config.get("attn_logit_softcapping"):
+        raise UnsupportedModel("attn_logit_softcapping is not supported: transformers ignores it in Gemma 3")
+    pattern = count(config, "sliding_window_pattern")
+    spec = with_two_ropes(
+        config,
+        lambda layer: bool((layer + 1) % pattern),
+        float(config["rope_local_base_freq"]),
+        "hidden_activation",
+    )
+    return replace(_gemma(config, spec), qk_norm=True)
+
+
+def _gemma(config: Config, spec: ModelSpec) -> ModelSpec:
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModel("use_bidirectional_attention is not supported")
     bias = bool(config.get("attention_bias", False))
     return replace(
-        common(config, activation_key="hidden_activation"),
+        spec,
         qkv_bias=bias,
         out_bias=bias,
-        windows=windows(config, lambda layer: layer % 2 == 0),
-        post_norms=True,
+        norms=SANDWICH,
         unit_offset_norm=True,
-        embedding_scale=float(count(config, "hidden_size")) ** 0.5,
+        embedding_scale=float(spec.hidden_size) ** 0.5,
         query_scale=float(config["query_pre_attn_scalar"]) ** -0.5,
-        attention_soft_cap=float(config.get("attn_logit_softcapping") or 0.0),
         logit_soft_cap=float(config.get("final_logit_softcapping") or 0.0),
     )
+
+
+def granite(config: Config) -> ModelSpec:
+    return replace(llama(config), **multipliers(config))
 
 
 def qwen_windows(config: Config) -> tuple[int, ...]:

@@ -23,6 +23,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen2ForCausalLM": dense.qwen2,
     "Qwen3ForCausalLM": dense.qwen3,
     "Gemma2ForCausalLM": dense.gemma2,
+    "Gemma3ForCausalLM": dense.gemma3,
+    "GraniteForCausalLM": dense.granite,
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,

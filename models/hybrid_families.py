@@ -8,7 +8,7 @@ from typing import Any
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
 from kernels.states import StateShape
-from models.config_fields import Config, common, count
+from models.config_fields import Config, common, count, multipliers
 from models.expert_families import qwen_experts
 from models.recurrent_spec import RecurrentSpec, StateKind
 from models.spec import ModelSpec, MoeSpec
@@ -123,10 +123,7 @@ def granite_hybrid(config: Config) -> ModelSpec:
         projections=("input_linear", "output_linear"),
         qkv_bias=bias,
         out_bias=bias,
-        embedding_scale=_factor(config, "embedding_multiplier"),
-        query_scale=_factor(config, "attention_multiplier"),
-        residual_scale=_factor(config, "residual_multiplier"),
-        logit_divisor=_factor(config, "logits_scaling"),
+        **multipliers(config),
     )
 
 
@@ -152,15 +149,6 @@ def _state_space(config: Config, spec: ModelSpec) -> StateShape:
 def _bound(value: Any) -> float:
     """Transformers writes infinity as an object, since JSON has none."""
     return float(value["__float__"] if isinstance(value, dict) else value)
-
-
-def _factor(config: Config, key: str) -> float:
-    value = config.get(key)
-    if value is None:
-        return 1.0
-    if not isinstance(value, int | float) or value <= 0:
-        raise UnsupportedModel(f"{key} is {value!r} in config.json; it must be a positive number")
-    return float(value)
 
 
 def kinds_of(names: list[str], known: Mapping[str, StateKind], num_layers: int) -> tuple[StateKind, ...]:

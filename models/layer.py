@@ -1,4 +1,4 @@
-"""One layer: attention and a feed-forward block, each behind a norm and added to the residual."""
+"""One layer: attention and a feed-forward block, each with norms before or behind it, and added to the residual."""
 
 from typing import Protocol
 
@@ -56,15 +56,15 @@ class Layer:
                 spec, checkpoint, f"{prefix}{spec.mlp_name}.", spec.intermediate_size, ops, collectives
             )
 
-        def norm(name: str) -> Tensor:
-            return read_norm(spec, checkpoint, f"{prefix}{name}.weight")
+        def norm(name: str) -> Tensor | None:
+            return read_norm(spec, checkpoint, f"{prefix}{name}.weight") if name else None
 
-        self._before_attention = norm("input_layernorm")
-        self._before_mlp = norm(
-            "pre_feedforward_layernorm" if spec.post_norms else "post_attention_layernorm"
+        self._before_attention, self._after_attention = (
+            norm(name) for name in (spec.norms.before_attention, spec.norms.after_attention)
         )
-        self._after_attention = norm("post_attention_layernorm") if spec.post_norms else None
-        self._after_mlp = norm("post_feedforward_layernorm") if spec.post_norms else None
+        self._before_mlp, self._after_mlp = (
+            norm(name) for name in (spec.norms.before_mlp, spec.norms.after_mlp)
+        )
 
     def __call__(
         self, x: Tensor, added: Tensor | None, kv_layer: KVLayer, step: ForwardStep
@@ -108,9 +108,12 @@ def _mixer(
 
 
 def add_and_norm(
-    ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor, eps: float, takes: Rounding | None
+    ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor | None, eps: float, takes: Rounding | None
 ) -> tuple[Tensor, Activations]:
-    """Return the sum, and its norm in the form that the next block takes."""
+    """Return the sum, and its norm in the form that the next block takes, or the sum twice where there is no norm."""
+    if weight is None:
+        total = x if added is None else x + added
+        return total, total
     if takes is not None:
         return (
             ops.norm_rounded(x, None, weight, eps, takes)

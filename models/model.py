@@ -1,4 +1,4 @@
-"""The forward pass of every supported family: a pre-norm decoder over packed tokens and a paged KV cache.
+"""The forward pass of every supported family: a decoder over packed tokens and a paged KV cache.
 
 Everything that differs between families is data in ModelSpec. This code knows no ranks, requests or phases: sizes come from the
 tensors that the checkpoint gives, and ranks meet in `kernels.collectives`."""
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
@@ -16,7 +15,7 @@ from models.attention import ForwardStep
 from models.kv_places import KVPlaces
 from models.layer import Layer, add_and_norm, read_norm
 from models.readout import NO_READOUT, Readout
-from models.rope import inverse_frequencies
+from models.rope import Rotations
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -63,10 +62,7 @@ class Model:
                 if i not in self.layers
             ),
         )
-        frequencies, factor = inverse_frequencies(spec.rope, spec.rotated_dim, spec.max_context_tokens)
-        rest = (spec.head_dim - spec.rotary_dim) // 2 if spec.rotary_dim else 0
-        self._frequencies = F.pad(frequencies, (0, rest)).to(device)
-        self._rope_factor = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0).to(device)
+        self._rotations = Rotations(spec, self.layers, ops, device)
         self._places = KVPlaces.of(spec, self.layers, self.dtype)
         self.bytes_read = checkpoint.bytes_read
 
@@ -102,10 +98,10 @@ class Model:
                 x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
         places = self._places
         told = None if places.last else on_layer
-        step = ForwardStep(meta, *self._rotation(positions, x.dtype), told)
+        steps = [ForwardStep(meta, cos, sin, told) for cos, sin in self._rotations(positions, x.dtype)]
         added: Tensor | None = None
         for index, layer in enumerate(self._layers):
-            x, added = layer(x, added, kv[places.written[index]], step)
+            x, added = layer(x, added, kv[places.written[index]], steps[self._rotations.of_layer[index]])
             if on_layer is not None and index in places.last:
                 on_layer(places.written[index])
         if self._norm is None:
@@ -125,10 +121,3 @@ class Model:
             logits = logits / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
         return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
-
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = positions[:, None].float() * self._frequencies
-        cos, sin = (
-            self.ops.by_rows(function, angles) * self._rope_factor for function in (torch.cos, torch.sin)
-        )
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)

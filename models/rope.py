@@ -6,8 +6,41 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from models.spec import RopeSpec
+from kernels.ops import Ops
+from models.spec import ModelSpec, RopeSpec
+
+
+class Rotations:
+    """The rotations of a stage's layers. Layers that rotate alike share one."""
+
+    def __init__(self, spec: ModelSpec, layers: range, ops: Ops, device: torch.device) -> None:
+        ropes = [spec.layer_ropes[index] if spec.layer_ropes else spec.rope for index in layers]
+        different = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
+        self.of_layer = tuple(different.index(rope) for rope in ropes)
+        """For each layer, which of the results of a call is its rotation."""
+        self._ops = ops
+        self._each = [_frequencies(spec, rope, device) for rope in different]
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """(T,) -> cosines and sines of each rotation, (T, rotated dimensions)"""
+        return [self._rotation(positions, dtype, *each) for each in self._each]
+
+    def _rotation(
+        self, positions: Tensor, dtype: torch.dtype, frequencies: Tensor, factors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None].float() * frequencies
+        cos, sin = (self._ops.by_rows(function, angles) * factors for function in (torch.cos, torch.sin))
+        return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
+
+
+def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return frequencies and factors. Dimensions that are not rotated have the frequency 0 and the factor 1."""
+    frequencies, factor = inverse_frequencies(rope, spec.rotated_dim, spec.max_context_tokens)
+    rest = (spec.head_dim - spec.rotary_dim) // 2 if spec.rotary_dim else 0
+    factors = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0)
+    return F.pad(frequencies, (0, rest)).to(device), factors.to(device)
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) -> tuple[Tensor, float]:

@@ -35,6 +35,17 @@ class RopeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorms:
+    """What a checkpoint calls the norms of a layer; empty where the layer has none."""
+
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+    """The norms behind attention and behind the MLP come before the residual is added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
     num_experts: int
     intermediate_size: int
@@ -90,6 +101,8 @@ class ModelSpec:
     """max_position_embeddings. Dynamic rope scaling begins beyond it: there every key would change with each later token,
     so that no key could be cached."""
     rope: RopeSpec
+    layer_ropes: tuple[RopeSpec, ...] = ()
+    """Each layer's rotation, where layers differ; empty: `rope` is that of all."""
     tied: bool
     dtype: str
     """The checkpoint's dtype."""
@@ -109,6 +122,8 @@ class ModelSpec:
     """What a checkpoint calls the matrices of a dense block, and of what every token passes beside experts. The first of two is
     gates, and then ups."""
     qk_norm: bool = False
+    """Whether each head of queries and of keys passes a norm."""
+    norms: LayerNorms = LayerNorms()
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None
     """What the layers keep of a sequence, where some keep a state in place of keys and values."""
@@ -123,8 +138,6 @@ class ModelSpec:
     """Whether queries come with gates, by whose sigmoid each head's result is multiplied."""
     sinks: bool = False
     """Whether each head may attend to nothing, by a learned score beside those of the tokens."""
-    post_norms: bool = False
-    """Gemma 2: also norms behind attention and behind the MLP."""
     unit_offset_norm: bool = False
     """Norm weights are stored as an offset from one."""
     embedding_scale: float = 1.0
@@ -196,7 +209,9 @@ def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises UnsupportedModel."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, dict) for value in parameters.values()):
-        raise UnsupportedModel("rope_parameters that differ by layer type are not supported")
+        raise UnsupportedModel(
+            f"rope_parameters that differ by layer type are not supported by {config['architectures'][0]}"
+        )
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE_NEEDS:
         raise UnsupportedModel(f"rope scaling {kind!r} is not supported ({', '.join(_ROPE_NEEDS)} are)")

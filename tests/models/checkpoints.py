@@ -105,6 +105,43 @@ def gemma2(rng: random.Random, i: int) -> Any:
     )
 
 
+def gemma3(rng: random.Random, i: int) -> Any:
+    fields = common(rng)
+    fields["tie_word_embeddings"] = i != 4
+    fields["num_hidden_layers"] = (3, 2, 3, 7, 2, 3)[
+        i
+    ]  # without layer_types, the sixth attends to everything
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return transformers.Gemma3TextConfig(
+        **fields,
+        query_pre_attn_scalar=rng.choice((8, 24)),
+        sliding_window=rng.choice((6, 16)),
+        layer_types=None if i == 3 else kinds[: fields["num_hidden_layers"]],
+        rope_parameters={
+            "full_attention": rope(rng, ROPES[i]),
+            "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice((1000.0, 20000.0))},
+        },
+        final_logit_softcapping=(7.0, None)[i % 2],
+        attention_bias=i == 2,
+    )
+
+
+def granite(rng: random.Random, i: int) -> Any:
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
+    return transformers.GraniteConfig(
+        **fields,
+        rope_parameters=rope(rng, ROPES[i]),
+        attention_bias=rng.random() < 0.5,
+        mlp_bias=rng.random() < 0.5,
+        embedding_multiplier=rng.choice((1.0, 3.0)),
+        residual_multiplier=rng.choice((1.0, 0.6)),
+        attention_multiplier=rng.choice((0.1, 0.2)),
+        logits_scaling=rng.choice((2.0, 8.0)),
+    )
+
+
 def mixtral(rng: random.Random, i: int) -> Any:
     return transformers.MixtralConfig(
         **common(rng),
@@ -248,14 +285,22 @@ def granite_hybrid(rng: random.Random, i: int) -> Any:
     )
 
 
-def granite(rng: random.Random, i: int) -> Any:
+def granite4(rng: random.Random, i: int) -> Any:
     """Granite 4 without recurrent layers."""
     config = granite_hybrid(rng, i)
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     return config
 
 
-DENSE = {"llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma2": gemma2}
+DENSE = {
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "granite": granite,
+}
 SPARSE = {
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
@@ -263,7 +308,7 @@ SPARSE = {
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
     "gpt_oss": gpt_oss,
-    "granite": granite,
+    "granite4": granite4,
 }
 HYBRID = {"qwen3_next": qwen3_next, "granite_hybrid": granite_hybrid}
 FAMILIES = {**DENSE, **SPARSE}

@@ -29,6 +29,7 @@ CLASSES = {
     "Qwen2ForCausalLM": transformers.Qwen2Config,
     "Qwen3ForCausalLM": transformers.Qwen3Config,
     "Gemma2ForCausalLM": transformers.Gemma2Config,
+    "GraniteForCausalLM": transformers.GraniteConfig,
     "MixtralForCausalLM": transformers.MixtralConfig,
     "Qwen2MoeForCausalLM": transformers.Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
@@ -82,6 +83,41 @@ def test_a_silent_deepseek_config(architecture: str, theirs: Any, tmp_path: Path
         meant.n_group or 1,
     )
     assert (spec.qkv_bias, spec.mlp_bias, spec.tied) == (False, False, False)
+
+
+def test_a_silent_gemma3_config(tmp_path: Path) -> None:
+    """Published ones say little more than this."""
+    theirs = transformers.Gemma3TextConfig()
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Gemma3ForCausalLM"]}))
+    spec = read_spec(tmp_path)
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "head_dim", "max_position_embeddings")
+    ours = spec.vocab_size, spec.hidden_size, spec.intermediate_size, spec.head_dim, spec.max_context_tokens
+    assert ours == tuple(getattr(theirs, name) for name in sizes)
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads) == (
+        theirs.num_hidden_layers,
+        theirs.num_attention_heads,
+        theirs.num_key_value_heads,
+    )
+    assert (spec.tied, spec.norm_eps) == (theirs.tie_word_embeddings, theirs.rms_norm_eps)
+    assert spec.attention_scale == theirs.query_pre_attn_scalar**-0.5
+    rotations = theirs.rope_parameters
+    for window, rope, kind in zip(spec.windows, spec.layer_ropes, theirs.layer_types, strict=True):
+        assert window == (theirs.sliding_window if kind == "sliding_attention" else 0)
+        assert (rope.kind, rope.theta) == (rotations[kind]["rope_type"], rotations[kind]["rope_theta"])
+
+
+def test_rotations_by_layer_type_are_those_of_both_generations(tmp_path: Path) -> None:
+    """As google/gemma-3-12b-it's config.json says them, and as transformers 5 writes them."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": scaling}
+    theirs = transformers.Gemma3TextConfig(**{**SIZES, "num_hidden_layers": 6}, **old)
+    new = {"rope_parameters": theirs.rope_parameters}
+    for fields in (old, new):
+        spec = spec_of(tmp_path, "Gemma3ForCausalLM", **{**fields, "num_hidden_layers": 6})
+        for rope, kind in zip(spec.layer_ropes, theirs.layer_types, strict=True):
+            said = theirs.rope_parameters[kind]
+            assert (rope.kind, rope.theta) == (said["rope_type"], said["rope_theta"])
+            assert rope.parameters.get("factor") == said.get("factor")
 
 
 def test_a_silent_granite_config(tmp_path: Path) -> None:
@@ -233,6 +269,19 @@ def test_generation_config(tmp_path: Path) -> None:
             {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 2, "norm_topk_prob": True},
             "norm_topk_prob",
         ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping is not supported",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "rope_parameters": {"rope_theta": 1e6}},
+            "rope_parameters are not given by layer type",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "differ by layer type are not supported by LlamaForCausalLM",
+        ),
+        ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0"),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"rms_norm_eps": "small"}, "wrong kind.*'small'"),
