@@ -45,6 +45,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "tie_word_embeddings": True,
     },
+    "Gemma3ForConditionalGeneration": {},
     "GraniteForCausalLM": {},
 }
 """What a family means where its config.json lacks a key. That differs from what null means."""
@@ -94,6 +95,18 @@ def gemma3(config: Config) -> ModelSpec:
         "hidden_activation",
     )
     return replace(_gemma(config, spec), qk_norm=True)
+
+
+def gemma3_of_texts(config: Config) -> ModelSpec:
+    """Return the decoder of a model that also sees: for text alone."""
+    text = config["text_config"]
+    if not isinstance(text, dict):
+        raise UnsupportedModel(f"text_config is {text!r} in config.json; it must be an object")
+    spec = gemma3(
+        {**DEFAULTS["Gemma3ForCausalLM"], **config, **text, "architectures": config["architectures"]}
+    )
+    parts = ("vision_tower.", "multi_modal_projector.")
+    return replace(spec, skipped_prefixes=(*parts, *(f"model.{part}" for part in parts)))
 
 
 def _gemma(config: Config, spec: ModelSpec) -> ModelSpec:

@@ -24,6 +24,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3ForCausalLM": dense.qwen3,
     "Gemma2ForCausalLM": dense.gemma2,
     "Gemma3ForCausalLM": dense.gemma3,
+    "Gemma3ForConditionalGeneration": dense.gemma3_of_texts,
     "GraniteForCausalLM": dense.granite,
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,

@@ -3,7 +3,7 @@
 A tensor that no model asks for, or that is missing, is an error that names it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -29,6 +29,7 @@ Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
 _log = logging.getLogger(__name__)
 _STEM = "model."
+_TEXT = "language_model."
 _SCALES = ("_scale_inv", "_scale")
 _SCALED = ("F8_E4M3", "I8")
 _STORED = {
@@ -55,17 +56,28 @@ def held_rows(shard: Shard, name: str, count: int) -> list[int]:
     return [row for run in shard(name, (count,))[0] for row in range(run.start, run.stop)]
 
 
-class _Headless:
-    """A file of a decoder that was saved without its head, and so without the prefix of all names."""
+class _Renamed:
+    """A file whose tensors have other names than a decoder's."""
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
+    def __init__(self, file: Any, stored: Mapping[str, str]) -> None:
+        """`stored` has the file's name of each."""
+        self._file, self._stored = file, stored
 
     def get_slice(self, name: str) -> Any:
-        return self._file.get_slice(name.removeprefix(_STEM))
+        return self._file.get_slice(self._stored[name])
 
     def get_tensor(self, name: str) -> Any:
-        return self._file.get_tensor(name.removeprefix(_STEM))
+        return self._file.get_tensor(self._stored[name])
+
+
+def _decoders_name(name: str, is_headless: bool) -> str:
+    """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
+    is a part of a larger model has the larger model's."""
+    if is_headless:
+        return name if name == "lm_head.weight" else _STEM + name
+    if name.startswith(f"{_STEM}{_TEXT}"):
+        return _STEM + name.removeprefix(f"{_STEM}{_TEXT}")
+    return name.removeprefix(_TEXT)
 
 
 class Checkpoint:
@@ -85,11 +97,10 @@ class Checkpoint:
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
-        if "embed_tokens.weight" in self._where:
-            self._where = {
-                name if name == "lm_head.weight" else _STEM + name: _Headless(file)
-                for name, file in self._where.items()
-            }
+        is_headless = "embed_tokens.weight" in self._where
+        stored = {_decoders_name(name, is_headless): name for name in self._where}
+        if stored.keys() != self._where.keys():
+            self._where = {own: _Renamed(self._where[name], stored) for own, name in stored.items()}
         self._unused = set(self._where)
         self.bytes_read = 0
         """Bytes of tensors, as they are in the files."""

@@ -1,0 +1,72 @@
+"""The decoder of a model that also sees: its text is what transformers says of text alone."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from core.errors import UnsupportedModel
+from models.families import read_spec
+from models.registry import load_model
+from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged
+
+PROMPT = [random.Random(1).randrange(2, VOCAB) for _ in range(30)]
+
+
+def make_larger(folder: Path) -> torch.Tensor:
+    """A tiny Gemma 3 that sees; what it says of `PROMPT`."""
+    torch.manual_seed(3)
+    vision = transformers.SiglipVisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+    )
+    config = transformers.Gemma3Config(
+        text_config=FAMILIES["gemma3"](random.Random(3), 3),
+        vision_config=vision,
+        mm_tokens_per_image=4,
+        image_token_index=VOCAB - 1,
+        boi_token_index=VOCAB - 2,
+        eoi_token_index=VOCAB - 3,
+        eos_token_id=[5, 6],
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits[0]
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_the_text_part_computes_what_transformers_does(prefix: str, tmp_path: Path) -> None:
+    """Under the names that transformers writes today, and under those of published checkpoints."""
+    want = make_larger(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    written = next(n.partition("embed_tokens")[0] for n in tensors if n.endswith("embed_tokens.weight"))
+    save_file({name.replace(written, prefix): tensor for name, tensor in tensors.items()}, path)
+    model = load_model(tmp_path, "float32", CPU)
+    (found,) = Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)])
+    torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
+    assert model.spec.eos_token_ids == (5, 6)
+
+
+def test_a_larger_model_without_a_text_part_is_refused(tmp_path: Path) -> None:
+    make_larger(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "text_config": None}))
+    with pytest.raises(UnsupportedModel, match="text_config is None"):
+        read_spec(tmp_path)
+    del config["text_config"]
+    path.write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="lacks 'text_config'"):
+        read_spec(tmp_path)
