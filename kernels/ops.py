@@ -217,9 +217,11 @@ class Ops:
     mask: Callable[[Tensor, Tensor, Tensor], None]
     """In place, (logits (N, V) float32, rows (R,) int64, bits (R, W) int32 of at least V bits): a token of these rows becomes
     -inf where its bit, token % 32 of word token // 32, is 0."""
+    argmax: Callable[[Tensor], Tensor]
+    """(logits (N, V) float32) -> tokens (N,) int64: the likeliest, the first of equal ones."""
     draw: Callable[[Tensor, DrawShapes], Tensor]
     """(logits (N, V) float32, draws of N rows) -> tokens (N,) int64: of those that may be drawn the first, by id, whose
-    cumulative probability exceeds the number's part of their total."""
+    cumulative probability exceeds the number's part of their total. The logits may be overwritten."""
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
     descending, and which those are, int64."""

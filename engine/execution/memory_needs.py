@@ -9,6 +9,7 @@ from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of, mixer_weights
 from kernels.cpu.attention import attends_heads_of
+from kernels.cpu.library import instruction_sets
 from kernels.torch.prepacked import WeightFormat, bytes_per_number
 from models.quantisation import Quantisation
 from models.recurrent_spec import RecurrentSpec
@@ -41,6 +42,8 @@ class Stored:
     """Whether matrices are packed. A head that is tied to the embedding is then kept beside it."""
     attends_natively: bool = False
     """Whether attention writes out no scores: a CPU's native kernels read K and V where they lie."""
+    draws_natively: bool = False
+    """Whether tokens are drawn from the logits where they lie."""
 
 
 def stored_as(
@@ -55,7 +58,13 @@ def stored_as(
         if how is not None and weights == "half":
             matrix = expert = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
         return Stored(
-            matrix=matrix, head=head, expert=expert, other=wide, on_cpu=True, attends_natively=native
+            matrix=matrix,
+            head=head,
+            expert=expert,
+            other=wide,
+            on_cpu=True,
+            attends_natively=native,
+            draws_natively=bool(instruction_sets()),
         )
     kept = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
@@ -149,8 +158,9 @@ def _step_bytes(
         halves.append(_recurrent_bytes(spec.recurrent, engine.max_num_seqs, tokens, wide))
     if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
-        # Logits, scaled and shaped ones, probabilities and their running sums.
-        halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + 2 * _DOUBLE))
+        # Logits, those as the model gave them, and their log-probabilities; PyTorch draws by probabilities' running sums.
+        drawing = 0 if stored.draws_natively else 2 * _DOUBLE
+        halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + drawing))
     return residual + max(halves)
 
 

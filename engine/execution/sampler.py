@@ -92,12 +92,12 @@ class RowDraws:
 
     def _drawn(self, logits: Tensor, ops: Ops) -> Tensor:
         if self._columns is None or self._drawing_rows is None:
-            return logits.argmax(-1)
+            return ops.argmax(logits)
         draws = DrawShapes(self._shapes, self._columns())
         if self._are_all_drawn:
             return ops.draw(logits, draws)
         rows = self._drawing_rows()
-        return logits.argmax(-1).index_copy_(0, rows, ops.draw(logits.index_select(0, rows), draws))
+        return ops.argmax(logits).index_copy_(0, rows, ops.draw(logits.index_select(0, rows), draws))
 
 
 def _added(rows: Sequence[int], pack: Pack) -> Placed | None:

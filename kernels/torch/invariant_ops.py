@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from kernels.cpu.attention import native_first
 from kernels.cpu.library import native
 from kernels.cpu.linear import Layout, packed
+from kernels.cpu.sampling import with_native_draws
 from kernels.ops import ExpertWeights, Ops
 from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations
@@ -31,7 +32,7 @@ def invariant_ops(weights: WeightFormat = "full") -> Ops:
     tiles = RowTiles()
     linear, rms_norm = partial(_linear, tiles), partial(_rms_norm, tiles)
     return replace(
-        reference.reference_ops(),
+        with_native_draws(reference.reference_ops()),
         rms_norm=rms_norm,
         add_rms_norm=partial(reference.add_rms_norm, rms_norm),
         silu_mul=partial(_by_rows, tiles, reference.silu_mul),

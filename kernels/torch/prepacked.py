@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.cpu.attention import native_first
 from kernels.cpu.library import native
 from kernels.cpu.linear import Layout, Panels, packed
+from kernels.cpu.sampling import with_native_draws
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
 from kernels.ops import ExpertWeights, Ops
 from kernels.packed import Kind, LinearWeight, Prepacked, Weight, as_float
@@ -30,7 +31,7 @@ _LEAST_PACKED: Final = 1 << 18
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
-    plain = reference.reference_ops()
+    plain = with_native_draws(reference.reference_ops())
     return replace(
         plain,
         paged_attention=native_first(plain.paged_attention),

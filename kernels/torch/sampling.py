@@ -32,6 +32,11 @@ def mask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
         logits[row] += added.index_select(0, words.view(torch.uint8).int()).flatten()[: logits.shape[1]]
 
 
+def argmax(logits: torch.Tensor) -> torch.Tensor:
+    """`Ops.argmax`."""
+    return logits.argmax(-1)
+
+
 def logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

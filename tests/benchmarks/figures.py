@@ -107,6 +107,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["cpu_speed_over_former"]["decode 8"][way] for way in ("full", "half", "int8")],
     ],
     "cpu_step.json": [_native_attention],
+    "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],
     "transformers_backend.json": [
         lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]

@@ -54,6 +54,16 @@ struct HeadAttention {
     int64_t block_size;           // tokens
 };
 
+// One row's draw: its temperature is above 0. A top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
+struct RowDraw {
+    float* logits;  // (count,): overwritten
+    int64_t count;
+    double temperature;
+    int64_t top_k;
+    double top_p, min_p;
+    double uniform;  // in [0, 1)
+};
+
 using Multiply = void (*)(const PanelProduct&);
 
 struct Kernels {
@@ -62,6 +72,9 @@ struct Kernels {
     void (*round_row)(const RowRounding&);
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
+    int64_t (*first_largest)(const float* x, int64_t count);
+    void (*mask_row)(float* x, const uint32_t* bits, int64_t count);
+    int64_t (*draw_row)(const RowDraw&);
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
 };
 

@@ -1,6 +1,7 @@
 // All kernels in terms of the vectors that were included before.
 #pragma once
 #include "attention_head.h"
+#include "drawing.h"
 #include "float_panels.h"
 #include "int4_panels.h"
 #include "int8_panels.h"
@@ -17,6 +18,9 @@ constexpr baton::Kernels make_kernels() {
         round_row,
         {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
         LANES,
+        first_largest,
+        mask_row,
+        draw_row,
         read_memory,
     };
 }

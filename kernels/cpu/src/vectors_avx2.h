@@ -74,6 +74,12 @@ inline Floats nearest(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEARES
 inline Floats zero_below(Floats x, Floats number, Floats least) {
     return _mm256_and_ps(x, _mm256_cmp_ps(number, least, _CMP_NLT_UQ));
 }
+// `x` where the lane's bit is 1, the first lane's being the lowest, and -inf elsewhere.
+inline Floats with_bits(Floats x, uint32_t bits) {
+    const Ints own = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const Ints is_set = _mm256_cmpeq_epi32(_mm256_and_si256(all(static_cast<int32_t>(bits)), own), own);
+    return _mm256_blendv_ps(_mm256_set1_ps(-__builtin_inff()), x, _mm256_castsi256_ps(is_set));
+}
 inline Floats with_sign(Floats magnitude, Floats x) {
     return _mm256_or_ps(magnitude, _mm256_and_ps(x, _mm256_set1_ps(-0.0f)));
 }

@@ -64,6 +64,10 @@ inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_N
 inline Floats zero_below(Floats x, Floats number, Floats least) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(number, least, _CMP_NLT_UQ), x);
 }
+// `x` where the lane's bit is 1, the first lane's being the lowest, and -inf elsewhere.
+inline Floats with_bits(Floats x, uint32_t bits) {
+    return _mm512_mask_mov_ps(_mm512_set1_ps(-__builtin_inff()), static_cast<__mmask16>(bits), x);
+}
 inline Floats with_sign(Floats magnitude, Floats x) {
     return _mm512_or_ps(magnitude, _mm512_and_ps(x, _mm512_set1_ps(-0.0f)));
 }

@@ -102,7 +102,7 @@ def _long_prompt(states: int) -> list[StepPlan]:
 
 def _many_drawn(states: int) -> list[StepPlan]:
     """256 sequences whose next tokens are drawn at once, after a step that has warmed up what is kept between steps."""
-    sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1)
+    sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1, num_logprobs=0)
     new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(256))
     blocks = [tuple(range(i * (states + 1), (i + 1) * (states + 1))) for i in range(256)]
     first, drawn = (

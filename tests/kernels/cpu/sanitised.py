@@ -121,6 +121,36 @@ def stored(number: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | N
     return whole, scales, whole * scales[..., None]
 
 
+def drawn(isa: int, count: int) -> None:
+    """The cumulative weights are those of numpy, in double, up to roundings next to a draw."""
+    rows, words = 9, -(-count // 32)
+    logits = (RNG.standard_normal((rows, count)) * 3).astype(np.float32)
+    bits = RNG.integers(0, 2**32, (rows, words), np.uint32)
+    bits[:, 0] |= 1
+    order = np.arange(rows)[::-1].copy()
+    LIBRARY.baton_mask(
+        c_int(isa), at(logits), c_int64(count), at(order), at(bits), c_int64(words), c_int64(rows), c_int(2)
+    )
+    allowed = np.unpackbits(bits[::-1].copy().view(np.uint8), axis=1, bitorder="little")[:, :count]
+    assert ((logits > -np.inf) == allowed).all(), (isa, count)
+    tokens = np.empty(rows, np.int64)
+    LIBRARY.baton_argmax(c_int(isa), at(logits), c_int64(rows), c_int64(count), at(tokens), c_int(2))
+    assert (tokens == logits.argmax(1)).all(), (isa, count)
+    for top_k, top_p, min_p in ((0, 1, 0), (3, 0.8, 0), (0, 0.5, 0.1)):
+        columns = np.array([[0.8] * rows, [top_k] * rows, [top_p] * rows, [min_p] * rows, RNG.random(rows)])
+        own = logits.copy()
+        LIBRARY.baton_draw(
+            c_int(isa), at(own), c_int64(rows), c_int64(count), at(columns), at(tokens), c_int(2)
+        )
+        assert (allowed[np.arange(rows), tokens] == 1).all(), (isa, count, top_k)
+        if not top_k and top_p == 1:
+            sums = np.exp((logits - logits.max(1)[:, None]).astype(np.float64) / 0.8).cumsum(1)
+            sums = np.hstack((np.zeros((rows, 1)), sums)) / sums[:, -1:]
+            reached, number = np.arange(rows), columns[4]
+            assert (sums[reached, tokens] <= number + 1e-5).all(), (isa, count)
+            assert (sums[reached, tokens + 1] >= number - 1e-5).all(), (isa, count)
+
+
 def main() -> None:
     for isa in range(2):
         if LIBRARY.baton_has(c_int(isa)):
@@ -129,6 +159,8 @@ def main() -> None:
             for number in range(3):
                 attended(isa, number, 16, [(1, 1), (1, 47), (7, 7), (40, 61), (1, 32)])
                 attended(isa, number, 48, [(3, 90)])
+            for count in (1, 31, 33, 1024, 2057):
+                drawn(isa, count)
             memory = np.ones(300_001, np.uint8)
             LIBRARY.baton_read(c_int(isa), at(memory), c_int64(memory.size), c_int(2))
     callers = [threading.Thread(target=check, args=(0, 13, 133, 77)) for _ in range(4)]

@@ -1,0 +1,107 @@
+"""Native draws against PyTorch's, on every instruction set of this processor."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from core.types import SamplingParams
+from kernels.cpu import library, sampling
+from kernels.sampling import DrawShapes
+from kernels.torch import sampling as reference
+
+pytestmark = pytest.mark.skipif(not library.instruction_sets(), reason="there are no native kernels here")
+CUTS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.3},
+    {"top_k": 5},
+    {"top_k": 1},
+    {"top_p": 0.5},
+    {"top_p": 0.99},
+    {"top_p": 1e-9},
+    {"min_p": 0.1},
+    {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+    {"temperature": 2.0, "top_k": 20, "top_p": 0.95, "min_p": 0.05},
+]
+VOCABS = (1, 7, 33, 1000, 1024, 4101)
+
+
+@pytest.fixture(params=list(library.Isa), ids=lambda isa: isa.name)
+def isa(request: pytest.FixtureRequest) -> library.Isa:
+    if request.param not in library.instruction_sets():
+        pytest.skip(f"this processor has no {request.param.name}")
+    return request.param
+
+
+def draws(params: Sequence[SamplingParams], uniforms: Sequence[float]) -> DrawShapes:
+    rows = [
+        (p.temperature, p.top_k, p.top_p, p.min_p, number) for p, number in zip(params, uniforms, strict=True)
+    ]
+    return DrawShapes(params, torch.tensor(rows, dtype=torch.float64).T.contiguous())
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize("with_ties", [False, True])
+def test_the_draws_of_pytorch(isa: library.Isa, vocab: int, with_ties: bool) -> None:
+    torch.manual_seed(vocab)
+    params = [SamplingParams(**{"temperature": 1.0, **cut}) for cut in CUTS for _ in range(20)]  # type: ignore[arg-type]
+    logits = torch.randn(len(params), vocab) * 3
+    if with_ties:
+        logits = logits.round()
+    logits[:, 1::5] = -torch.inf  # as masks leave them
+    asked = draws(params, torch.rand(len(params), dtype=torch.float64).tolist())
+    assert torch.equal(sampling.draw(logits.clone(), asked, isa), reference.draw(logits.clone(), asked))
+
+
+def test_a_draw_is_that_of_the_row_alone_and_of_any_number_of_threads(isa: library.Isa) -> None:
+    torch.manual_seed(0)
+    params = [SamplingParams(temperature=1.0, top_p=0.9)] * 6
+    logits, uniforms = torch.randn(6, 3000), torch.rand(6, dtype=torch.float64).tolist()
+    together = sampling.draw(logits.clone(), draws(params, uniforms), isa)
+    for row in range(6):
+        one = draws(params[:1], uniforms[row : row + 1])
+        assert sampling.draw(logits[row : row + 1].clone(), one, isa).item() == together[row]
+
+
+def test_numbers_at_both_ends_draw_tokens_that_may_be(isa: library.Isa) -> None:
+    logits = torch.full((2, 5000), -torch.inf)
+    logits[:, 1203], logits[:, 4100] = 1.0, 1.0
+    asked = draws([SamplingParams(temperature=1.0)] * 2, [0.0, 1 - 2.0**-53])
+    assert sampling.draw(logits, asked, isa).tolist() == [1203, 4100]
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_the_first_of_the_largest(isa: library.Isa, vocab: int) -> None:
+    logits = torch.randn(9, vocab).round()
+    wanted = [row.index(max(row)) for row in logits.tolist()]
+    assert sampling.argmax(logits, isa).tolist() == wanted
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_masks_allow_what_their_bits_say(isa: library.Isa, vocab: int) -> None:
+    logits, rows = torch.randn(6, vocab), torch.tensor([4, 0, 3])
+    bits = torch.randint(-(2**31), 2**31, (3, (vocab + 31) // 32), dtype=torch.int32)
+    bits[1] = 0
+    bits[2] = -1
+    wanted = logits.clone()
+    reference.mask(wanted, rows, bits)
+    sampling.mask(logits, rows, bits, isa)
+    assert torch.equal(logits, wanted)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype"), [([6], 32, torch.int32), ([-1], 32, torch.int32), ([0], 31, torch.int32), ([0], 32, torch.int64)]
+)  # fmt: skip
+def test_masks_that_do_not_fit_are_refused(rows: list[int], width: int, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="native draws take"):
+        sampling.mask(torch.zeros(6, 1024), torch.tensor(rows), torch.zeros(len(rows), width, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "logits", [torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).T, torch.zeros(8)]
+)
+def test_logits_that_do_not_fit_are_refused(logits: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="native draws take"):
+        sampling.argmax(logits)
+    with pytest.raises(ValueError, match="native draws take"):
+        sampling.draw(logits, draws([SamplingParams(temperature=1.0)] * len(logits), [0.5] * len(logits)))
