@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from cluster.instance.real_parts import local_parts
 from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
+from core.plan import StepPlan, StepResult
+from core.ports import LayerSink, WorkerGroup
 from core.reports import LoadReport
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
@@ -53,6 +56,25 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
+class Breakable:
+    """A WorkerGroup whose steps fail with `error`, once it is given."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self.error: Exception | None = None
+        self.on_ready, self.lost, self.close, self._execute = (
+            group.on_ready,
+            group.lost,
+            group.close,
+            group.execute,
+        )
+
+    async def execute(self, plan: StepPlan) -> StepResult:
+        result = await self._execute(plan)
+        if self.error is not None:
+            raise self.error
+        return result
+
+
 class World:
     """Instances, a frontend, and a scheduler that places everything as the test says."""
 
@@ -70,6 +92,7 @@ class World:
         self.scheduler = self.network.join("scheduler")
         self.scheduler.listen(self._on_message, lambda _: None)
         self.messages: list[Message] = []
+        self.groups: dict[str, Breakable] = {}
         self.prefills = [self._instance(folder, "prefill") for _ in range(num_prefill)]
         self.decodes = [self._instance(folder, "decode") for _ in range(num_decode)]
         both = [self._instance(folder, "both") for _ in range(num_both)]
@@ -92,14 +115,14 @@ class World:
 
     def _instance(self, folder: Path, role: Any) -> Instance:
         mail = self.network.join(role)
-        instance = Instance(
-            self.config,
-            role,
-            mail,
-            WallClock(),
-            self._resolve,
-            local_parts(self.config, folder, role, mail, self.fabric),
-        )
+        parts = local_parts(self.config, folder, role, mail, self.fabric)
+
+        def make_group(sink: LayerSink | None) -> WorkerGroup:
+            self.groups[mail.address] = group = Breakable(parts.make_group(sink))
+            return group
+
+        breakable = replace(parts, make_group=make_group)
+        instance = Instance(self.config, role, mail, WallClock(), self._resolve, breakable)
         instance.run()
         return instance
 
@@ -227,6 +250,25 @@ async def test_a_death_at_any_time_costs_no_token(
         await asyncio.sleep(delay_s)
         await w.kill((w.prefills if victim == "prefill" else w.decodes)[0])
         assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        await w.idle()
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+async def test_an_error_of_the_device_ends_its_instance_with_the_cause_and_costs_no_token(
+    reference: tuple[Path, Any], victim: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, model = reference
+    async with world(folder, 2, 2) as w:
+        batch = prompts(16, seed=9)
+        running = [asyncio.create_task(w.run(p, 40)) for p in batch]
+        while not w.num_tokens:
+            await asyncio.sleep(0)
+        broken = (w.prefills if victim == "prefill" else w.decodes)[0]
+        w.groups[broken.address].error = RuntimeError("CUDA error: an illegal memory access was encountered")
+        assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        assert "illegal memory access" in str(broken.failure)
+        assert "illegal memory access" in caplog.text
+        await w.kill(broken)
         await w.idle()
 
 
