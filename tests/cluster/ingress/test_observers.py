@@ -12,7 +12,8 @@ from cluster.ingress.timeline import Attempt, Timeline, all_of, attained
 from cluster.ingress.tracing import Tracing
 from core.messages import HandedOver, HandoverTimes
 from core.types import Request, Route, SamplingParams, Slo
-from tests.cluster.instance.test_instances import World, reference  # noqa: F401
+from tests.cluster.instance.instance_world import World
+from tests.cluster.instance.test_instances import reference  # noqa: F401
 
 
 def timeline(*, ttft_s: float = 0.1, end_s: float = 1.0, error: str = "") -> Timeline:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.messages import NeedPrefill
-from tests.cluster.instance.test_instances import world
+from tests.cluster.instance.instance_world import world
 from tests.models.served import greedy, make_served, some_prompts
 
 

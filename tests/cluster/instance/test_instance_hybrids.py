@@ -10,7 +10,7 @@ import pytest
 from core.messages import NeedPrefill, PrefillFailed
 from core.reports import LoadReport
 from models.families import read_spec
-from tests.cluster.instance.test_instances import world
+from tests.cluster.instance.instance_world import world
 from tests.models.checkpoints import HYBRID
 from tests.models.served import greedy, make_served_as, some_prompts
 from tests.patience import PATIENCE_S

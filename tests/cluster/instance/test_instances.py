@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +11,9 @@ import pytest
 import torch
 import transformers
 
-from cluster.ingress.frontend import Frontend
-from cluster.instance.instance import Instance
-from cluster.instance.real_parts import local_parts
-from core.clock import WallClock
-from core.config import ClusterConfig, load
-from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned, PrefillFailed, StartPrefill
-from core.plan import StepPlan, StepResult
-from core.ports import LayerSink, WorkerGroup
+from core.messages import Message, Place, PrefillFailed, StartPrefill
 from core.reports import LoadReport
-from core.types import Request, Route, SamplingParams
-from kvtransfer.transport.loopback_transport import LoopbackFabric
-from net.loopback_mail import LoopbackNetwork
+from tests.cluster.instance.instance_world import world
 from tests.patience import PATIENCE_S
 
 VOCAB = 80
@@ -54,155 +44,6 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
         pad_token_id=0,
     )
     return out[0, len(prompt) :].tolist()
-
-
-class Breakable:
-    """A WorkerGroup whose steps fail with `error`, once it is given."""
-
-    def __init__(self, group: WorkerGroup) -> None:
-        self.error: Exception | None = None
-        self.on_ready, self.lost, self.close, self._execute = (
-            group.on_ready,
-            group.lost,
-            group.close,
-            group.execute,
-        )
-
-    async def execute(self, plan: StepPlan) -> StepResult:
-        result = await self._execute(plan)
-        if self.error is not None:
-            raise self.error
-        return result
-
-
-class World:
-    """Instances, a frontend, and a scheduler that places everything as the test says."""
-
-    def __init__(
-        self, folder: Path, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, **overrides: Any
-    ) -> None:
-        values = {
-            "model.path": str(folder),
-            "engine.block_size": 4,
-            "engine.num_blocks": 200,
-            "engine.max_batch_tokens": 24,
-        }
-        self.config: ClusterConfig = load(None, {}, values | overrides)
-        self.network, self.fabric = LoopbackNetwork(), LoopbackFabric()
-        self.scheduler = self.network.join("scheduler")
-        self.scheduler.listen(self._on_message, lambda _: None)
-        self.messages: list[Message] = []
-        self.groups: dict[str, Breakable] = {}
-        self.prefills = [self._instance(folder, "prefill") for _ in range(num_prefill)]
-        self.decodes = [self._instance(folder, "decode") for _ in range(num_decode)]
-        both = [self._instance(folder, "both") for _ in range(num_both)]
-        self.decodes += both
-        self.prefills += reversed(both)  # so that nobody's prompt is computed where it is decoded
-        self.frontend = Frontend(
-            self.network.join("frontend"),
-            WallClock(),
-            self.config.schedule,
-            4,
-            resolve_schedulers=self._resolve,
-            request_timeout_s=60,
-        )
-        self.running = asyncio.create_task(self.frontend.run())
-        self.count = 0
-        self.num_tokens = 0
-
-    async def _resolve(self) -> list[str]:
-        return [self.scheduler.address]
-
-    def _instance(self, folder: Path, role: Any) -> Instance:
-        mail = self.network.join(role)
-        parts = local_parts(self.config, folder, role, mail, self.fabric)
-
-        def make_group(sink: LayerSink | None) -> WorkerGroup:
-            self.groups[mail.address] = group = Breakable(parts.make_group(sink))
-            return group
-
-        breakable = replace(parts, make_group=make_group)
-        instance = Instance(self.config, role, mail, WallClock(), self._resolve, breakable)
-        instance.run()
-        return instance
-
-    def _on_message(self, sender: str, message: Message) -> None:
-        self.messages.append(message)
-        match message:
-            case Place(request_id=request_id, attempt=attempt):
-                decodes = [d for d in self.decodes if d.address not in message.exclude and not d.failure]
-                prefills = self.prefills
-                if message.ends_with_prompt and prefills:
-                    decodes, prefills = prefills, []
-                route = Route(
-                    decodes[self.count % len(decodes)].address,
-                    prefills[self.count % len(prefills)].address if prefills else "",
-                )
-                self.count += 1
-                self.scheduler.send(sender, Placed(request_id, attempt, route))
-            case NeedPrefill(request_id=request_id, attempt=attempt, epoch=epoch):
-                others = [p.address for p in self.prefills if p.address not in (message.lost, sender)]
-                self.scheduler.send(
-                    sender, PrefillAssigned(request_id, attempt, epoch, others[0] if others else "")
-                )
-            case _:
-                pass
-
-    def request(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> Request:
-        drawn: dict[str, Any] = {"temperature": 0.0, **sampling}
-        params = SamplingParams(
-            **drawn,
-            max_tokens=max_tokens,
-            stop_token_ids=(1,),
-            masked_until_min=(1,),
-        )
-        return Request(
-            id=self.frontend.new_request_id(), prompt=prompt, sampling=params, reply_to=self.frontend.address
-        )
-
-    async def run(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
-        tokens: list[int] = []
-        async for token in self.frontend.generate(self.request(prompt, max_tokens, **sampling)):
-            tokens.append(token.token)
-            self.num_tokens += 1
-        return tokens
-
-    async def kill(self, instance: Instance) -> None:
-        pool = self.prefills if instance in self.prefills else self.decodes
-        pool.remove(instance)
-        await instance.close()
-
-    async def idle(self) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while any(i.num_jobs or i.num_used_blocks for i in self.prefills + self.decodes):
-                await asyncio.sleep(0.005)
-        for instance in self.prefills + self.decodes:
-            instance.check_integrity()
-
-    async def reports(self) -> list[LoadReport]:
-        """Return all reports of the instances, with one of each that was made after the call."""
-        alive = {instance.address for instance in self.prefills + self.decodes}
-        num_before = len(self.messages)
-        async with asyncio.timeout(PATIENCE_S):
-            while alive - {m.address for m in self.messages[num_before:] if isinstance(m, LoadReport)}:
-                await asyncio.sleep(0.005)
-        return [message for message in self.messages if isinstance(message, LoadReport)]
-
-    async def close(self) -> None:
-        self.running.cancel()
-        await self.frontend.close()
-        for instance in {*self.prefills, *self.decodes}:
-            await instance.close()
-
-
-@contextlib.asynccontextmanager
-async def world(folder: Path, *args: int, **overrides: Any):
-    made = World(folder, *args, **overrides)
-    await asyncio.sleep(0.01)
-    try:
-        yield made
-    finally:
-        await made.close()
 
 
 def prompts(count: int, seed: int = 1, longest: int = 90) -> list[tuple[int, ...]]:
