@@ -33,7 +33,7 @@ from benchmarks.cpu_ways import fbgemm_half, fbgemm_int8, onednn
 from benchmarks.report import least_in_turns, parser, show_steps, write
 from core.config import ClusterConfig, EngineConfig, ModelConfig
 from engine.execution.step_meter import PromptPiece, StepMeter
-from kernels.cpu.library import instruction_sets, native
+from kernels.cpu.library import fastest_exact, native
 from kernels.cpu.linear import Layout, Panels, packed
 from kernels.ops import Ops
 from kernels.torch.prepacked import INT4_GROUP, WeightFormat, bytes_per_number
@@ -149,7 +149,7 @@ def step_times(folder: Path, threads: int, rounds: int, ways: AbstractSet[str]) 
 def product_times(threads: int, rounds: int, smoke: bool) -> dict[str, dict[str, float]]:
     """{way: bytes of all matrices, milliseconds of their products with one row, of reading as much, and the ratio of the two}."""
     torch.set_num_threads(threads)
-    library, isa = native(), instruction_sets()[-1]
+    library, isa = native(), fastest_exact()
     assert library is not None, "this measures native kernels"
     found: dict[str, dict[str, float]] = {}
     for way, layout in LAYOUTS.items():
@@ -239,7 +239,7 @@ def main() -> None:
     content = {
         "prediction": PREDICTION,
         "threads": args.threads,
-        "isa": instruction_sets()[-1].name,
+        "isa": fastest_exact().name,
         "products": products,
         "step_ms": times,
         "speed_over_former": by_former(times),

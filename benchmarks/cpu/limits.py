@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.shapes import Shape
-from kernels.cpu.library import instruction_sets, native
+from kernels.cpu.library import fastest_exact, native
 from kernels.cpu.linear import Layout, packed
 from kernels.torch.prepacked import INT4_GROUP
 
@@ -35,7 +35,7 @@ def measure_limits(threads: int, smoke: bool = False) -> Limits:
     memory = torch.ones(_READ_BYTES // (64 if smoke else 1), dtype=torch.uint8)
     found: Limits = {}
     if (library := native()) is not None:
-        isa = instruction_sets()[-1]
+        isa = fastest_exact()
         read = _least(lambda: library.baton_read(isa, memory.data_ptr(), memory.numel(), threads))
         own = {"float32": Layout.FLOAT32, "int8": Layout.INT8}
         for name, layout in own.items():

@@ -27,7 +27,11 @@ _FLAGS: Final = (
 )  # fmt: skip
 _AVX2: Final = ("-mavx2", "-mfma", "-mf16c")
 _AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
-_OWN_FLAGS: Final = {"avx2.cpp": _AVX2, "avx512.cpp": (*_AVX2, *_AVX512)}
+_OWN_FLAGS: Final = {
+    "avx2.cpp": _AVX2,
+    "avx512.cpp": (*_AVX2, *_AVX512),
+    "avx512_bf16.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
+}
 """The flags of the files that have code for one instruction set; the others run on every x86-64."""
 _TIMEOUT_S: Final = 300
 

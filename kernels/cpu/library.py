@@ -1,6 +1,7 @@
 """The library of native kernels, loaded at its first use, and which instruction sets it may use here."""
 
 import logging
+import time
 from ctypes import CDLL, c_float, c_int, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -37,18 +38,27 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "baton_mask": (None, (c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "baton_argmax": (None, (c_int, c_void_p, c_int64, c_int64, c_void_p, c_int)),
     "baton_draw": (None, (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
+    "baton_spin": (c_int64, (c_int, c_int, c_int64)),
     "baton_read": (c_uint64, (c_int, c_void_p, c_int64, c_int)),
 }
 """(result, arguments) of each function of `src/api.cpp`."""
 
+_BFLOAT16: Final = 1
+"""As `src/layout.h` numbers formats."""
+_TRIALS, _SPINS = 8, 10_000
+"""Some tens of microseconds each; the fastest counts, since others share the processor."""
+_GAIN: Final = 1.2
+
 
 class Isa(IntEnum):
-    """Instruction sets, as `src/api.cpp` numbers them; a later one is faster."""
+    """Instruction sets, as `src/api.cpp` numbers them; a later one has all of an earlier one."""
 
     AVX2 = 0
     """With FMA and F16C."""
     AVX512 = 1
     """F, BW, DQ, VL and VNNI."""
+    AVX512_BF16 = 2
+    """With an instruction for products of bfloat16: rows are rounded to it where there are many, and matrices of it."""
 
 
 def load(path: Path) -> CDLL:
@@ -77,6 +87,32 @@ def native() -> CDLL | None:
 
 
 def instruction_sets() -> list[Isa]:
-    """Return the instruction sets of this processor, the fastest last; none without `native`."""
+    """Return the instruction sets of this processor; none without `native`."""
     library = native()
     return [] if library is None else [isa for isa in Isa if library.baton_has(isa)]
+
+
+def fastest_exact() -> Isa:
+    """Return the fastest instruction set that rounds no row to bfloat16. Needs `native`."""
+    return max(isa for isa in instruction_sets() if isa != Isa.AVX512_BF16)
+
+
+@cache
+def fastest_of_bfloat16() -> Isa | None:
+    """Return the fastest instruction set for products of bfloat16; None without `native`. An instruction for them may take longer
+    than those of float32 that do the same, as on Intel's processors: both are tried."""
+    library = native()
+    if library is None:
+        return None
+    if not library.baton_has(Isa.AVX512_BF16):
+        return fastest_exact()
+
+    def rate(isa: Isa) -> float:
+        found = 0.0
+        for _ in range(_TRIALS):
+            start = time.perf_counter()
+            count = library.baton_spin(isa, _BFLOAT16, _SPINS)
+            found = max(found, count / (time.perf_counter() - start))
+        return found
+
+    return Isa.AVX512_BF16 if rate(Isa.AVX512_BF16) > _GAIN * rate(fastest_exact()) else fastest_exact()

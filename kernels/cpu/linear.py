@@ -2,7 +2,8 @@
 
 float32, bfloat16 and float16 are added up in float32. With int8 and int4 each row of inputs is rounded to 8 bits as it comes, by
 its largest magnitude; products are exact within a group of inputs that share a scale. A row's result has the same bits whatever
-other rows come with it, and however many threads compute it."""
+other rows come with it, and however many threads compute it; only `Isa.AVX512_BF16` rounds rows to bfloat16, where there are
+many."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Isa, instruction_sets, native
+from kernels.cpu.library import Isa, fastest_exact, native
 
 MOST_INPUTS_OF_BYTES: Final = 65_536
 """Sums of products of bytes, 255 times 127, have 32 bits."""
@@ -69,7 +70,7 @@ class Panels:
 
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
     """matrix (N, K) to the nearest numbers of `layout`; `group`: inputs that share a scale with INT4, a multiple of 8. `isa`: the
-    instruction set that multiplies; None: the fastest. Needs `native`."""
+    instruction set that multiplies; None: `fastest_exact`. Needs `native`."""
     matrix = matrix.float().contiguous()
     group = -(-matrix.shape[1] // 4) * 4 if layout == Layout.INT8 else group
     scales = Layout.FLOAT16 if layout == Layout.INT4 else Layout.FLOAT32
@@ -134,7 +135,7 @@ def _panels(
         group=group,
         has_zeros=has_zeros,
         scales=scales,
-        isa=instruction_sets()[-1] if isa is None else isa,
+        isa=fastest_exact() if isa is None else isa,
     )
 
 

@@ -1,7 +1,7 @@
 """Products with matrices in the layouts in which a CPU multiplies them fastest; a matrix is laid out once, as a model is loaded.
 
 Native kernels have panels of their own (`kernels/cpu/linear.py`): of float32, of 16 bits and of fewer. Without them, and for
-products of bfloat16 on a processor that has such, there are oneDNN's blocks. The matrix itself is not kept."""
+products of bfloat16 on a processor with AMX, there are oneDNN's blocks. The matrix itself is not kept."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.attention import native_first
-from kernels.cpu.library import native
+from kernels.cpu.library import Isa, fastest_of_bfloat16, native
 from kernels.cpu.linear import Layout, Panels, packed
 from kernels.cpu.sampling import with_native_draws
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
@@ -36,7 +36,7 @@ def prepacked_ops(weights: WeightFormat) -> Ops:
         plain,
         paged_attention=native_first(plain.paged_attention),
         linear=linear,
-        pack=partial(pack, weights),
+        pack=partial(pack, weights, of_bfloat16=fastest_of_bfloat16()),
         pack_experts=pack_experts,
         keeps=kept(weights),
     )
@@ -55,8 +55,11 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     return weight.product(rows, bias) if len(rows) else rows.new_empty(0, weight.shape[0])
 
 
-def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWeight:
-    """`Ops.pack`. A matrix that 16 bits cannot hold stays as wide as it is."""
+def pack(
+    weights: WeightFormat, weight: Weight, dtype: torch.dtype, of_bfloat16: Isa | None = None
+) -> LinearWeight:
+    """`Ops.pack`. A matrix that 16 bits cannot hold stays as wide as it is. `of_bfloat16`: the instruction set that multiplies
+    with matrices of bfloat16; None: one that rounds no row to it."""
     if weights == "half" and (stored := stored_panels(weight)) is not None:
         return in_panels(stored)
     matrix = as_float(weight, dtype)
@@ -66,9 +69,9 @@ def pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWei
         case "int4":
             return in_panels(packed(matrix, Layout.INT4, INT4_GROUP))
         case "half":
-            return in_panels(packed(matrix, _narrowest(matrix)))
+            return in_panels(packed(matrix, _narrowest(matrix), isa=of_bfloat16))
         case "full":
-            return _full(matrix)
+            return _full(matrix, of_bfloat16)
 
 
 def in_panels(panels: Panels) -> Prepacked:
@@ -94,10 +97,14 @@ def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
 
 
 @cache
+def has_amx() -> bool:
+    return bool(torch.cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
+
+
+@cache
 def has_bfloat16() -> bool:
-    """Return whether this processor multiplies bfloat16. Without it such a product is 8 times as slow as one of float32."""
-    cpu = torch.cpu
-    return bool(cpu._is_avx512_bf16_supported() or cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
+    """Return whether oneDNN multiplies bfloat16. Without it such a product is 8 times as slow as one of float32."""
+    return has_amx() or bool(torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]
 
 
 def _narrowest(matrix: Tensor) -> Layout:
@@ -108,12 +115,13 @@ def _narrowest(matrix: Tensor) -> Layout:
     return Layout.FLOAT32
 
 
-def _full(matrix: Tensor) -> LinearWeight:
+def _full(matrix: Tensor, of_bfloat16: Isa | None) -> LinearWeight:
     if matrix.numel() < _LEAST_PACKED:
         return matrix
     is_float32 = matrix.dtype == torch.float32
-    if native() is not None and (is_float32 or not has_bfloat16()):
-        return in_panels(packed(matrix, Layout.FLOAT32 if is_float32 else Layout.BFLOAT16))
+    if native() is not None and (is_float32 or not has_amx()):
+        layout, isa = (Layout.FLOAT32, None) if is_float32 else (Layout.BFLOAT16, of_bfloat16)
+        return in_panels(packed(matrix, layout, isa=isa))
     return in_blocks(matrix if is_float32 or has_bfloat16() else matrix.float())
 
 

@@ -67,6 +67,14 @@ def _losses(content: Any, find: Find) -> list[float]:
     return [row["loss"] for row in rows]
 
 
+def _products(content: Any, find: Find) -> list[float]:
+    shares, rates = content["share_of_rate_in_registers"], content["gop_s"]
+    return [
+        min(row["bfloat16"] for row in shares.values()),
+        min(row["bfloat16"] / row["oneDNN bfloat16"] for row in rates.values()),
+    ]
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -106,6 +114,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["products"][way]["share"] for way in ("half", "int8", "int4")],
         lambda d, _: [d["cpu_speed_over_former"]["decode 8"][way] for way in ("full", "half", "int8")],
     ],
+    "cpu_products.json": [_products],
     "cpu_step.json": [_native_attention],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],

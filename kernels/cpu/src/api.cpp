@@ -16,9 +16,9 @@ using baton::Layout;
 
 namespace {
 
-enum Isa { AVX2 = 0, AVX512 = 1 };
+enum Isa { AVX2 = 0, AVX512 = 1, AVX512_BF16 = 2 };
 
-const Kernels& kernels_of(int isa) { return isa == AVX512 ? baton::avx512_kernels : baton::avx2_kernels; }
+const Kernels& kernels_of(int isa) { return isa == AVX2 ? baton::avx2_kernels : baton::avx512_kernels; }
 
 Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros, int scales) {
     return {static_cast<Format>(format), outputs, inputs, group, has_zeros != 0, static_cast<Format>(scales)};
@@ -31,9 +31,10 @@ BATON_API int baton_has(int isa) {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     if (isa == AVX2) return avx2;
-    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512vnni");
+    return isa == AVX512 ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
 }
 
 BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
@@ -61,7 +62,7 @@ BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs
                             int scales, const uint8_t* panels, const float* x, int64_t rows, const float* bias,
                             float* out, int threads) {
     const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
-    baton::multiply(kernels_of(isa), layout, panels, x, rows, bias, out, threads);
+    baton::multiply(kernels_of(isa), isa == AVX512_BF16 ? &baton::avx512_dots : nullptr, layout, panels, x, rows, bias, out, threads);
 }
 
 // The lanes of the instruction set, of which a head's size is a multiple.
@@ -99,6 +100,14 @@ BATON_API void baton_draw(int isa, float* logits, int64_t rows, int64_t count, c
                                                 own[2 * rows], own[3 * rows], own[4 * rows]});
     };
     baton::run(threads, rows, draw);
+}
+
+// Multiplies and adds up in registers, as products with panels of that format do: what they are measured against. Returns how many
+// products these were.
+BATON_API int64_t baton_spin(int isa, int format, int64_t rounds) {
+    const auto kind = static_cast<Format>(format);
+    if (isa == AVX512_BF16 && kind == Format::bf16) return baton::avx512_dots.spin(rounds);
+    return kernels_of(isa).spin(kind, rounds);
 }
 
 // Reads memory as a product reads panels: what a decode step is measured against.

@@ -4,38 +4,58 @@
 
 namespace {
 
-template <class Number, int ROWS>
-void multiply_floats(const baton::PanelProduct& work) {
-    constexpr int VECTORS = float_vectors(ROWS);
-    const auto* x = static_cast<const float*>(work.x);
-    const int64_t inputs = work.layout->inputs;
-    float tile[ROWS * baton::PANEL];
-    for (int first = 0; first < baton::PANEL; first += VECTORS * LANES) {
-        const Number* w = reinterpret_cast<const Number*>(work.panel) + first;
-        Floats sums[ROWS][VECTORS];
-        for (auto& row : sums)
-            for (auto& sum : row) sum = none();
-        for (int64_t k = 0; k < inputs; ++k, w += baton::PANEL) {
-            prefetch(w);
-            Floats numbers[VECTORS];
-            for (int v = 0; v < VECTORS; ++v) numbers[v] = load(w + v * LANES);
-            for (int row = 0; row < ROWS; ++row) {
-                const Floats one = all(x[k * ROWS + row]);
-                for (int v = 0; v < VECTORS; ++v) sums[row][v] = fma(one, numbers[v], sums[row][v]);
-            }
-        }
-        for (int row = 0; row < ROWS; ++row)
-            for (int v = 0; v < VECTORS; ++v)
-                store(tile + row * baton::PANEL + first + v * LANES, sums[row][v]);
+// The inputs of an output that lie side by side.
+template <class Number>
+constexpr int SIDE = 1;
+template <>
+constexpr int SIDE<baton::Bfloat16> = 2;
+
+// The `number`-th of each lane's inputs.
+template <int number, class Number>
+inline Floats load_input(const Number* at) {
+    if constexpr (SIDE<Number> == 1)
+        return load(at);
+    else
+        return number == 0 ? load_first_of_pairs(at) : load_second_of_pairs(at);
+}
+
+// One input more: numbers[number] of each output times x (ROWS,).
+template <int number, class Number, int ROWS, int VECTORS>
+inline void add_input(Floats (&sums)[ROWS][VECTORS], const Number* w, const float* x) {
+    Floats numbers[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) numbers[v] = load_input<number>(w + v * LANES * SIDE<Number>);
+    for (int row = 0; row < ROWS; ++row) {
+        const Floats one = all(x[row]);
+        for (int v = 0; v < VECTORS; ++v) sums[row][v] = fma(one, numbers[v], sums[row][v]);
     }
-    write_tile(work, tile);
 }
 
 template <class Number>
 struct FloatPanels {
     template <int ROWS>
     static void multiply(const baton::PanelProduct& work) {
-        multiply_floats<Number, ROWS>(work);
+        constexpr int VECTORS = float_vectors(ROWS), STEP = baton::PANEL * SIDE<Number>;
+        float tile[ROWS * baton::PANEL];
+        read_tile(work, tile);
+        for (int first = 0; first < baton::PANEL; first += VECTORS * LANES) {
+            const auto* x = static_cast<const float*>(work.x);
+            const auto* w = reinterpret_cast<const Number*>(work.panel) + first * SIDE<Number>;
+            Floats sums[ROWS][VECTORS];
+            for (int row = 0; row < ROWS; ++row)
+                for (int v = 0; v < VECTORS; ++v)
+                    sums[row][v] = load(tile + row * baton::PANEL + first + v * LANES);
+            int64_t k = 0;
+            for (; k + SIDE<Number> <= work.inputs; k += SIDE<Number>, w += STEP, x += ROWS * SIDE<Number>) {
+                for (int at = 0; at < STEP; at += 64 / static_cast<int>(sizeof(Number))) prefetch(w + at);
+                add_input<0>(sums, w, x);
+                if constexpr (SIDE<Number> == 2) add_input<1>(sums, w, x + ROWS);
+            }
+            if (k < work.inputs) add_input<0>(sums, w, x);
+            for (int row = 0; row < ROWS; ++row)
+                for (int v = 0; v < VECTORS; ++v)
+                    store(tile + row * baton::PANEL + first + v * LANES, sums[row][v]);
+        }
+        write_tile(work, tile);
     }
 };
 

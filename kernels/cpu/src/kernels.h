@@ -1,6 +1,7 @@
-// What each instruction set implements: products of one panel with a block of rows, and the rounding of rows to 8 bits.
+// What each instruction set implements: products of one panel with a block of rows, and the rounding of rows.
 //
-// A row's result has the same bits in every block: its sums are made in the order of the inputs, however many rows there are.
+// A row's result has the same bits in every block: its sums are made in the order of the inputs, however many rows there are. Only
+// `Dots` add up in another order.
 #pragma once
 #include "layout.h"
 
@@ -9,14 +10,24 @@ namespace baton {
 struct PanelProduct {
     const Layout* layout;
     const uint8_t* panel;
-    const void* x;         // (K, rows) float, or (K / 4, rows) of 4 bytes
+    const void* x;         // (K, rows) float, (K / 2, rows) of 2 bfloat16, or (K / 4, rows) of 4 bytes
     const float* x_scales;  // (rows,): int8 and int4
     const float* x_sums;    // (groups, rows): of the rounded inputs
     int64_t rows;
+    int64_t inputs;     // how many of them: `panel` and `x` begin with the first; all of them but with floats
+    bool goes_on;       // `out` has the sums of the inputs before
     const float* bias;  // (columns,) or null
     float* out;         // (rows, columns), rows `stride` floats apart
     int64_t stride;
     int64_t columns;  // at most PANEL
+};
+
+// Rows side by side: each one's first 4 bytes, then each one's next 4.
+struct Interleaving {
+    const uint32_t* rows;  // (count, length)
+    int64_t count;         // at most the largest block's
+    int64_t length;
+    uint32_t* out;         // (length, count)
 };
 
 struct RowRounding {
@@ -24,11 +35,10 @@ struct RowRounding {
     int64_t inputs;
     int64_t padded_inputs;
     int64_t group;
-    int64_t rows;   // of the block that the row is one of
-    uint8_t* out;   // the row's first 4 bytes; the next ones follow `rows` times 4 bytes further
-    float* scale;   // the row's
-    float* sums;    // the row's first; the next group's follows `rows` floats further
-    int8_t* spare;  // (padded_inputs,)
+    int64_t rows;  // of the block that the row is one of
+    int8_t* out;   // (padded_inputs,)
+    float* scale;  // the row's
+    float* sums;   // the row's first; the next group's follows `rows` floats further
 };
 
 // Rows of queries against the keys and values of one KV head, as far as each row sees them. Row r's position is
@@ -70,15 +80,25 @@ struct Kernels {
     Multiply multiply[5];   // by Format
     int64_t most_rows[5];   // of a block, by Format
     void (*round_row)(const RowRounding&);
+    void (*interleave)(const Interleaving&);
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
     int64_t (*first_largest)(const float* x, int64_t count);
     void (*mask_row)(float* x, const uint32_t* bits, int64_t count);
     int64_t (*draw_row)(const RowDraw&);
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
+    int64_t (*spin)(Format format, int64_t rounds);  // products in registers, and how many of them
+};
+
+// Products of bfloat16 by bfloat16 as instructions of their own, for panels of bf16: rows are rounded.
+struct Dots {
+    Multiply multiply;
+    void (*round_row)(const float* x, int64_t inputs, uint16_t* out);  // as the instruction rounds
+    int64_t (*spin)(int64_t rounds);
 };
 
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+extern const Dots avx512_dots;
 
 }  // namespace baton

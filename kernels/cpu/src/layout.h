@@ -1,12 +1,13 @@
 // How a matrix of N outputs and K inputs lies in memory, so that any number of rows is multiplied with it in one pass.
 //
 // Panels of 32 outputs follow each other; behind the N-th output they have zeros. A panel has, by format:
-//   f32, bf16, f16   K times 32 numbers;
+//   f32, f16         K times 32 numbers;
+//   bf16             K / 2 times 32 outputs of 2 neighbours;
 //   int8             K / 4 times 32 outputs of 4 neighbours, each number plus 128;
 //   int4             K / 8 times 32 outputs of 8 neighbours, in 4 bytes: the first 4 in the low halves.
 // Behind numbers of 8 and 4 bits there are for each group of inputs 32 scales, as wide as they were given, and then, where the
 // matrix has any, for each group 32 zero points: float16 with int8, which else have 0; bytes with int4, which else have 8.
-// K is rounded up to whole groups.
+// K is rounded up to whole groups, of 2 with bf16.
 #pragma once
 #include <cstdint>
 
@@ -40,7 +41,10 @@ struct Layout {
 
     int64_t num_groups() const { return (inputs + group - 1) / group; }
 
-    int64_t padded_inputs() const { return is_whole() ? num_groups() * group : inputs; }
+    int64_t padded_inputs() const {
+        if (is_whole()) return num_groups() * group;
+        return format == Format::bf16 ? rounded_up(inputs, 2) : inputs;
+    }
 
     int64_t scales_at() const { return padded_inputs() * (format == Format::int8 ? PANEL : PANEL / 2); }
 
@@ -52,7 +56,7 @@ struct Layout {
 
     int64_t panel_bytes() const {
         if (is_whole()) return rounded_up(zeros_at() + (has_zeros ? num_groups() * PANEL * zero_bytes() : 0), 64);
-        return inputs * PANEL * (format == Format::f32 ? 4 : 2);
+        return padded_inputs() * PANEL * (format == Format::f32 ? 4 : 2);
     }
 };
 

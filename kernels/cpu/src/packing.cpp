@@ -45,10 +45,11 @@ void by_panels(const Layout& layout, uint8_t* panels, int threads, PackOutput pa
     run(threads, layout.num_panels(), panel_of);
 }
 
-template <class Number, class Convert>
+// `SIDE` inputs of an output lie side by side.
+template <class Number, int SIDE, class Convert>
 void put_floats(const Layout& layout, const float* row, int64_t place, uint8_t* panel, Convert convert) {
-    auto* to = reinterpret_cast<Number*>(panel) + place;
-    for (int64_t k = 0; k < layout.inputs; ++k) to[k * PANEL] = convert(row[k]);
+    auto* to = reinterpret_cast<Number*>(panel) + place * SIDE;
+    for (int64_t k = 0; k < layout.inputs; ++k) to[k / SIDE * SIDE * PANEL + k % SIDE] = convert(row[k]);
 }
 
 void put_byte(uint8_t* panel, int64_t k, int64_t place, int number) {
@@ -104,9 +105,9 @@ void pack_floats(const Layout& layout, const float* matrix, uint8_t* panels, int
     by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
         const float* row = matrix + output * layout.inputs;
         switch (layout.format) {
-            case Format::f32: return put_floats<float>(layout, row, place, panel, [](float x) { return x; });
-            case Format::bf16: return put_floats<uint16_t>(layout, row, place, panel, to_bfloat16);
-            case Format::f16: return put_floats<uint16_t>(layout, row, place, panel, to_float16);
+            case Format::f32: return put_floats<float, 1>(layout, row, place, panel, [](float x) { return x; });
+            case Format::bf16: return put_floats<uint16_t, 2>(layout, row, place, panel, to_bfloat16);
+            case Format::f16: return put_floats<uint16_t, 1>(layout, row, place, panel, to_float16);
             case Format::int8: return round_to_int8(layout, row, place, panel);
             case Format::int4: return round_to_int4(layout, row, place, panel);
         }

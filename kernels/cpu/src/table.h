@@ -16,12 +16,14 @@ constexpr baton::Kernels make_kernels() {
          by_rows<Int4Panels, INT4_ROWS>},
         {FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, INT8_ROWS, INT4_ROWS},
         round_row,
+        interleave,
         {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
         LANES,
         first_largest,
         mask_row,
         draw_row,
         read_memory,
+        spin,
     };
 }
 

@@ -7,6 +7,9 @@ namespace {
 // Bytes ahead of what is multiplied: a few lines more than what a core fetches by itself.
 constexpr int AHEAD = 1024;
 
+// Sums in registers that do not wait for each other: enough for two products begun at once that take five cycles each.
+constexpr int SPINNING = 12;
+
 inline void prefetch(const void* at) {
     _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
 }
@@ -19,6 +22,13 @@ inline Floats load_scales(const baton::PanelProduct& work, int64_t number) {
         case baton::Format::bf16: return load(reinterpret_cast<const baton::Bfloat16*>(scales) + number);
         default: return load(reinterpret_cast<const baton::Float16*>(scales) + number);
     }
+}
+
+// What the sums of a tile begin with.
+inline void read_tile(const baton::PanelProduct& work, float* tile) {
+    for (int64_t row = 0; row < work.rows; ++row)
+        for (int64_t n = 0; n < baton::PANEL; ++n)
+            tile[row * baton::PANEL + n] = work.goes_on && n < work.columns ? work.out[row * work.stride + n] : 0.0f;
 }
 
 inline void write_tile(const baton::PanelProduct& work, const float* tile) {

@@ -28,10 +28,29 @@ inline Floats load(const baton::Bfloat16* at) {
 inline Floats load(const baton::Float16* at) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
 }
+inline Ints first_lanes(int64_t count) {
+    const Ints lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
+}
+// The first `count` lanes; zeros in the others.
+inline Floats load_some(const uint32_t* at, int64_t count) {
+    return _mm256_castsi256_ps(_mm256_maskload_epi32(reinterpret_cast<const int*>(at), first_lanes(count)));
+}
+inline void store_some(uint32_t* at, Floats x, int64_t count) {
+    _mm256_maskstore_epi32(reinterpret_cast<int*>(at), first_lanes(count), _mm256_castps_si256(x));
+}
 inline Floats load_bytes(const uint8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
 }
 inline Ints load_ints(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const Ints*>(at)); }
+// Of two bfloat16 in each lane.
+inline Floats load_first_of_pairs(const baton::Bfloat16* at) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const Ints*>(at)), 16));
+}
+inline Floats load_second_of_pairs(const baton::Bfloat16* at) {
+    const Ints pairs = _mm256_loadu_si256(reinterpret_cast<const Ints*>(at));
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(-65536)));
+}
 inline void store(float* at, Floats x) { _mm256_storeu_ps(at, x); }
 inline void store(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<Ints*>(at), x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }

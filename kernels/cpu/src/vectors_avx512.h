@@ -28,10 +28,21 @@ inline Floats load(const baton::Bfloat16* at) {
 inline Floats load(const baton::Float16* at) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
+inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>(count < LANES ? (1 << count) - 1 : 0xffff); }
+// The first `count` lanes; zeros in the others.
+inline Floats load_some(const uint32_t* at, int64_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), at); }
+inline void store_some(uint32_t* at, Floats x, int64_t count) { _mm512_mask_storeu_ps(at, first_lanes(count), x); }
 inline Floats load_bytes(const uint8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
 inline Ints load_ints(const uint8_t* at) { return _mm512_loadu_si512(at); }
+// Of two bfloat16 in each lane.
+inline Floats load_first_of_pairs(const baton::Bfloat16* at) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(at), 16));
+}
+inline Floats load_second_of_pairs(const baton::Bfloat16* at) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(at), _mm512_set1_epi32(-65536)));
+}
 inline void store(float* at, Floats x) { _mm512_storeu_ps(at, x); }
 inline void store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }

@@ -12,7 +12,7 @@ import numpy as np
 
 LIBRARY = CDLL(sys.argv[1])
 LIBRARY.baton_packed_bytes.restype = c_int64
-SHAPES = [(1, 1, 8), (3, 7, 33), (13, 33, 77), (25, 64, 130), (97, 40, 64)]
+SHAPES = [(1, 1, 8), (3, 7, 33), (13, 33, 77), (25, 64, 130), (97, 40, 64), (14, 5, 1029)]
 SCALES = (0, 0, 0, 0, 2)
 """Formats of the scales of each layout: float32, and float16 with int4."""
 RNG = np.random.default_rng(0)
@@ -62,8 +62,9 @@ def packed_whole(layout: int, matrix: np.ndarray, group: int) -> np.ndarray:
 
 
 def check(isa: int, count: int, outputs: int, inputs: int) -> None:
+    rng = np.random.default_rng(outputs)
     matrix, x, bias = (
-        RNG.standard_normal(shape).astype(np.float32)
+        rng.standard_normal(shape).astype(np.float32)
         for shape in ((outputs, inputs), (count, inputs), (outputs,))
     )
     wanted = x.astype(np.float64) @ matrix.T + bias
@@ -152,7 +153,7 @@ def drawn(isa: int, count: int) -> None:
 
 
 def main() -> None:
-    for isa in range(2):
+    for isa in range(3):
         if LIBRARY.baton_has(c_int(isa)):
             for shape in SHAPES:
                 check(isa, *shape)
@@ -162,6 +163,8 @@ def main() -> None:
             for count in (1, 31, 33, 1024, 2057):
                 drawn(isa, count)
             memory = np.ones(300_001, np.uint8)
+            for layout in range(5):
+                LIBRARY.baton_spin(c_int(isa), c_int(layout), c_int64(3))
             LIBRARY.baton_read(c_int(isa), at(memory), c_int64(memory.size), c_int(2))
     callers = [threading.Thread(target=check, args=(0, 13, 133, 77)) for _ in range(4)]
     for caller in callers:

@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.cpu.library import Isa, instruction_sets
+from kernels.cpu.library import Isa, fastest_exact, fastest_of_bfloat16, instruction_sets
 from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Layout, Panels, packed, packed_int4, packed_int8
 from kernels.rounding import Rounding, as_floats, round_to, rounded
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
-SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (13, 33, 77), (1, 640, 512), (25, 511, 520), (97, 70, 130)]
+SHAPES = [
+    (1, 16, 8),
+    (3, 7, 33),
+    (8, 96, 64),
+    (13, 33, 77),
+    (1, 640, 512),
+    (25, 511, 520),
+    (97, 70, 130),
+    (14, 40, 2051),
+]
 """(rows, outputs, inputs)"""
 FLOATS = {Layout.FLOAT32: torch.float32, Layout.BFLOAT16: torch.bfloat16, Layout.FLOAT16: torch.float16}
 MOST = 2e-6
@@ -41,6 +50,16 @@ def error(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
     return float((got.double() - wanted).norm() / wanted.norm())
 
 
+MANY_ROWS = 13
+"""From so many on rows are rounded where there are products of bfloat16 by bfloat16."""
+
+
+def as_multiplied(isa: Isa, layout: Layout, x: Tensor) -> Tensor:
+    """What products with weights of that layout take the rows for."""
+    rounds = isa == Isa.AVX512_BF16 and layout == Layout.BFLOAT16 and len(x) >= MANY_ROWS
+    return x.bfloat16().float() if rounds else x
+
+
 def in_bytes(x: Tensor) -> Tensor:
     """What products with weights of few bits take the rows for."""
     return as_floats(round_to(x, Rounding(torch.int8)))
@@ -63,7 +82,7 @@ def test_floats_are_multiplied_as_the_nearest_numbers_of_their_format(
 ):
     weight, x, bias = random(outputs, inputs), random(count, inputs), random(outputs) if has_bias else None
     got = packed(weight, layout, isa=isa).product(x, bias)
-    assert error(got, x, weight.to(FLOATS[layout]).float(), bias) < MOST
+    assert error(got, as_multiplied(isa, layout, x), weight.to(FLOATS[layout]).float(), bias) < MOST
 
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
@@ -159,6 +178,8 @@ MAKE["INT8 in groups"] = lambda isa: packed_int8(
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_row_has_the_same_bits_in_every_batch(isa: Isa, make: Callable[[Isa], Panels]):
     weight, x, bias = make(isa), random(120, 300), random(200)
+    if isa == Isa.AVX512_BF16 and weight.layout == Layout.BFLOAT16:
+        pytest.skip("it rounds rows where there are many")
     whole = weight.product(x, bias)
     for count in (1, 2, 5, 11, 12, 13, 29):
         parts = [weight.product(part, bias) for part in x.split(count)]
@@ -185,6 +206,11 @@ def test_rows_of_16_bits_have_products_of_16_bits(isa: Isa):
     got = packed(weight, Layout.BFLOAT16, isa=isa).product(x, random(40).bfloat16())
     assert got.dtype == torch.bfloat16
     assert torch.equal(got, F.linear(x.double(), weight.double(), random(40).bfloat16().double()).bfloat16())
+
+
+def test_rows_are_rounded_to_bfloat16_for_nobody_who_does_not_ask():
+    assert packed(random(40, 64), Layout.BFLOAT16).isa != Isa.AVX512_BF16
+    assert fastest_of_bfloat16() in (fastest_exact(), Isa.AVX512_BF16)
 
 
 def test_what_kernels_would_read_wrongly_is_refused():
