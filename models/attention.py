@@ -11,6 +11,7 @@ from kernels.collectives import Collectives
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import joined
 from kernels.rounding import Activations, Rounding
+from models.projection_norms import ProjectionNorms
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -54,8 +55,10 @@ class Attention:
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
         self._read_projections(spec, checkpoint, prefix)
-        self._norms = self._sinks = None
-        if spec.qk_norm:
+        self._norms = self._norm_all = self._sinks = None
+        if spec.qk_norm == "projection":
+            self._norm_all = ProjectionNorms(spec, checkpoint, prefix, ops, collectives)
+        if spec.qk_norm == "head":
             q_norm, k_norm = (
                 checkpoint.take(f"{prefix}{name}_norm.weight", (spec.head_dim,), torch.float32)
                 + spec.unit_offset_norm
@@ -85,6 +88,8 @@ class Attention:
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         ops, heads = self._ops, self._heads
         qkv = ops.linear(x, self._qkv, self._qkv_bias)
+        if self._norm_all is not None:
+            qkv = self._norm_all(qkv)
         q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)
         if step.on_layer is not None:
             step.on_layer(self._index)

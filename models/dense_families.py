@@ -47,6 +47,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "Gemma3ForConditionalGeneration": {},
     "GraniteForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": {"sliding_window": 4096, "rope_theta": 500_000.0},
 }
 """What a family means where its config.json lacks a key. That differs from what null means."""
 
@@ -56,6 +58,13 @@ SANDWICH = LayerNorms(
     after_mlp="post_feedforward_layernorm",
 )
 """Gemma's norms before and behind each half of a layer."""
+BEHIND = LayerNorms(
+    before_attention="",
+    after_attention="post_attention_layernorm",
+    before_mlp="",
+    after_mlp="post_feedforward_layernorm",
+)
+"""OLMo's, behind each half alone."""
 
 
 def llama(config: Config) -> ModelSpec:
@@ -73,7 +82,7 @@ def qwen2(config: Config) -> ModelSpec:
 
 def qwen3(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
-    return replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm=True, windows=qwen_windows(config))
+    return replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm="head", windows=qwen_windows(config))
 
 
 def gemma2(config: Config) -> ModelSpec:
@@ -94,7 +103,7 @@ def gemma3(config: Config) -> ModelSpec:
         float(config["rope_local_base_freq"]),
         "hidden_activation",
     )
-    return replace(_gemma(config, spec), qk_norm=True)
+    return replace(_gemma(config, spec), qk_norm="head")
 
 
 def gemma3_of_texts(config: Config) -> ModelSpec:
@@ -127,6 +136,20 @@ def _gemma(config: Config, spec: ModelSpec) -> ModelSpec:
 
 def granite(config: Config) -> ModelSpec:
     return replace(llama(config), **multipliers(config))
+
+
+def olmo2(config: Config) -> ModelSpec:
+    return _olmo(config, common(config))
+
+
+def olmo3(config: Config) -> ModelSpec:
+    theta = float(config["rope_theta"])
+    return _olmo(config, with_two_ropes(config, lambda layer: (layer + 1) % 4 != 0, theta))
+
+
+def _olmo(config: Config, spec: ModelSpec) -> ModelSpec:
+    bias = bool(config.get("attention_bias", False))
+    return replace(spec, qkv_bias=bias, out_bias=bias, norms=BEHIND, qk_norm="projection")
 
 
 def qwen_windows(config: Config) -> tuple[int, ...]:

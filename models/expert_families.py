@@ -85,7 +85,7 @@ def qwen2_moe(config: Config) -> ModelSpec:
 
 def qwen3_moe(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
-    spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm=True, moe=qwen_experts(config))
+    spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm="head", moe=qwen_experts(config))
     window = int(config["sliding_window"] or 0) if config.get("use_sliding_window") else 0
     return replace(spec, windows=(window,) * spec.num_layers)
 

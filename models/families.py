@@ -26,6 +26,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Gemma3ForCausalLM": dense.gemma3,
     "Gemma3ForConditionalGeneration": dense.gemma3_of_texts,
     "GraniteForCausalLM": dense.granite,
+    "Olmo2ForCausalLM": dense.olmo2,
+    "Olmo3ForCausalLM": dense.olmo3,
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,

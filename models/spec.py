@@ -17,6 +17,7 @@ DTYPES = ("float32", "bfloat16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+QkNorm = Literal["none", "head", "projection"]
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -121,8 +122,8 @@ class ModelSpec:
     projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     """What a checkpoint calls the matrices of a dense block, and of what every token passes beside experts. The first of two is
     gates, and then ups."""
-    qk_norm: bool = False
-    """Whether each head of queries and of keys passes a norm."""
+    qk_norm: QkNorm = "none"
+    """What of queries and of keys passes a norm: each head by itself, or all of them as one vector (OLMo 2)."""
     norms: LayerNorms = LayerNorms()
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None

@@ -169,7 +169,7 @@ def _attention_bytes(
 ) -> int:
     heads, kv_heads = _size(share.heads), _size(share.kv_heads)
     vectors = tokens * (3 * heads + 4 * kv_heads) * spec.head_dim * stored.other
-    if spec.qk_norm:
+    if spec.qk_norm != "none":
         vectors += tokens * (heads + kv_heads) * spec.head_dim * 2 * _FLOAT
     if not stored.on_cpu:
         return vectors

@@ -142,6 +142,33 @@ def granite(rng: random.Random, i: int) -> Any:
     )
 
 
+def olmo(rng: random.Random) -> dict[str, Any]:
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
+    return {**fields, "attention_bias": rng.random() < 0.5}
+
+
+def olmo2(rng: random.Random, i: int) -> Any:
+    return transformers.Olmo2Config(**olmo(rng), rope_parameters=rope(rng, ROPES[i]))
+
+
+def olmo3(rng: random.Random, i: int) -> Any:
+    fields = olmo(rng)
+    fields["num_hidden_layers"] = (3, 2, 3, 5, 2, 3)[
+        i
+    ]  # without layer_types, the fourth attends to everything
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    full = rope(rng, ROPES[i])
+    within = {"rope_type": "default", "rope_theta": full["rope_theta"]}
+    return transformers.Olmo3Config(
+        **fields,
+        sliding_window=rng.choice((6, 16)),
+        layer_types=None if i == 3 else kinds[: fields["num_hidden_layers"]],
+        rope_parameters={"full_attention": full, "sliding_attention": within},
+    )
+
+
 def mixtral(rng: random.Random, i: int) -> Any:
     return transformers.MixtralConfig(
         **common(rng),
@@ -300,6 +327,8 @@ DENSE = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "granite": granite,
+    "olmo2": olmo2,
+    "olmo3": olmo3,
 }
 SPARSE = {
     "mixtral": mixtral,

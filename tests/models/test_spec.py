@@ -30,6 +30,7 @@ CLASSES = {
     "Qwen3ForCausalLM": transformers.Qwen3Config,
     "Gemma2ForCausalLM": transformers.Gemma2Config,
     "GraniteForCausalLM": transformers.GraniteConfig,
+    "Olmo2ForCausalLM": transformers.Olmo2Config,
     "MixtralForCausalLM": transformers.MixtralConfig,
     "Qwen2MoeForCausalLM": transformers.Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
@@ -104,6 +105,14 @@ def test_a_silent_gemma3_config(tmp_path: Path) -> None:
     for window, rope, kind in zip(spec.windows, spec.layer_ropes, theirs.layer_types, strict=True):
         assert window == (theirs.sliding_window if kind == "sliding_attention" else 0)
         assert (rope.kind, rope.theta) == (rotations[kind]["rope_type"], rotations[kind]["rope_theta"])
+
+
+def test_a_silent_olmo3_config(tmp_path: Path) -> None:
+    spec, theirs = spec_of(tmp_path, "Olmo3ForCausalLM"), transformers.Olmo3Config(**SIZES)
+    assert (spec.num_kv_heads, spec.head_dim, spec.tied) == (32, 2, theirs.tie_word_embeddings)
+    for window, rope, kind in zip(spec.windows, spec.layer_ropes, theirs.layer_types, strict=True):
+        assert window == (theirs.sliding_window if kind == "sliding_attention" else 0)
+        assert rope.theta == theirs.rope_parameters[kind]["rope_theta"]
 
 
 def test_rotations_by_layer_type_are_those_of_both_generations(tmp_path: Path) -> None:

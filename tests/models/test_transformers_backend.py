@@ -59,8 +59,6 @@ SERVED = (
     "NemotronForCausalLM",
     "OPTForCausalLM",
     "OlmoForCausalLM",
-    "Olmo2ForCausalLM",
-    "Olmo3ForCausalLM",
     "OlmoeForCausalLM",
     "PersimmonForCausalLM",
     "PhiForCausalLM",
