@@ -194,6 +194,15 @@ def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     return _each(parts, lambda own, outputs: torch.cat(own, outputs))
 
 
+def reordered(weight: Weight, outputs: Tensor, dtype: torch.dtype) -> Weight:
+    """Return the weight with its outputs in another order, (N,) int64. It is in `dtype` where blocks of outputs share a scale."""
+    if isinstance(weight, EightBit):
+        if weight.by_blocks:
+            return as_float(weight, dtype)[outputs]
+        return replace(weight, values=weight.values[outputs], scales=weight.scales[outputs])
+    return _each([weight], lambda own, dim: own[0].index_select(dim, outputs.to(own[0].device)))
+
+
 def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     """Return one weight of one matrix for each expert. It is in `dtype` where they are stored in different ways. Experts round no
     inputs."""

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kernels.collectives import Collectives
 from kernels.ops import AttentionMeta, KVLayer, Ops
-from kernels.packed import joined
+from kernels.packed import joined, reordered
 from kernels.rounding import Activations, Rounding
 from models.projection_norms import ProjectionNorms
+from models.rope import rotation_order
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -64,6 +65,8 @@ class Attention:
                 + spec.unit_offset_norm
                 for name in "qk"
             )
+            if (order := rotation_order(spec)) is not None:
+                q_norm, k_norm = q_norm[order], k_norm[order]
             self._norms = (q_norm, k_norm, spec.norm_eps)
         if spec.sinks:
             self._sinks = checkpoint.take(f"{prefix}sinks", (spec.num_heads,), torch.float32)
@@ -71,16 +74,21 @@ class Attention:
     def _read_projections(self, spec: ModelSpec, checkpoint: WeightSource, prefix: str) -> None:
         hidden, dim = spec.hidden_size, spec.head_dim
         sizes = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
+        stored = {"qkv": sum(sizes.values())} if spec.fused_qkv else sizes
         parts = [
-            checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in sizes.items()
+            checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in stored.items()
         ]
-        self._heads = parts[0].shape[0] // dim
+        self._heads = len(checkpoint.held(f"{prefix}q_proj.weight", spec.num_heads))
         qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
-        self.takes, self._qkv = self._ops.rounds(qkv), self._ops.pack(qkv, checkpoint.dtype)
         if spec.qkv_bias:
             self._qkv_bias = torch.cat(
-                [checkpoint.take(f"{prefix}{name}_proj.bias", (size,)) for name, size in sizes.items()]
+                [checkpoint.take(f"{prefix}{name}_proj.bias", (size,)) for name, size in stored.items()]
             )
+        if (order := rotation_order(spec)) is not None:
+            rows = _turned_rows(order, qkv.shape[0], self._heads)
+            qkv = reordered(qkv, rows, checkpoint.dtype)
+            self._qkv_bias = None if self._qkv_bias is None else self._qkv_bias[rows]
+        self.takes, self._qkv = self._ops.rounds(qkv), self._ops.pack(qkv, checkpoint.dtype)
         out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
         self._out = self._ops.pack(out, checkpoint.dtype)
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
@@ -100,3 +108,11 @@ class Attention:
             ops.linear(attended.reshape(-1, heads * self._head_dim), self._out, None)
         )
         return out if self._out_bias is None else out + self._out_bias
+
+
+def _turned_rows(order: Tensor, num_rows: int, num_heads: int) -> Tensor:
+    """(head_dim,) -> (num_rows,) int64: that order in each head of queries and keys, and values as they are."""
+    dim = len(order)
+    turned = (num_rows // dim + num_heads) // 2
+    rows = torch.arange(num_rows).unflatten(0, (-1, dim))
+    return torch.cat((rows[:turned, order], rows[turned:])).flatten()

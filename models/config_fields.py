@@ -97,6 +97,20 @@ def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool,
     return tuple(slides(layer) for layer in range(count(config, "num_hidden_layers")))
 
 
+def partly_rotated(config: Config, default: float) -> ModelSpec:
+    """Return `common` of a model that may rotate just the leading part of each head."""
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    said = rope.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    plain = {"rope_parameters": rope, "rope_scaling": None, "partial_rotary_factor": 1.0}
+    spec = common({**config, **plain})
+    rotated = int(spec.head_dim * (default if said is None else float(said)))
+    if not 2 <= rotated <= spec.head_dim:
+        raise UnsupportedModel(
+            f"partial_rotary_factor {said} rotates {rotated} of {spec.head_dim} dimensions"
+        )
+    return replace(spec, rotary_dim=rotated)
+
+
 def with_two_ropes(
     config: Config, slides: Callable[[int], bool], local_theta: float, activation_key: str = "hidden_act"
 ) -> ModelSpec:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.config_fields import Config, common, count, multipliers, windows, with_two_ropes
+from models.config_fields import Config, common, count, multipliers, partly_rotated, windows, with_two_ropes
 from models.spec import LayerNorms, ModelSpec
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -48,6 +48,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": {},
     "GraniteForCausalLM": {},
     "Olmo2ForCausalLM": {},
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {"sliding_window": 4096, "rope_theta": 500_000.0},
 }
 """What a family means where its config.json lacks a key. That differs from what null means."""
@@ -58,6 +59,8 @@ SANDWICH = LayerNorms(
     after_mlp="post_feedforward_layernorm",
 )
 """Gemma's norms before and behind each half of a layer."""
+FUSED = ("gate_up_proj", "down_proj")
+"""A dense block with gates and ups in one matrix."""
 BEHIND = LayerNorms(
     before_attention="",
     after_attention="post_attention_layernorm",
@@ -150,6 +153,21 @@ def olmo3(config: Config) -> ModelSpec:
 def _olmo(config: Config, spec: ModelSpec) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
     return replace(spec, qkv_bias=bias, out_bias=bias, norms=BEHIND, qk_norm="projection")
+
+
+def phi3(config: Config) -> ModelSpec:
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    kind = rope.pop("type", None)
+    if rope.get("rope_type", kind) in ("su", "yarn"):  # what LongRoPE was called at first
+        kind = rope["rope_type"] = "longrope"
+    rope.setdefault("rope_type", kind)
+    config = {**config, "rope_parameters": rope}
+    return replace(
+        partly_rotated(config, 1.0),
+        fused_qkv=True,
+        projections=FUSED,
+        windows=windows(config, lambda _: bool(config.get("sliding_window"))),
+    )
 
 
 def qwen_windows(config: Config) -> tuple[int, ...]:

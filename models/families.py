@@ -14,7 +14,7 @@ from models.encoder_spec import encoder_spec, is_encoder
 from models.pooling import is_embedder
 from models.quantisation import read_quantisation
 from models.scoring import SCORER, is_scorer
-from models.spec import Implementation, ModelSpec, MoeSpec, read_json
+from models.spec import LONGROPE_LISTS, Implementation, ModelSpec, MoeSpec, RopeSpec, read_json
 from models.transformers_spec import transformers_spec
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
@@ -28,6 +28,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "GraniteForCausalLM": dense.granite,
     "Olmo2ForCausalLM": dense.olmo2,
     "Olmo3ForCausalLM": dense.olmo3,
+    "Phi3ForCausalLM": dense.phi3,
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
@@ -88,12 +89,22 @@ def _check(spec: ModelSpec) -> None:
         )
     if spec.rotated_dim % 2:
         raise UnsupportedModel(f"head_dim {spec.rotated_dim} is odd: rotary embeddings need pairs")
+    for rope in (spec.rope, *spec.layer_ropes):
+        _check_longrope(rope, spec.rotated_dim)
     if spec.moe is not None:
         _check_routing(spec.moe)
     if len(spec.windows) != spec.num_layers:
         raise UnsupportedModel(
             f"layer_types has {len(spec.windows)} entries for {spec.num_layers} num_hidden_layers"
         )
+
+
+def _check_longrope(rope: RopeSpec, rotated_dim: int) -> None:
+    for name in LONGROPE_LISTS if rope.kind == "longrope" else ():
+        if len(rope.parameters[name]) != rotated_dim // 2:
+            raise UnsupportedModel(
+                f"{name} has {len(rope.parameters[name])} numbers for {rotated_dim // 2} rotated pairs"
+            )
 
 
 def _check_routing(moe: MoeSpec) -> None:

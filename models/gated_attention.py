@@ -7,6 +7,7 @@ from kernels.collectives import Collectives
 from kernels.ops import KVLayer, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import ForwardStep
+from models.rope import rotation_order
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -29,9 +30,8 @@ class GatedAttention:
         self._ops, self._sum, self._index = ops, collectives.sum_partial, index
         self._head_dim, self._scale, self._window = spec.head_dim, spec.attention_scale, spec.windows[index]
         heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        order = halves_first(dim, spec.rotated_dim).to(
-            checkpoint.take(f"{prefix}q_norm.weight", (dim,)).device
-        )
+        order = rotation_order(spec)
+        order = slice(None) if order is None else order
 
         def rows(name: str, count: int) -> Tensor:
             shape = (count * dim, spec.hidden_size)
@@ -65,15 +65,6 @@ class GatedAttention:
         gate = ops.by_rows(torch.sigmoid, ops.linear(x, self._gate, self._gate_bias))
         out = self._sum(ops.linear(attended.flatten(1) * gate, self._out, None))
         return out if self._out_bias is None else out + self._out_bias
-
-
-def halves_first(head_dim: int, rotated_dim: int) -> Tensor:
-    """Return (head_dim,) int64: the order in which the two halves of a head's first `rotated_dim` dimensions begin the two halves
-    of the head. What is rotated as a whole head, by no angle where it is to stay, is then rotated as it should be."""
-    half, rest = rotated_dim // 2, torch.arange(rotated_dim, head_dim)
-    first, second = torch.arange(half), torch.arange(half, rotated_dim)
-    middle = len(rest) // 2
-    return torch.cat((first, rest[:middle], second, rest[middle:]))
 
 
 def _split(spec: ModelSpec, rows: Tensor) -> tuple[Tensor, Tensor | None]:

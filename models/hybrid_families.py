@@ -8,7 +8,7 @@ from typing import Any
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
 from kernels.states import StateShape
-from models.config_fields import Config, common, count, multipliers
+from models.config_fields import Config, common, count, multipliers, partly_rotated
 from models.expert_families import qwen_experts
 from models.recurrent_spec import RecurrentSpec, StateKind
 from models.spec import ModelSpec, MoeSpec
@@ -17,7 +17,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {
         "head_dim": 256,
         "num_key_value_heads": 2,
-        "partial_rotary_factor": 0.25,
         "full_attention_interval": 4,
         "decoder_sparse_step": 1,
         "moe_intermediate_size": 512,
@@ -56,9 +55,7 @@ _GRANITE_KINDS: Mapping[str, StateKind] = {
 
 
 def qwen3_next(config: Config) -> ModelSpec:
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    fraction = float(rope.pop("partial_rotary_factor", config["partial_rotary_factor"]))
-    spec = common({**config, "rope_parameters": rope, "partial_rotary_factor": 1.0})
+    spec = partly_rotated(config, 0.25)
     interval = count(config, "full_attention_interval")
     names = config.get("layer_types") or [
         "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(spec.num_layers)
@@ -85,7 +82,6 @@ def qwen3_next(config: Config) -> ModelSpec:
         out_bias=bias,
         unit_offset_norm=True,
         attention_gate=True,
-        rotary_dim=int(spec.head_dim * fraction),
         skipped_prefixes=("mtp.",),
     )
 

@@ -1,6 +1,7 @@
 """Loads a model: description first, weights last, so that what cannot work is said before any weight is read."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -93,10 +94,12 @@ def load_model(
     weights: WeightFormat = "full",
     implementation: Implementation = "auto",
     load_format: LoadFormat = "auto",
+    max_context_tokens: int = 0,
 ) -> CausalModel:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
     (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
     `choose_weights`. `implementation`: see `read_spec`. `load_format`: see `check_load_format`.
+    `max_context_tokens`: of the longest sequence that is served; 0 means as many as the model was made for.
 
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder, implementation)
@@ -119,6 +122,7 @@ def load_model(
             tolerance=tolerance,
             readout=load_readout(folder, device),
         )
+    spec = replace(spec, max_context_tokens=max_context_tokens or spec.max_context_tokens)
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     if load_format == "dummy":

@@ -1,6 +1,6 @@
 """Rotary position embeddings (Su et al., 2021) and their scalings.
 
-Linear (Chen et al., 2023), Llama 3.1's, and YaRN (Peng et al., 2023)."""
+Linear (Chen et al., 2023), Llama 3.1's, YaRN (Peng et al., 2023), and LongRoPE (Ding et al., 2024)."""
 
 import math
 
@@ -43,8 +43,22 @@ def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple
     return F.pad(frequencies, (0, rest)).to(device), factors.to(device)
 
 
+def rotation_order(spec: ModelSpec) -> Tensor | None:
+    """Return (head_dim,) int64: the order in which a head's dimensions are such that its halves are rotated against each other.
+    What is rotated as a whole head, by no angle where it is to stay, is then rotated as it should be. None where they are in that
+    order. Scores do not change when queries and keys are reordered alike."""
+    dim, rotated = spec.head_dim, spec.rotated_dim
+    if rotated == dim and not spec.rotates_neighbours:
+        return None
+    turned, rest = torch.arange(rotated), torch.arange(rotated, dim)
+    first, second = (turned[::2], turned[1::2]) if spec.rotates_neighbours else turned.chunk(2)
+    middle = len(rest) // 2
+    return torch.cat((first, rest[:middle], second, rest[middle:]))
+
+
 def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) -> tuple[Tensor, float]:
-    """(head_dim / 2,) float32, and the factor that cosines and sines are multiplied by."""
+    """(head_dim / 2,) float32, and the factor that cosines and sines are multiplied by. `max_context_tokens`: of the longest
+    sequence that is served."""
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     match rope.kind:
         case "none":
@@ -54,7 +68,9 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) 
         case "llama3":
             return _llama3(plain, rope), 1.0
         case "yarn":
-            return _yarn(plain, rope, head_dim, max_context_tokens)
+            return _yarn(plain, rope, head_dim)
+        case "longrope":
+            return _longrope(plain, rope, max_context_tokens)
         case "default" | "dynamic":  # dynamic scaling begins beyond the contexts that are served
             return plain, 1.0
 
@@ -68,10 +84,20 @@ def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:
     return plain / factor * (1 - keep) + plain * keep
 
 
-def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int, max_context_tokens: int) -> tuple[Tensor, float]:
+def _longrope(plain: Tensor, rope: RopeSpec, max_context_tokens: int) -> tuple[Tensor, float]:
+    """The factors for long texts are those of all texts, where any may be longer than the texts of the first training: a key that
+    is cached cannot change when its text grows."""
     p = rope.parameters
-    original = p["original_max_position_embeddings"]
-    factor = p.get("factor") or max_context_tokens / original
+    original, factor = p["original_max_position_embeddings"], p["factor"]
+    divisors = torch.tensor(p["long_factor" if max_context_tokens > original else "short_factor"])
+    if p.get("attention_factor") is not None:
+        return plain / divisors, float(p["attention_factor"])
+    return plain / divisors, 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> tuple[Tensor, float]:
+    p = rope.parameters
+    original, factor = p["original_max_position_embeddings"], p["factor"]
 
     def dim_with(rotations: float) -> float:
         return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))

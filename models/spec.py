@@ -18,14 +18,16 @@ Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 QkNorm = Literal["none", "head", "projection"]
-RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
+    "longrope": (),
 }
+LONGROPE_LISTS = ("short_factor", "long_factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ class ModelSpec:
     """Dimensions of queries and keys."""
     norm_eps: float
     max_context_tokens: int
-    """max_position_embeddings. Dynamic rope scaling begins beyond it: there every key would change with each later token,
-    so that no key could be cached."""
+    """max_position_embeddings, or fewer where fewer are served. Dynamic rope scaling begins beyond it: there every key would
+    change with each later token, so that no key could be cached."""
     rope: RopeSpec
     layer_ropes: tuple[RopeSpec, ...] = ()
     """Each layer's rotation, where layers differ; empty: `rope` is that of all."""
@@ -114,6 +116,8 @@ class ModelSpec:
     """Alpha and limit of clamped_swiglu."""
     windows: tuple[int, ...] = ()
     """For each layer how many tokens it attends to; 0: all."""
+    fused_qkv: bool = False
+    """Whether a checkpoint has queries, keys and values in one matrix, `qkv_proj`."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -135,6 +139,8 @@ class ModelSpec:
     """Beginnings of names of tensors that no layer has a use for."""
     rotary_dim: int = 0
     """The leading dimensions of each head that are rotated; 0: all."""
+    rotates_neighbours: bool = False
+    """Rotated pairs are neighbours in the checkpoint, in place of one dimension of each half."""
     attention_gate: bool = False
     """Whether queries come with gates, by whose sigmoid each head's result is multiplied."""
     sinks: bool = False
@@ -210,9 +216,7 @@ def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before). Raises UnsupportedModel."""
     parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, dict) for value in parameters.values()):
-        raise UnsupportedModel(
-            f"rope_parameters that differ by layer type are not supported by {config['architectures'][0]}"
-        )
+        raise UnsupportedModel("rope_parameters that differ by layer type are not supported in this family")
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE_NEEDS:
         raise UnsupportedModel(f"rope scaling {kind!r} is not supported ({', '.join(_ROPE_NEEDS)} are)")
@@ -225,8 +229,17 @@ def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
     partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"partial_rotary_factor {partial} is not supported (only 1.0)")
+    for name in LONGROPE_LISTS if kind == "longrope" else ():
+        values = parameters.get(name)
+        if not isinstance(values, list) or not all(isinstance(x, int | float) and x > 0 for x in values):
+            raise UnsupportedModel(
+                f"rope scaling 'longrope' needs positive numbers as {name!r}; config.json says {values!r}"
+            )
     theta = parameters.get("rope_theta", config.get("rope_theta", 10000.0))
     original = config.get("original_max_position_embeddings")
     original = original or parameters.get("original_max_position_embeddings")
-    parameters["original_max_position_embeddings"] = int(original or config["max_position_embeddings"])
+    longest = config["max_position_embeddings"]
+    parameters["original_max_position_embeddings"] = original = int(original or longest)
+    if kind in ("yarn", "longrope"):
+        parameters["factor"] = float(parameters.get("factor") or longest / original)
     return RopeSpec(kind, float(theta), parameters)

@@ -12,9 +12,10 @@ from core.errors import UnsupportedModel
 from parallel.mesh import Mesh
 from parallel.plans import Dims, Range, even_part, part_of
 
-Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "groups", "experts"]
+Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "groups", "experts", "qkv"]
 """What a dimension is cut by. `width` is an MLP's inner size; `gate_up` that of gate and up, one behind the other; `interleaved`
-the two alternating; `groups` the two alternating, only cut between groups of MXFP4."""
+the two alternating; `groups` the two alternating, only cut between groups of MXFP4; `qkv` the
+heads of queries, keys and values, one behind the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,11 @@ RULES: tuple[Rule, ...] = (
     # Column: the outputs are cut; a bias with them.
     Rule(_ATTENTION + r"(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", ((0, "heads"),)),
     Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),
+    Rule(_ATTENTION + r"qkv_proj\.weight", ((0, "qkv"),)),
     Rule(_ATTENTION + r"sinks", ((0, "heads"),)),
     Rule(_MLP + r"(gate|up)_proj\.(weight|bias)", ((0, "width"),)),
     Rule(_FUSED + r"input_linear\.weight", ((0, "gate_up"),)),
+    Rule(_MLP + r"gate_up_proj\.weight", ((0, "gate_up"),)),
     Rule(_EXPERT + r"(gate_proj|up_proj|w1|w3)\.(weight|bias)", ((0, "width"),)),
     # Row: the inputs are cut, the ranks' products are summed, and then a whole bias is added.
     Rule(_ATTENTION + r"o_proj\.weight", ((1, "heads"),)),
@@ -117,6 +120,11 @@ class Sharding:
                 return [_scaled(part.heads, size // dims.num_heads)]
             case "kv_heads":
                 return [_scaled(part.kv_heads, size // dims.num_kv_heads)]
+            case "qkv":
+                keys, values = dims.num_heads, dims.num_heads + dims.num_kv_heads
+                starts = (0, part.heads), (keys, part.kv_heads), (values, part.kv_heads)
+                dim = size // (values + dims.num_kv_heads)
+                return [_scaled((start + first, start + end), dim) for start, (first, end) in starts]
             case "vocab":
                 return [part.vocab]
             case "experts":

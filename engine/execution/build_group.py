@@ -61,6 +61,7 @@ def build_group(
         weights=size.weights,
         implementation=model.implementation,
         load_format=size.load_format,
+        max_context_tokens=size.max_context_tokens,
     )
     place = size.pools[0]
     pool = (

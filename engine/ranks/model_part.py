@@ -79,10 +79,11 @@ def load_part(
     kv_dtype: str = "",
     weights: WeightFormat = "full",
     load_format: LoadFormat = "auto",
+    max_context_tokens: int = 0,
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
-    where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights` and
-    `load_format` are as in `load_model`. Raises ConfigError and ReplicaLost."""
+    where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights`,
+    `load_format` and `max_context_tokens` are as in `load_model`. Raises ConfigError and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)
@@ -109,6 +110,7 @@ def load_part(
         kv_dtype=kv_dtype,
         weights=weights,
         load_format=load_format,
+        max_context_tokens=max_context_tokens,
     )
     return ModelPart(model, sharding.part, comms, spread)
 

@@ -40,6 +40,7 @@ class RankSetup:
     dtype: str
     weights: str
     load_format: str
+    max_context_tokens: int
     device: str
     kernels: str
     deterministic: bool

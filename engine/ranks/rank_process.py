@@ -128,6 +128,7 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
         kv_dtype=layout.dtype,
         weights=cast(WeightFormat, setup.weights),
         load_format=cast(LoadFormat, setup.load_format),
+        max_context_tokens=setup.max_context_tokens,
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)

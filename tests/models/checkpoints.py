@@ -169,6 +169,26 @@ def olmo3(rng: random.Random, i: int) -> Any:
     )
 
 
+def phi3(rng: random.Random, i: int) -> Any:
+    """Of the longrope ones, one is short, and the other is long from the second token on: in transformers, too."""
+    fields = olmo(rng)
+    fields.pop("attention_bias")
+    head_dim = 16
+    fields["hidden_size"] = fields["num_attention_heads"] * head_dim
+    fraction = (1.0, 0.75, 1.0, 0.5, 1.0, 0.25)[i]
+    rotation: dict[str, Any] = {"rope_type": "default"}
+    if i < 3:
+        lists = [[rng.uniform(1, 9) for _ in range(int(head_dim * fraction) // 2)] for _ in range(2)]
+        rotation = {"rope_type": "longrope", "short_factor": lists[0], "long_factor": lists[1]}
+        rotation |= {"factor": 4.0} if i == 0 else {"attention_factor": 1.3}
+    return transformers.Phi3Config(
+        **fields,
+        original_max_position_embeddings=(CONTEXT, 1, 1)[i] if i < 3 else 64,
+        rope_parameters={**rotation, "rope_theta": 10000.0, "partial_rotary_factor": fraction},
+        sliding_window=(None, 7, None, 16, None, 64)[i],
+    )
+
+
 def mixtral(rng: random.Random, i: int) -> Any:
     return transformers.MixtralConfig(
         **common(rng),
@@ -329,6 +349,7 @@ DENSE = {
     "granite": granite,
     "olmo2": olmo2,
     "olmo3": olmo3,
+    "phi3": phi3,
 }
 SPARSE = {
     "mixtral": mixtral,

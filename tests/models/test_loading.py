@@ -49,6 +49,20 @@ def test_bfloat16_agrees_loosely(family: str, tmp_path: Path) -> None:
     assert (similarity.median() if family in SPARSE else similarity.min()) > 0.99
 
 
+def test_the_longest_text_that_is_served_chooses_longropes_factors(tmp_path: Path) -> None:
+    """Transformers gives a short text the short ones, and Baton where no longer one can come."""
+    config, prompt = FAMILIES["phi3"](random.Random(0), 0), list(range(2, 30))
+    config.original_max_position_embeddings = 64
+    config.rope_parameters["original_max_position_embeddings"] = 64
+    reference = make(tmp_path, config, seed=1)
+    with torch.inference_mode():
+        want = reference(torch.tensor([prompt])).logits[0]
+    for most, is_same in ((64, True), (65, False)):
+        model = load_model(tmp_path, "float32", CPU, max_context_tokens=most)
+        (found,) = Paged(model, 1, random.Random(0)).step([(0, 0, prompt)])
+        assert torch.allclose(found, want, atol=1e-4, rtol=1e-4) == is_same
+
+
 @pytest.mark.parametrize("family", ["llama", "deepseek_v2"])
 def test_every_layer_is_reported_when_its_keys_and_values_are_in_the_pool(
     family: str, tmp_path: Path

@@ -77,6 +77,22 @@ def test_frequencies_equal_transformers(
     assert factor == pytest.approx(want_factor)
 
 
+@pytest.mark.parametrize("served", [1, 512, 513, 2048])
+@pytest.mark.parametrize("given", [{}, {"factor": 4.0}, {"attention_factor": 1.5}])
+def test_long_factors_are_those_of_all_texts_where_any_may_be_long(
+    given: dict[str, float], served: int
+) -> None:
+    """Served up to the length of its first training, a model has transformers' short factors, else its long ones."""
+    lists = {"short_factor": [1.0 + i / 9 for i in range(8)], "long_factor": [2.0 + i for i in range(8)]}
+    rotation = {"rope_type": "longrope", **lists, **given}
+    context = {"max_position_embeddings": 2048, "original_max_position_embeddings": 512}
+    reference = LlamaConfig(hidden_size=64, num_attention_heads=4, **context, rope_parameters=rotation)
+    want, want_factor = ROPE_INIT_FUNCTIONS["longrope"](reference, CPU, seq_len=served)
+    got, factor = inverse_frequencies(rope_spec({**context, "rope_parameters": rotation}), 16, served)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-9)
+    assert factor == pytest.approx(want_factor)
+
+
 CPU = torch.device("cpu")
 
 

@@ -31,6 +31,7 @@ CLASSES = {
     "Gemma2ForCausalLM": transformers.Gemma2Config,
     "GraniteForCausalLM": transformers.GraniteConfig,
     "Olmo2ForCausalLM": transformers.Olmo2Config,
+    "Phi3ForCausalLM": transformers.Phi3Config,
     "MixtralForCausalLM": transformers.MixtralConfig,
     "Qwen2MoeForCausalLM": transformers.Qwen2MoeConfig,
     "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
@@ -127,6 +128,15 @@ def test_rotations_by_layer_type_are_those_of_both_generations(tmp_path: Path) -
             said = theirs.rope_parameters[kind]
             assert (rope.kind, rope.theta) == (said["rope_type"], said["rope_theta"])
             assert rope.parameters.get("factor") == said.get("factor")
+
+
+def test_longrope_by_its_first_names(tmp_path: Path) -> None:
+    """As microsoft/Phi-3-mini-128k-instruct's config.json has had it."""
+    for name in ("su", "yarn", "longrope"):
+        scaling = {"type": name, "short_factor": [1.0], "long_factor": [2.0]}
+        rope = spec_of(tmp_path, "Phi3ForCausalLM", rope_scaling=scaling).rope
+        assert (rope.kind, rope.parameters["long_factor"]) == ("longrope", [2.0])
+        assert rope.parameters["original_max_position_embeddings"] == 4096
 
 
 def test_a_silent_granite_config(tmp_path: Path) -> None:
@@ -288,7 +298,22 @@ def test_generation_config(tmp_path: Path) -> None:
         ),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-            "differ by layer type are not supported by LlamaForCausalLM",
+            "differ by layer type are not supported in this family",
+        ),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1], "long_factor": [0]}},
+            "'longrope' needs positive numbers as 'long_factor'",
+        ),
+        (
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_scaling": {"type": "su", "short_factor": [1], "long_factor": [1, 2]},
+            },
+            "long_factor has 2 numbers for 1 rotated pairs",
+        ),
+        (
+            {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5},
+            "partial_rotary_factor 0.5 rotates 1 of 2 dimensions",
         ),
         ({"architectures": ["GraniteForCausalLM"], "logits_scaling": 0}, "logits_scaling is 0"),
         ({"vocab_size": None}, "vocab_size is None"),

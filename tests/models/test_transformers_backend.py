@@ -62,7 +62,6 @@ SERVED = (
     "OlmoeForCausalLM",
     "PersimmonForCausalLM",
     "PhiForCausalLM",
-    "Phi3ForCausalLM",
     "SeedOssForCausalLM",
     "SmolLM3ForCausalLM",
     "SolarOpenForCausalLM",
