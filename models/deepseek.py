@@ -72,7 +72,13 @@ def deepseek_v2(config: Config) -> ModelSpec:
 def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "scoring_func", "sigmoid")
     _refuse_unless(config, "topk_method", "noaux_tc")
-    routing = Routing(
+    spec = _common(config, biased_routing(config), bool(config["rope_interleave"]), choice_bias=True)
+    return replace(spec, num_skipped_layers=int(config["num_nextn_predict_layers"] or 0))
+
+
+def biased_routing(config: Config) -> Routing:
+    """Return the routing by sigmoids, to which a learned bias is added for the choice alone."""
+    return Routing(
         top_k=count(config, "num_experts_per_tok"),
         scoring="sigmoid",
         renormalise=bool(config["norm_topk_prob"]),
@@ -81,8 +87,19 @@ def deepseek_v3(config: Config) -> ModelSpec:
         top_groups=count(config, "topk_group"),
         group_best=2,
     )
-    spec = _common(config, routing, bool(config["rope_interleave"]), choice_bias=True)
-    return replace(spec, num_skipped_layers=int(config["num_nextn_predict_layers"] or 0))
+
+
+def experts(config: Config, num_layers: int, routing: Routing, choice_bias: bool) -> MoeSpec:
+    """Return the experts behind the first dense layers, and those that are shared."""
+    first_sparse, inner = int(config["first_k_dense_replace"]), count(config, "moe_intermediate_size")
+    return MoeSpec(
+        num_experts=count(config, "n_routed_experts"),
+        intermediate_size=inner,
+        routing=routing,
+        sparse=tuple(layer >= first_sparse for layer in range(num_layers)),
+        choice_bias=choice_bias,
+        shared_size=inner * int(config["n_shared_experts"] or 0),
+    )
 
 
 def _refuse_unless(config: Config, key: str, only: Any) -> None:
@@ -101,15 +118,6 @@ def _common(config: Config, routing: Routing, interleaved: bool, choice_bias: bo
         value_dim=count(config, "v_head_dim"),
         interleaved=interleaved,
     )
-    first_sparse, inner = int(config["first_k_dense_replace"]), count(config, "moe_intermediate_size")
-    moe = MoeSpec(
-        num_experts=count(config, "n_routed_experts"),
-        intermediate_size=inner,
-        routing=routing,
-        sparse=tuple(layer >= first_sparse for layer in range(spec.num_layers)),
-        choice_bias=choice_bias,
-        shared_size=inner * int(config["n_shared_experts"] or 0),
-    )
     head_dim = mla.nope_dim + mla.rope_dim
     return replace(
         spec,
@@ -119,7 +127,7 @@ def _common(config: Config, routing: Routing, interleaved: bool, choice_bias: bo
         qkv_bias=bias,
         out_bias=bias,
         mla=mla,
-        moe=moe,
+        moe=experts(config, spec.num_layers, routing, choice_bias),
     )
 
 

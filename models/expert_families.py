@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from kernels.routing import Routing
-from models.config_fields import Config, common, count, windows
+from models.config_fields import Config, common, count, multipliers, windows
 from models.spec import ModelSpec, MoeSpec
 
 _QWEN: dict[str, Any] = {"decoder_sparse_step": 1, "norm_topk_prob": False, "sliding_window": 4096}
@@ -32,6 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "GraniteMoeForCausalLM": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "GptOssForCausalLM": {
         "attention_bias": True,
         "head_dim": 64,
@@ -88,6 +89,22 @@ def qwen3_moe(config: Config) -> ModelSpec:
     spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm="head", moe=qwen_experts(config))
     window = int(config["sliding_window"] or 0) if config.get("use_sliding_window") else 0
     return replace(spec, windows=(window,) * spec.num_layers)
+
+
+def granite_moe(config: Config) -> ModelSpec:
+    spec, bias = common(config), bool(config.get("attention_bias", False))
+    moe = granite_experts(config, spec)
+    return replace(spec, qkv_bias=bias, out_bias=bias, moe=moe, **multipliers(config))
+
+
+def granite_experts(config: Config, spec: ModelSpec) -> MoeSpec:
+    return MoeSpec(
+        num_experts=int(config["num_local_experts"] or 0),
+        intermediate_size=spec.intermediate_size,
+        routing=Routing(top_k=count(config, "num_experts_per_tok")),
+        sparse=(True,) * spec.num_layers,
+        router="router.layer",
+    )
 
 
 def gpt_oss(config: Config) -> ModelSpec:

@@ -8,6 +8,7 @@ from core.errors import UnsupportedModel
 from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
+from models import glm_families as glm
 from models import hybrid_families as hybrid
 from models.config_fields import Config
 from models.encoder_spec import encoder_spec, is_encoder
@@ -29,16 +30,20 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Olmo2ForCausalLM": dense.olmo2,
     "Olmo3ForCausalLM": dense.olmo3,
     "Phi3ForCausalLM": dense.phi3,
+    "GlmForCausalLM": glm.glm,
+    "Glm4ForCausalLM": glm.glm4,
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
     "GptOssForCausalLM": expert.gpt_oss,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
     "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
+    "GraniteMoeForCausalLM": expert.granite_moe,
+    "Glm4MoeForCausalLM": glm.glm4_moe,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
 }
-_DEFAULTS = {**dense.DEFAULTS, **expert.DEFAULTS, **hybrid.DEFAULTS, **deepseek.DEFAULTS}
+_DEFAULTS = {**dense.DEFAULTS, **expert.DEFAULTS, **hybrid.DEFAULTS, **glm.DEFAULTS, **deepseek.DEFAULTS}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
-from kernels.routing import Routing
 from kernels.states import StateShape
 from models.config_fields import Config, common, count, multipliers, partly_rotated
-from models.expert_families import qwen_experts
+from models.expert_families import granite_experts, qwen_experts
 from models.recurrent_spec import RecurrentSpec, StateKind
-from models.spec import ModelSpec, MoeSpec
+from models.spec import ModelSpec
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": {
@@ -95,15 +94,7 @@ def granite_hybrid(config: Config) -> ModelSpec:
     names = config.get("layer_types") or ["mamba"] * spec.num_layers
     bias = bool(config.get("attention_bias", False))
     shared = count(config, "shared_intermediate_size")
-    moe = MoeSpec(
-        num_experts=config["num_local_experts"] or 0,
-        intermediate_size=spec.intermediate_size,
-        routing=Routing(top_k=count(config, "num_experts_per_tok")),
-        sparse=(True,) * spec.num_layers,
-        router="router.layer",
-        shared_size=shared,
-        shared_name="shared_mlp",
-    )
+    moe = replace(granite_experts(config, spec), shared_size=shared, shared_name="shared_mlp")
     kept = recurrent(kinds_of(names, _GRANITE_KINDS, spec.num_layers), _state_space(config, spec))
     biases = {"conv_bias": bool(config["mamba_conv_bias"])}
     biases["projection_bias"] = bool(config.get("mamba_proj_bias", False))

@@ -35,7 +35,7 @@ _EXPERTS = _LAYER + r"(mlp|block_sparse_moe)\.experts\."
 
 RULES: tuple[Rule, ...] = (
     Rule(r"model\.embed_tokens\.weight|lm_head\.weight", ((0, "vocab"),)),
-    Rule(r"model\.norm\.weight|" + _LAYER + r"(input|post_attention|(pre|post)_feedforward)_layernorm\.weight"),
+    Rule(r"model\.norm\.weight|" + _LAYER + r"(input|post_(self_attn|attention|mlp)|(pre|post)_feedforward)_layernorm\.weight"),
     # Column: the outputs are cut; a bias with them.
     Rule(_ATTENTION + r"(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", ((0, "heads"),)),
     Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),

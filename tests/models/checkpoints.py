@@ -11,51 +11,23 @@ import transformers
 
 from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
+from tests.models import config_parts
+from tests.models.config_parts import CONTEXT, ROPES, common, rope
+from tests.models.recent_families import (
+    gemma3,
+    glm4,
+    glm4_first,
+    glm4_moe,
+    granite,
+    granite_moe,
+    olmo2,
+    olmo3,
+    phi3,
+)
 
-VOCAB, BLOCK = 61, 4
-CONTEXT = 128
+VOCAB, BLOCK = config_parts.VOCAB, 4
 CPU = torch.device("cpu")
 torch.set_num_threads(1)  # two that share busy cores are many times slower than one
-
-
-def rope(rng: random.Random, kind: str) -> dict[str, Any]:
-    theta = rng.choice((10000.0, 500000.0))
-    extra: dict[str, Any] = {
-        "default": {},
-        "linear": {"factor": 4.0},
-        "dynamic": {"factor": 2.0},
-        "llama3": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 32,
-        },
-        "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
-    }[kind]
-    return {"rope_type": kind, "rope_theta": theta, **extra}
-
-
-def common(rng: random.Random) -> dict[str, Any]:
-    kv_heads = rng.choice((1, 2))
-    heads = kv_heads * rng.choice((1, 2, 3))
-    return {
-        "vocab_size": VOCAB,
-        "hidden_size": heads * rng.choice((8, 12)),
-        "intermediate_size": rng.choice((40, 64)),
-        "num_hidden_layers": rng.choice((2, 3)),
-        "num_key_value_heads": kv_heads,
-        "num_attention_heads": heads,
-        "head_dim": rng.choice((8, 16)),
-        "max_position_embeddings": CONTEXT,
-        "tie_word_embeddings": rng.random() < 0.5,
-        "rms_norm_eps": rng.choice((1e-5, 1e-6)),
-        "eos_token_id": 1,
-        "bos_token_id": 0,
-        "pad_token_id": None,
-    }
-
-
-ROPES = ("default", "yarn", "llama3", "linear", "dynamic", "llama3", "yarn")
 
 
 def llama(rng: random.Random, i: int) -> Any:
@@ -102,90 +74,6 @@ def gemma2(rng: random.Random, i: int) -> Any:
         sliding_window=rng.choice((6, 16)),
         rope_parameters=rope(rng, ROPES[i]),
         **caps,
-    )
-
-
-def gemma3(rng: random.Random, i: int) -> Any:
-    fields = common(rng)
-    fields["tie_word_embeddings"] = i != 4
-    fields["num_hidden_layers"] = (3, 2, 3, 7, 2, 3)[
-        i
-    ]  # without layer_types, the sixth attends to everything
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    return transformers.Gemma3TextConfig(
-        **fields,
-        query_pre_attn_scalar=rng.choice((8, 24)),
-        sliding_window=rng.choice((6, 16)),
-        layer_types=None if i == 3 else kinds[: fields["num_hidden_layers"]],
-        rope_parameters={
-            "full_attention": rope(rng, ROPES[i]),
-            "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice((1000.0, 20000.0))},
-        },
-        final_logit_softcapping=(7.0, None)[i % 2],
-        attention_bias=i == 2,
-    )
-
-
-def granite(rng: random.Random, i: int) -> Any:
-    fields = common(rng)
-    fields.pop("head_dim")
-    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
-    return transformers.GraniteConfig(
-        **fields,
-        rope_parameters=rope(rng, ROPES[i]),
-        attention_bias=rng.random() < 0.5,
-        mlp_bias=rng.random() < 0.5,
-        embedding_multiplier=rng.choice((1.0, 3.0)),
-        residual_multiplier=rng.choice((1.0, 0.6)),
-        attention_multiplier=rng.choice((0.1, 0.2)),
-        logits_scaling=rng.choice((2.0, 8.0)),
-    )
-
-
-def olmo(rng: random.Random) -> dict[str, Any]:
-    fields = common(rng)
-    fields.pop("head_dim")
-    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
-    return {**fields, "attention_bias": rng.random() < 0.5}
-
-
-def olmo2(rng: random.Random, i: int) -> Any:
-    return transformers.Olmo2Config(**olmo(rng), rope_parameters=rope(rng, ROPES[i]))
-
-
-def olmo3(rng: random.Random, i: int) -> Any:
-    fields = olmo(rng)
-    fields["num_hidden_layers"] = (3, 2, 3, 5, 2, 3)[
-        i
-    ]  # without layer_types, the fourth attends to everything
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    full = rope(rng, ROPES[i])
-    within = {"rope_type": "default", "rope_theta": full["rope_theta"]}
-    return transformers.Olmo3Config(
-        **fields,
-        sliding_window=rng.choice((6, 16)),
-        layer_types=None if i == 3 else kinds[: fields["num_hidden_layers"]],
-        rope_parameters={"full_attention": full, "sliding_attention": within},
-    )
-
-
-def phi3(rng: random.Random, i: int) -> Any:
-    """Of the longrope ones, one is short, and the other is long from the second token on: in transformers, too."""
-    fields = olmo(rng)
-    fields.pop("attention_bias")
-    head_dim = 16
-    fields["hidden_size"] = fields["num_attention_heads"] * head_dim
-    fraction = (1.0, 0.75, 1.0, 0.5, 1.0, 0.25)[i]
-    rotation: dict[str, Any] = {"rope_type": "default"}
-    if i < 3:
-        lists = [[rng.uniform(1, 9) for _ in range(int(head_dim * fraction) // 2)] for _ in range(2)]
-        rotation = {"rope_type": "longrope", "short_factor": lists[0], "long_factor": lists[1]}
-        rotation |= {"factor": 4.0} if i == 0 else {"attention_factor": 1.3}
-    return transformers.Phi3Config(
-        **fields,
-        original_max_position_embeddings=(CONTEXT, 1, 1)[i] if i < 3 else 64,
-        rope_parameters={**rotation, "rope_theta": 10000.0, "partial_rotary_factor": fraction},
-        sliding_window=(None, 7, None, 16, None, 64)[i],
     )
 
 
@@ -350,6 +238,8 @@ DENSE = {
     "olmo2": olmo2,
     "olmo3": olmo3,
     "phi3": phi3,
+    "glm": glm4_first,
+    "glm4": glm4,
 }
 SPARSE = {
     "mixtral": mixtral,
@@ -359,6 +249,8 @@ SPARSE = {
     "deepseek_v3": deepseek_v3,
     "gpt_oss": gpt_oss,
     "granite4": granite4,
+    "granite_moe": granite_moe,
+    "glm4_moe": glm4_moe,
 }
 HYBRID = {"qwen3_next": qwen3_next, "granite_hybrid": granite_hybrid}
 FAMILIES = {**DENSE, **SPARSE}

@@ -11,7 +11,11 @@ from models.registry import load_model
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, SPARSE, VOCAB, Paged, make
 
 ALL = {**FAMILIES, **HYBRID}
-CASES = [(family, i) for family in ALL for i in range(4 if family in SPARSE else 6)]
+CASES = [
+    pytest.param(family, i, marks=pytest.mark.slow if family in SPARSE and i > 3 else ())
+    for family in ALL
+    for i in range(6)
+]
 
 
 @pytest.mark.parametrize(("family", "i"), CASES)

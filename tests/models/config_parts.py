@@ -1,0 +1,47 @@
+"""What tiny configurations of all families have alike."""
+
+import random
+from typing import Any
+
+VOCAB = 61
+CONTEXT = 128
+
+
+def rope(rng: random.Random, kind: str) -> dict[str, Any]:
+    theta = rng.choice((10000.0, 500000.0))
+    extra: dict[str, Any] = {
+        "default": {},
+        "linear": {"factor": 4.0},
+        "dynamic": {"factor": 2.0},
+        "llama3": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+        "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    }[kind]
+    return {"rope_type": kind, "rope_theta": theta, **extra}
+
+
+def common(rng: random.Random) -> dict[str, Any]:
+    kv_heads = rng.choice((1, 2))
+    heads = kv_heads * rng.choice((1, 2, 3))
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": heads * rng.choice((8, 12)),
+        "intermediate_size": rng.choice((40, 64)),
+        "num_hidden_layers": rng.choice((2, 3)),
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": heads,
+        "head_dim": rng.choice((8, 16)),
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": rng.random() < 0.5,
+        "rms_norm_eps": rng.choice((1e-5, 1e-6)),
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+        "pad_token_id": None,
+    }
+
+
+ROPES = ("default", "yarn", "llama3", "linear", "dynamic", "llama3", "yarn")
