@@ -1,30 +1,25 @@
-"""How much of a prompt a step may compute beside sequences that decode, so that these get their tokens in time.
+"""How much of a prompt a step may compute beside sequences that decode, so that all of them are in time.
 
-This lets any instance prefill, decode or do both. Without sequences that decode the whole step is for prompts, with loose targets
-most of it, with tight ones little. The limits are a share of the tightest target, and what is left of each sequence's time. A
-sequence that had to wait behind a long step gets shorter steps next, since a short output cannot make the time up later."""
+This lets any instance prefill, decode or do both. Without sequences that decode the whole step is for prompts. Beside them a step
+computes what it can while it reads weights and KV, which costs nearly nothing. It gets longer where prompts need it for their
+first tokens, up to the instant at which the first of the decoding sequences must have its next token. What a sequence got early
+it may spend later; one that is behind gets the shortest steps in which prompts still go on."""
 
 from collections.abc import Sequence as Seq
 from math import inf
 from typing import Final
 
+from core.lateness import due_s
 from core.ports import ServedSequence
-from core.steps import StepModels
+from core.steps import ChunkLaw, StepModels
 
-SHARE: Final = 0.8
-"""The share of the tightest time per output token that a step may take. The rest is for errors of the step model."""
-EASY_SHARE: Final = 0.5
-"""The same share for steps whose prompts gain nothing by longer ones."""
-GAINFUL: Final = 5.0
-"""A step may be so many times as long as its decoding sequences and its own overhead take. Prompts in it are then computed at
-five sixths of the full rate. Longer ones hardly compute more, while sequences that decode hold slots and blocks longer."""
-CATCH_UP_SHARE: Final = 0.25
-"""Each step makes up for this share of what a sequence is behind. With it outputs of five tokens are in time."""
+GAINFUL: Final = 3.0
+"""Where all have time, prompts get so many times a step's overhead beside what decoding takes. That is three quarters of the full
+rate."""
 CATCH_UP_GAIN: Final = 1.0
-"""To catch up, steps are never made shorter than so many times a step's overhead, beside what decoding takes. So prompts continue
-at half the full rate, also beside a sequence that is behind for good."""
-PRESSING_SHARE: Final = 0.5
-"""A prompt whose own work takes more than this share of its time to the first token gets steps of any length."""
+"""Prompts get so much of it also beside a sequence that is behind, which may be so for good: half the full rate."""
+SURE: Final = 2.0
+"""Predictions are trusted up to so many times their mean error."""
 MIN_TOKENS: Final = 64
 """Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
 ever."""
@@ -40,55 +35,62 @@ def tokens_in_time(
 ) -> int:
     """Return the prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_s` leaves all in time.
 
-    `prompts` are in the order in which they get them; what the first has behind it is what their attention reads."""
-    if not decoding:
+    `prompts` are all that are here, those that have been begun first, in the order in which they get them. What the first has
+    behind it is what their attention reads."""
+    if not decoding or not steps.prompt.num_steps:
         return budget_tokens
-    tpot_s = min(seq.request.slo.tpot_s for seq in decoding)
-    least_s = min(slack_s(seq, starts_s) for seq in decoding)
-    start = prompts[0].num_computed if prompts else 0
-    easy_share = SHARE if prompts and _is_pressing(prompts[0], steps) else EASY_SHARE
-    return prompt_tokens(
+    law = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
+    return _tokens(
+        law,
         steps,
-        len(decoding),
-        context_tokens,
-        tpot_s,
-        budget_tokens=budget_tokens,
-        start_tokens=start,
-        easy_share=easy_share,
-        slack_s=least_s,
+        budget_tokens,
+        needed_s=_needed_s(prompts, law, steps, starts_s),
+        slack_s=min(slack_s(seq, starts_s) for seq in decoding),
     )
 
 
 def slack_s(seq: ServedSequence, now: float) -> float:
-    """Return how long a step that begins now may take, by how far the sequence is from where it should be."""
-    share_s = SHARE * seq.request.slo.tpot_s
-    if inf in (seq.first_token_s, share_s):
-        return inf
-    behind_s = now - seq.first_token_s - (seq.num_after_first - 1) * share_s
-    return share_s - CATCH_UP_SHARE * behind_s
+    """Return how long a step that begins now may take for the sequence's next token to be in time."""
+    tpot_s = seq.request.slo.tpot_s
+    if inf in (seq.first_token_s, tpot_s):
+        return tpot_s
+    return seq.first_token_s + seq.num_after_first * tpot_s - now
 
 
-def _is_pressing(prompt: ServedSequence, steps: StepModels) -> bool:
-    return steps.prompt.work_s(0, len(prompt.tokens)) > PRESSING_SHARE * prompt.request.slo.ttft_s
+def _needed_s(prompts: Seq[ServedSequence], law: ChunkLaw, steps: StepModels, starts_s: float) -> float:
+    """Return how long a step must be so that all prompts that can be in time are. Up to one of them, prompts need a share of the
+    time that is left; each step spends what decoding computes beside them, and none is longer than they need."""
+    least_s, work_s, share, most_s = law.step_s(0), 0.0, 0.0, 0.0
+    for due, seq in sorted(((due_s(seq.request), seq) for seq in prompts), key=_due):
+        left_s = due - starts_s - least_s
+        own_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
+        if own_s > left_s:
+            continue  # it is late already
+        work_s += own_s
+        if work_s > share * left_s:
+            share, most_s = work_s / left_s, work_s
+    prompts_s = law.computes_s * share / (1 - share) if share < 1 else inf
+    return law.computes_s + min(prompts_s, most_s)
+
+
+def _due(pair: tuple[float, ServedSequence]) -> float:
+    return pair[0]
 
 
 def prompt_tokens(
-    steps: StepModels,
-    num_decoding: int,
-    context_tokens: float,
-    tpot_s: float,
-    *,
-    budget_tokens: int,
-    start_tokens: float = 0.0,
-    easy_share: float = EASY_SHARE,
-    slack_s: float = inf,
+    steps: StepModels, num_decoding: int, context_tokens: float, tpot_s: float, *, budget_tokens: int
 ) -> int:
-    """Return the prompt tokens from figures. Where no step with a prompt was seen yet there is no limit to derive."""
-    model = steps.prompt
-    if not model.num_steps or not model.token_s:
+    """Return the prompt tokens of one step beside sequences that keep their pace and no more, where no prompt is in a hurry."""
+    if not steps.prompt.num_steps:
         return budget_tokens
-    base_s = model.step_s(num_decoding, context_tokens + start_tokens, num_decoding + 1)
-    longest_s = min(SHARE * tpot_s, max(easy_share * tpot_s, base_s + GAINFUL * model.fixed_s))
-    longest_s = min(longest_s, max(slack_s, base_s + CATCH_UP_GAIN * model.fixed_s))
-    tokens = (longest_s - base_s) / (model.token_s + model.pair_s * start_tokens)
+    law = steps.beside(num_decoding, context_tokens, 0.0)
+    return _tokens(law, steps, budget_tokens, needed_s=0.0, slack_s=tpot_s)
+
+
+def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float) -> int:
+    sure = max(0.0, 1 - SURE * steps.prompt.error)
+    reads_s, fixed_s = law.step_s(0), steps.prompt.fixed_s
+    wanted_s = max(needed_s, law.step_s(law.free_tokens), reads_s + GAINFUL * fixed_s)
+    limit_s = max(min(wanted_s, sure * slack_s), reads_s + CATCH_UP_GAIN * fixed_s)
+    tokens = max(law.free_tokens, law.tokens_within(limit_s))
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))

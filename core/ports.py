@@ -122,7 +122,7 @@ class SchedulerPolicy(Protocol[S]):
         budget_tokens: int,
         starts_s: float,
     ) -> int:
-        """Return how many of `budget_tokens` a step that begins at `starts_s` may spend on `prompts` and on those that wait,
+        """Return how many of `budget_tokens` a step that begins at `starts_s` may spend on `prompts`, those that wait among them,
         beside `decoding`."""
         ...
 

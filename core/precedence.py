@@ -10,10 +10,13 @@ from math import inf
 from typing import Final
 
 from core.lateness import due_s
-from core.pacing import SHARE, slack_s
 from core.ports import S, ServedSequence
 from core.steps import StepModels
 
+SHARE: Final = 0.8
+"""Lower classes may make a step as long as this share of a higher one's time per token."""
+CATCH_UP_SHARE: Final = 0.25
+"""For a sequence that is behind that pace, each step makes up for this share."""
 LEAST_SHARE: Final = 0.25
 """The share of its class's promised tokens per second that a sequence gets beside any load of higher classes."""
 STRETCH: Final = 1.5
@@ -54,9 +57,12 @@ def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels
 
 
 def _in_time_s(seq: ServedSequence, starts_s: float) -> float:
-    """Return the time that is left for a step. `slack_s` counts the token that the step draws, which is not planned yet."""
+    """Return how long a step may take beside a sequence of a higher class, by how far it is behind."""
     share_s = SHARE * seq.request.slo.tpot_s
-    return min(share_s, slack_s(seq, starts_s - share_s))
+    if inf in (seq.first_token_s, share_s):
+        return share_s
+    behind_s = starts_s - seq.first_token_s - seq.num_after_first * share_s
+    return share_s - CATCH_UP_SHARE * max(0.0, behind_s)
 
 
 def _is_hurried(seq: ServedSequence, steps: StepModels, starts_s: float) -> bool:

@@ -1,6 +1,10 @@
-"""How long an instance's steps take, as it has learned itself. It is enough to predict a step of any size."""
+"""How long an instance's steps take, as it has learned itself. It is enough to predict a step of any size.
+
+A step reads and computes at once, so it takes the longer of the two (the roofline: Williams et al., CACM 2009). Each is a plane,
+and where they cross is learned with them."""
 
 from dataclasses import dataclass
+from math import inf, sqrt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +42,67 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class StepModels:
-    """Two regimes, because devices have two: reading weights and KV is the limit of one, computing that of the other."""
-
     decode: StepModel = StepModel()
-    """Steps in which every sequence computes one token; new tokens and sequences are the same number there."""
+    """Steps in which every sequence computes one token; new tokens and sequences are the same number there. A step with a piece
+    of a prompt reads as much, so it takes no less."""
     prompt: StepModel = StepModel()
-    """Steps with a piece of a prompt in them."""
+    """What computing takes in steps with a piece of a prompt."""
+
+    def mixed_step_s(
+        self, num_tokens: float, num_context_tokens: float, num_seqs: float, num_pairs: float = 0.0
+    ) -> float:
+        """Return how long a step with a piece of a prompt takes."""
+        return max(
+            self.decode.step_s(num_seqs, num_context_tokens, num_seqs),
+            self.prompt.step_s(num_tokens, num_context_tokens, num_seqs, num_pairs),
+        )
+
+    def beside(self, num_decoding: float, context_tokens: float, start_tokens: float) -> "ChunkLaw":
+        """Return the law of steps that compute a piece of a prompt which follows `start_tokens`, beside sequences that decode."""
+        decode, prompt = self.decode, self.prompt
+        num_seqs, context = num_decoding + 1, context_tokens + start_tokens
+        return ChunkLaw(
+            reads_s=decode.step_s(num_seqs, context, num_seqs),
+            read_s=decode.context_s,
+            computes_s=prompt.step_s(num_decoding, context, num_seqs),
+            compute_s=prompt.token_s + prompt.context_s + prompt.pair_s * start_tokens,
+            bend_s=prompt.pair_s / 2,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLaw:
+    """duration of n prompt tokens = max(reads_s + read_s x n, computes_s + compute_s x n + bend_s x n^2), which only grows."""
+
+    reads_s: float
+    read_s: float
+    computes_s: float
+    compute_s: float
+    bend_s: float
+
+    def step_s(self, num_tokens: float) -> float:
+        computes_s = self.computes_s + (self.compute_s + self.bend_s * num_tokens) * num_tokens
+        return max(self.reads_s + self.read_s * num_tokens, computes_s)
+
+    def tokens_within(self, limit_s: float) -> float:
+        """Return how many tokens fit into a step of that length; infinite where nothing limits them."""
+        if self.step_s(0) > limit_s:
+            return 0.0
+        reads = (limit_s - self.reads_s) / self.read_s if self.read_s else inf
+        return min(reads, _root(self.bend_s, self.compute_s, limit_s - self.computes_s))
+
+    @property
+    def free_tokens(self) -> float:
+        """The tokens that are computed while the step reads, and cost hardly anything: where the two cross."""
+        return _root(self.bend_s, self.compute_s - self.read_s, self.reads_s - self.computes_s)
+
+
+def _root(bend: float, slope: float, height: float) -> float:
+    """Return the x >= 0 at which bend x^2 + slope x rises through `height`; 0 where it is above from the start."""
+    if height <= 0 or height == inf:
+        return max(0.0, height)
+    root = slope + sqrt(slope * slope + 4 * bend * height)
+    return 2 * height / root if root > 0 else inf
 
 
 def chunk_pairs(start: int, count: int) -> float:

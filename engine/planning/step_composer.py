@@ -73,7 +73,7 @@ class StepComposer:
         context = sum(len(seq.tokens) for seq in decoding)
         if not self._whole_prompts:
             builder.budget = self._policy.prompt_tokens(
-                decoding, context, prompts, steps, builder.budget, starts_s
+                decoding, context, [*prompts, *self._table.waiting], steps, builder.budget, starts_s
             )
         waiting = self._policy.order(self._table.waiting, now) if builder.budget > 0 else ()
         may_admit = True

@@ -8,14 +8,16 @@ from cluster.scheduler.placement.placement_policy import PlacementQuery
 
 def prefill_s(member: Member, num_tokens: int) -> float:
     """Return the time to compute so many prompt tokens, alone, in full steps."""
-    model, batch = member.steps.prompt, member.info.max_batch_tokens
-    context = num_tokens * (num_tokens / batch + 1) / 2
-    return (
-        ceil(num_tokens / batch) * (model.fixed_s + model.seq_s)
+    model, decode, batch = member.steps.prompt, member.steps.decode, member.info.max_batch_tokens
+    num_steps, context = ceil(num_tokens / batch), num_tokens * (num_tokens / batch + 1) / 2
+    reads_s = num_steps * decode.step_s(1, 0, 1) + context * decode.context_s
+    computes_s = (
+        num_steps * (model.fixed_s + model.seq_s)
         + num_tokens * model.token_s
         + context * model.context_s
         + num_tokens * num_tokens / 2 * model.pair_s
     )
+    return max(reads_s, computes_s)
 
 
 def queue_s(member: Member) -> float:

@@ -292,7 +292,8 @@ class Device:
             return budget
         decoding, steps = self._seqs.decoding, self._config.steps
         seqs = decoding.counted()
-        return self._policy.prompt_tokens(seqs, decoding.context, self._seqs.prompts, steps, budget, now)
+        prompts = [*self._seqs.prompts, *self._seqs.waiting]
+        return self._policy.prompt_tokens(seqs, decoding.context, prompts, steps, budget, now)
 
     def _take_chunk(self, seq: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:
         count = max(0, min(seq.num_missing, budget))

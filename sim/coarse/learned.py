@@ -3,7 +3,7 @@
 import random
 
 from core.steps import StepModels, chunk_pairs
-from engine.planning.step_time_fit import StepFit
+from engine.planning.step_time_fit import StepFits
 from sim.cost import ModelledStep
 
 _NUM_STEPS = 300
@@ -11,19 +11,14 @@ _NUM_STEPS = 300
 
 def learned(step: ModelledStep, max_batch_tokens: int, max_num_seqs: int, seed: int = 0) -> StepModels:
     rng = random.Random(seed)
-    decode, prompt = StepFit(), StepFit()
+    fits = StepFits()
     for _ in range(_NUM_STEPS):
         batch = rng.randint(1, max_num_seqs)
         context = batch * rng.randint(100, 8000)
-        decode.observe(batch, context, batch, step.step_s(batch, context, context, batch))
+        fits.observe_decode(batch, context, batch, step.step_s(batch, context, context, batch))
         count, start = rng.randint(16, max_batch_tokens), rng.randint(0, 8000)
         num_tokens, all_context = count + batch, context + start + count
-        pairs = context + chunk_pairs(start, count)
-        prompt.observe(
-            num_tokens,
-            all_context,
-            batch + 1,
-            step.step_s(num_tokens, all_context, pairs, batch + 1),
-            pairs - context,
-        )
-    return StepModels(decode.model(), prompt.model())
+        pairs = chunk_pairs(start, count)
+        duration_s = step.step_s(num_tokens, all_context, context + pairs, batch + 1)
+        fits.observe_mixed(num_tokens, all_context, batch + 1, duration_s, pairs)
+    return fits.models

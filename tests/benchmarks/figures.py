@@ -100,6 +100,9 @@ FIGURES: dict[str, list[Figures]] = {
             for way in ("assumed", "learned")
         ]
     ],
+    "step_law.json": [
+        lambda d, _: [d["modelled"]["law_mean_percent"], d["modelled"]["plane_mean_percent"]],
+    ],
     "fairness.json": [lambda d, _: [d["means"]["slack 0.4"]["jain"], 100 * d["means"]["slack 0.4"]["loss"]]],
     "simulator_speed.json": [lambda d, find: [find(d["results"], seconds=3600.0)["took_min"]]],
     "plan_questions.json": [lambda d, _: [d["num_asked"], d["slowest_s"], d["num_held"]]],

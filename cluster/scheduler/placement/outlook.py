@@ -3,6 +3,7 @@
 Until an instance has learned anything its prompt rate is used, and decoding is taken to be in time."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -20,7 +21,7 @@ class Outlook:
     """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
 
     __slots__ = (
-        "_base_s",
+        "_law",
         "_longest_s",
         "_model",
         "_rate",
@@ -42,8 +43,10 @@ class Outlook:
             prompt_tokens(member.steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
         )
         """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing`)."""
-        self._base_s = model.step_s(num_seqs, context, num_seqs + 1)
-        self._token_s = model.token_s + self._base_s / self.batch_tokens
+        law = member.steps.beside(num_seqs, context, 0.0)
+        self._law = replace(law, compute_s=model.token_s, bend_s=0.0)
+        """The law of steps there, without the attention of prompts, which `prompt_s` adds."""
+        self._token_s = self._law.step_s(self.batch_tokens) / self.batch_tokens
         self.lag_s = 1.5 * member.step_s
         """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned."""
         self.queue_s = self.prompt_s(member.tokens_before(late=False))
@@ -51,9 +54,10 @@ class Outlook:
         self.all_s = self.prompt_s(member.queued_tokens)
         """Seconds until all are."""
         num_tokens = min(member.queued_tokens, member.max_batch_tokens)
-        self._longest_s = (
-            model.step_s(num_tokens, num_tokens, 1, chunk_pairs(0, num_tokens)) if num_tokens else 0.0
-        )
+        self._longest_s = 0.0
+        if num_tokens:
+            pairs = chunk_pairs(0, num_tokens)
+            self._longest_s = member.steps.mixed_step_s(num_tokens, num_tokens, 1, pairs)
         """The longest step that may have begun already. Nothing limits prompts before something decodes."""
 
     def joins_s(self, ready_s: float) -> float:
@@ -69,8 +73,9 @@ class Outlook:
             return num_tokens / self._rate
         pairs = num_tokens * (start_tokens + num_tokens / 2)
         context = max(1.0, num_tokens / self.batch_tokens) * (start_tokens + num_tokens / 2)
-        linear_s = max(self._base_s + model.token_s * num_tokens, self._token_s * num_tokens)
-        return linear_s + model.pair_s * pairs + model.context_s * context
+        one_step = num_tokens < self.batch_tokens
+        steps_s = self._law.step_s(num_tokens) if one_step else self._token_s * num_tokens
+        return steps_s + model.pair_s * pairs + model.context_s * context
 
 
 def idle_estimate(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimate | None:

@@ -1,14 +1,18 @@
 """Step-time models learned from steps: against devices whose law is known."""
 
 import random
+from dataclasses import replace
 from statistics import fmean
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.plan import SeqWork, StepPlan
-from core.steps import StepModel, StepModels
+from core.steps import StepModel, StepModels, chunk_pairs
 from engine.planning.step_time_fit import StepFit, StepFits
+from sim.catalogue import GPUS, MODELS, step_cost
+from sim.cost import StepCost
 
 LAW = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6)
 
@@ -120,3 +124,90 @@ def test_whatever_is_seen_no_prediction_is_negative(steps: list[tuple[int, int, 
     model = fit.model()
     assert min(model.fixed_s, model.token_s, model.context_s, model.seq_s) >= 0
     assert 0 <= model.error <= 1
+
+
+ROOFS = {
+    name: step_cost(replace(GPUS["H100"], memory_bytes_per_s=bandwidth), MODELS["llama-3.1-8b"])
+    for name, bandwidth in {"fast memory": 6700e9, "slow memory": 1675e9}.items()
+}
+
+
+def _roof_s(cost: StepCost, batch: int, context: int, count: int) -> float:
+    pairs = context + chunk_pairs(0, count)
+    return cost.step_s(batch + count, context + count, pairs, batch + (count > 0))
+
+
+def _served(
+    fits: StepFits, cost: StepCost, num: int, most_tokens: int, rng: random.Random, pause: int = 4
+) -> None:
+    """Steps in turn, with noise, and with pauses in one of fifty."""
+    for number in range(num):
+        batch, count = rng.randint(1, 64), rng.choice((0, rng.randint(16, most_tokens)))
+        context = batch * rng.randint(100, 3000)
+        duration_s = _roof_s(cost, batch, context, count) * rng.gauss(1, 0.02)
+        duration_s *= pause if number % 50 == 49 else 1
+        if count:
+            sizes = batch + count, context + count, batch + 1
+            fits.observe_mixed(*sizes, duration_s, chunk_pairs(0, count))
+        else:
+            fits.observe_decode(batch, context, batch, duration_s)
+
+
+@pytest.mark.parametrize("name", ROOFS)
+def test_where_reading_ends_and_computing_begins_is_learned(name: str) -> None:
+    cost, fits, rng = ROOFS[name], StepFits(), random.Random(6)
+    _served(fits, cost, 1200, 2048, rng)
+    off: list[float] = []
+    for count in (32, 128, 256, 512, 1024, 2000):
+        for batch, context in ((8, 8_000), (32, 40_000), (64, 100_000)):
+            found_s = fits.models.mixed_step_s(
+                batch + count, context + count, batch + 1, chunk_pairs(0, count)
+            )
+            off.append(abs(found_s / _roof_s(cost, batch, context, count) - 1))
+    assert fmean(off) < 0.05
+    assert fits.models.prompt.error < 0.1
+
+
+@pytest.mark.parametrize("pause", [1, 4])
+def test_prompts_that_were_computed_while_steps_read_do_not_make_others_free(pause: int) -> None:
+    """Computing 8,000 tokens is not free only because computing 60 was never seen to take any time."""
+    cost, fits, rng = ROOFS["slow memory"], StepFits(), random.Random(7)
+    _served(fits, cost, 400, 60, rng, pause)
+    true_s = _roof_s(cost, 16, 16_000, 8_000)
+    found_s = fits.models.mixed_step_s(8_016, 24_000, 17, chunk_pairs(0, 8_000))
+    assert 0.33 * true_s < found_s < 40 * true_s
+    _served(fits, cost, 1200, 4096, rng, pause)
+    found_s = fits.models.mixed_step_s(8_016, 24_000, 17, chunk_pairs(0, 8_000))
+    assert abs(found_s / true_s - 1) < 0.35
+
+
+def test_reading_that_takes_less_than_it_did_is_learned_from_steps_with_prompts_too() -> None:
+    cost, fits = ROOFS["fast memory"], StepFits()
+    for _ in range(50):
+        fits.observe_decode(1, 100, 1, 0.040)
+    true_s = _roof_s(cost, 1, 8_000, 64)
+    before_s = fits.models.decode.step_s(2, 8_000, 2)
+    assert before_s > 5 * true_s
+    for _ in range(300):
+        fits.observe_mixed(1 + 64, 8_064, 2, true_s, chunk_pairs(0, 64))
+    found_s = fits.models.mixed_step_s(1 + 64, 8_064, 2, chunk_pairs(0, 64))
+    assert true_s < found_s < 0.7 * before_s
+
+
+_mixed = st.tuples(st.integers(1, 4096), st.integers(1, 1_000_000), st.integers(1, 256), st.floats(1e-4, 5.0))
+
+
+@given(st.lists(st.tuples(st.booleans(), _mixed), min_size=1, max_size=80))
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_seen_more_tokens_never_take_less_time(
+    steps: list[tuple[bool, tuple[int, int, int, float]]],
+) -> None:
+    fits = StepFits()
+    for decodes, (tokens, context, seqs, duration_s) in steps:
+        if decodes:
+            fits.observe_decode(seqs, context, seqs, duration_s)
+        else:
+            fits.observe_mixed(tokens + seqs, context, seqs, duration_s, chunk_pairs(0, tokens))
+    times = [fits.models.mixed_step_s(n, 1000 + n, 5, chunk_pairs(0, n)) for n in (1, 10, 100, 1000, 10_000)]
+    assert times == sorted(times)
+    assert times[0] >= 0
