@@ -5,8 +5,7 @@
 The modules of the standard library that `models/embedded/train.py` held out, in windows of 1,024 tokens, through a whole cluster
 in one process: the logarithms of the prompt's probabilities, as the API's `prompt_logprobs` gives them. `transformers` is the
 same checkpoint by that library in float32, which float32 here has to equal. GGUF files are made of the checkpoint by the `gguf`
-package; as in files of llama.cpp, the embedding of Q4_0 has more bits (Q8_0). `products of bfloat16` are forced, also where the
-processor's are no faster, and left out where it has none."""
+package; as in files of llama.cpp, the embedding of Q4_0 has more bits (Q8_0)."""
 
 import asyncio
 import math
@@ -33,8 +32,7 @@ from models.tokenizer import load_tokenizer
 from tests.models.gguf_files import write_checkpoint
 
 PREDICTION = (
-    "16 bits lose nothing (below 0.0001 nats), also with products of bfloat16, int8 and Q8_0 0.002 "
-    "nats, int4 0.03 nats with groups of 32, 0.05 of 64 and 0.08 "
+    "16 bits lose nothing (below 0.0001 nats), int8 and Q8_0 0.002 nats, int4 0.03 nats with groups of 32, 0.05 of 64 and 0.08 "
     "of 128, Q4_0 as much as int4 with groups of 32; KV in int8 0.001 nats, in float8 0.01"
 )
 WINDOW = 1024
@@ -47,8 +45,6 @@ class Format:
     gguf: str = ""
     """The kind of a GGUF file's matrices; empty: the checkpoint as it is."""
     int4_group: int = 32
-    rounds_rows: bool = False
-    """Products of bfloat16 have the instruction that rounds rows."""
     bits: float
     """What a weight of a large matrix takes, scales included."""
 
@@ -56,7 +52,6 @@ class Format:
 FORMATS = {
     "float32": Format(settings={"model.dtype": "float32"}, bits=32),
     "16 bits (`auto`)": Format(settings={}, bits=16),
-    "16 bits, products of bfloat16": Format(settings={}, rounds_rows=True, bits=16),
     "bfloat16": Format(settings={"model.dtype": "bfloat16"}, bits=16),
     "int8": Format(settings={"model.quantization": "int8"}, bits=8),
     "int4, groups of 32": Format(settings={"model.quantization": "int4"}, bits=4.5),
@@ -94,11 +89,7 @@ def nats_of(form: Format, windows: Sequence[tuple[int, ...]], folder: Path) -> f
         path = str(folder / f"{form.gguf}.gguf")
         write_checkpoint(Path(path), resolve("embedded"), form.gguf, "llama", "Q8_0")
     settings = {"prefill_instances": 0, "model.path": path, "engine.kv_bytes": 64 << 20, **form.settings}
-    isa = library.Isa.AVX512_BF16 if form.rounds_rows else library.fastest_exact()
-    with (
-        patch("kernels.torch.prepacked.INT4_GROUP", form.int4_group),
-        patch("kernels.torch.prepacked.fastest_of_bfloat16", lambda: isa),
-    ):
+    with patch("kernels.torch.prepacked.INT4_GROUP", form.int4_group):
         return asyncio.run(nats_of_prompts(load({}, {}, settings), windows))
 
 
@@ -125,22 +116,19 @@ def main() -> None:
     windows = held_out_windows(args.smoke)
     exact = nats_by_transformers(windows)
     rows: list[dict[str, Any]] = []
-    print(f"predicted: {PREDICTION}\n{'':30} {'bits':>6} {'nats a token':>13} {'loss':>9} {'perplexity':>11}")
-    print(f"{'transformers':30} {32:6.2f} {exact:13.5f} {0:9.5f} {math.exp(exact):11.4f}")
+    print(f"predicted: {PREDICTION}\n{'':20} {'bits':>6} {'nats a token':>13} {'loss':>9} {'perplexity':>11}")
+    print(f"{'transformers':20} {32:6.2f} {exact:13.5f} {0:9.5f} {math.exp(exact):11.4f}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         library.native()  # Its library stays where it is cached.
         stack.enter_context(patch.dict("os.environ", {"XDG_CACHE_HOME": str(folder)}))
-        has_dots = library.Isa.AVX512_BF16 in library.instruction_sets()
         for name in SMOKE if args.smoke else FORMATS:
             form = FORMATS[name]
-            if form.rounds_rows and not has_dots:
-                continue
             nats = nats_of(form, windows, folder)
             found = {"nats": nats, "loss": nats - exact, "perplexity": math.exp(nats)}
             rows.append({"format": name, "bits": form.bits, **found})
             print(
-                f"{name:30} {form.bits:6.2f} {nats:13.5f} {nats - exact:9.5f} {math.exp(nats):11.4f}",
+                f"{name:20} {form.bits:6.2f} {nats:13.5f} {nats - exact:9.5f} {math.exp(nats):11.4f}",
                 flush=True,
             )
     content = {

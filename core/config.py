@@ -33,8 +33,7 @@ class ModelConfig(Section):
     """`auto`: the folder's safetensors files. `dummy`: random weights, for measurements; the folder needs no files of weights."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices in 16 bits where the checkpoint has no more, and
-    quantised ones as they are stored; products with many rows and matrices of bfloat16 round the rows to it where the
-    processor's instruction for such is faster, but for `engine.deterministic`."""
+    quantised ones as they are stored."""
     quantization: Literal["none", "int8", "int4"] = "none"
     """How many bits CPUs keep of the matrices of a full-precision checkpoint; what is multiplied with them is rounded to 8."""
     max_context_tokens: int = Field(default=0, ge=0)

@@ -32,11 +32,13 @@ _LEAST_PACKED: Final = 1 << 18
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
     plain = with_native_draws(reference.reference_ops())
+    # Activations of float32 are rounded nowhere, so that a token's bits do not depend on how many are computed with it.
+    of_bfloat16 = fastest_of_bfloat16() if weights == "full" else None
     return replace(
         plain,
         paged_attention=native_first(plain.paged_attention),
         linear=linear,
-        pack=partial(pack, weights, of_bfloat16=fastest_of_bfloat16()),
+        pack=partial(pack, weights, of_bfloat16=of_bfloat16),
         pack_experts=pack_experts,
         keeps=kept(weights),
     )
@@ -69,7 +71,7 @@ def pack(
         case "int4":
             return in_panels(packed(matrix, Layout.INT4, INT4_GROUP))
         case "half":
-            return in_panels(packed(matrix, _narrowest(matrix), isa=of_bfloat16))
+            return in_panels(packed(matrix, _narrowest(matrix)))
         case "full":
             return _full(matrix, of_bfloat16)
 
