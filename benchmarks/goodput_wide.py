@@ -7,7 +7,8 @@ Cells that the output file has are not run again, and it is written after each. 
 next, so that a run that was cut short says something of all windows.
 
 Each router of `sim.baselines` is run as its authors run it and with any role, with early rejection and on Baton's engine
-(`sim.baselines.table`); one of each is left out by name. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
+(`sim.baselines.table`); one of each is left out by name. `baton:2` has fixed roles,
+with two prefill instances of four. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
 synthetic trace, agents' sessions in closed loop (`sim.agent_sessions`), and windows whose requests are of two classes in turn.
 Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S.
 Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
@@ -144,39 +145,32 @@ _SLOW = {"conversation": 6.0, "synthetic": 6.0}
 
 
 def ratios(cells: dict[str, Any]) -> dict[str, Any]:
-    """Return our rate by each other's, on the windows and devices that both were run on: mean, worst, and how many."""
-    rates = {tuple(key.split("|")): cell["goodput"] for key, cell in cells.items()}
-    ours = {
-        where: rate for (*where_, name), rate in rates.items() if name == OURS for where in [tuple(where_)]
+    """Return our rate by each other's, on the windows, devices and splits that both were run on: mean, worst, and how many."""
+    rates: dict[tuple[str, ...], dict[str, float]] = {}
+    for key, cell in cells.items():
+        *where, scheduler = key.split("|")
+        name, _, prefills = scheduler.partition(":")
+        rates.setdefault((*where, prefills), {})[name] = cell["goodput"]
+    pairs: dict[str, dict[tuple[str, ...], float]] = {}
+    for at, by_name in rates.items():
+        others = {name: rate for name, rate in by_name.items() if name != OURS}
+        if OURS in by_name and others:
+            for name, rate in (*others.items(), (_BEST, max(others.values()))):
+                pairs.setdefault(name, {})[at] = (by_name[OURS] + 1e-3) / (rate + 1e-3)
+    return {name: _summary(found) for name, found in sorted(pairs.items())}
+
+
+_BEST = "the best in each cell"
+
+
+def _summary(found: dict[tuple[str, ...], float]) -> dict[str, Any]:
+    worst = min(found, key=lambda at: found[at])
+    return {
+        "mean": round(geometric_mean(found.values()), 3),
+        "worst": round(found[worst], 3),
+        "worst_at": "|".join(part for part in worst if part),
+        "cells": len(found),
     }
-    found: dict[str, Any] = {}
-    for name in sorted({key[-1] for key in rates} - {OURS}):
-        pairs = {
-            where: (ours[where] + 1e-3) / (rates[(*where, name)] + 1e-3)
-            for where in ours
-            if (*where, name) in rates
-        }
-        if pairs:
-            worst = min(pairs, key=lambda where: pairs[where])
-            found[name] = {
-                "mean": round(geometric_mean(pairs.values()), 3),
-                "worst": round(pairs[worst], 3),
-                "worst_at": "|".join(worst),
-                "cells": len(pairs),
-            }
-    best = {
-        where: max(rate for (*at, name), rate in rates.items() if tuple(at) == where and name != OURS)
-        for where in ours
-        if any(tuple(at) == where and name != OURS for *at, name in rates)
-    }
-    if best:
-        values = [(ours[where] + 1e-3) / (rate + 1e-3) for where, rate in best.items()]
-        found["the best in each cell"] = {
-            "mean": round(geometric_mean(values), 3),
-            "worst": round(min(values), 3),
-            "cells": len(values),
-        }
-    return found
 
 
 def run(

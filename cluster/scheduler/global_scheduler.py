@@ -14,10 +14,10 @@ from cluster.scheduler.expert_totals import total
 from cluster.scheduler.fleet.link_model import LinkModel
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.roster import SCAN_UP_TO, Roster
-from cluster.scheduler.placement.mixed_policy import MixedPolicy
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementPolicy
 from cluster.scheduler.placement.placer import Placer
+from cluster.scheduler.placement.slo_policy import SloModel, SloPolicy
 from cluster.scheduler.queue.admission import Admission
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
@@ -62,7 +62,7 @@ class GlobalScheduler:
     ) -> None:
         log = log or _ignore
         links = LinkModel(other_host_bytes_per_s=config.link_bytes_per_s)
-        self._policy = policy or MixedPolicy(config.local_threshold_tokens, links)
+        self._policy = policy or SloPolicy(config.local_threshold_tokens, SloModel(links=links))
         self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
         self._roster = Roster(scan_up_to)
         self._peers = SchedulerPeers()

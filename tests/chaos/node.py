@@ -36,7 +36,7 @@ from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.placement.cost_policy import CostModel, CostPolicy
+from cluster.scheduler.placement.slo_policy import SloPolicy
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig, load
@@ -57,6 +57,7 @@ from kvtransfer.transport.base import Sender
 from kvtransfer.transport.shm import host_id
 from net.mail import TcpMail
 from parallel.mesh import Mesh
+from tests.chaos.apart_policy import ApartPolicy
 from tests.chaos.device_witness import DeviceWitnessRank, simulated_memory
 from tests.chaos.witness import SHARD, WitnessRank
 from tests.net.faulty import Fate, FaultyChannel
@@ -199,8 +200,7 @@ class Node:
     def start(self) -> None:
         match self.role:
             case "scheduler":
-                # Apart: computing on decode is said to do much harm.
-                policy = CostPolicy(0, CostModel(itl_harm=1e6) if self.apart else CostModel())
+                policy = ApartPolicy() if self.apart else SloPolicy(0)
                 self.scheduler = GlobalScheduler(self.config.schedule, policy, self.decided)
                 count = self.config.serve.schedulers
                 node = SchedulerNode(

@@ -21,9 +21,6 @@ DEFAULT_TOKENS_PER_S: Final = 4000.0
 DEFAULT_STEP_S: Final = 0.02
 NO_LEVEL: Final = 1 << 30
 """A level above every class's priority."""
-_ROOM_BATCHES: Final = 4
-_ROOM_S: Final = 1.0
-"""An instance takes more prompts while it has less than this much work, or less than `_ROOM_BATCHES` full steps."""
 _WAY_STEPS: Final = 2.5
 """The steps from when a slot is free until a sequence that is sent there computes: the report, the step that runs, the one
 planned."""
@@ -176,11 +173,6 @@ class Member:
         empty for steps."""
         slots = self.max_num_seqs
         return self.num_seqs < slots + int(slots * self._turnover.spare_share)
-
-    def has_prompt_room(self, tokens_per_s: float, late: bool) -> bool:
-        """Return whether there is less prompt work, before one that is `late` or not, than keeps the instance busy until the next
-        decision."""
-        return self.tokens_before(late) < max(_ROOM_BATCHES * self.max_batch_tokens, _ROOM_S * tokens_per_s)
 
     def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
         """Return whether there is room for `num_tokens`. What is cached is looked up only where that decides."""

@@ -1,6 +1,7 @@
 """Predicts what would happen on an instance, in seconds, from the step times that it has learned.
 
-Until an instance has learned anything its prompt rate is used, and decoding is taken to be in time."""
+What an instance has not learned of prompts is taken from the fleet (`learned_paces`); where nobody knows, its prompt rate counts.
+Until it has learned how long decoding takes, that is taken to be in time."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,13 +9,13 @@ from math import ceil
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.learned_paces import LEARNED_STEPS, LearnedPaces
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from core.pacing import prompt_tokens
-from core.steps import chunk_pairs
+from core.steps import StepModels, chunk_pairs
 
-LEARNED_STEPS: Final = 20
-"""An instance knows how long its steps take once it has seen so many."""
+_LAG_STEPS: Final = 1.5
 
 
 class Outlook:
@@ -28,27 +29,32 @@ class Outlook:
         "_token_s",
         "all_s",
         "batch_tokens",
+        "is_learned",
         "lag_s",
         "queue_s",
         "version",
     )
 
-    def __init__(self, member: Member, tokens_per_s: float) -> None:
-        self.version, self._rate = member.version, tokens_per_s
-        model, num_seqs, context = member.steps.prompt, member.batch_seqs, member.batch_context_tokens
-        self._model = model
+    def __init__(self, member: Member, paces: LearnedPaces) -> None:
+        self.version, self._rate = member.version, paces.tokens_per_s(member)
+        num_seqs, context = member.batch_seqs, member.batch_context_tokens
+        model = self._model = paces.prompt_steps(member)
+        self.is_learned = model.num_steps >= LEARNED_STEPS
+        steps = StepModels(member.steps.decode, model)
         room = max(1, member.max_batch_tokens - num_seqs)
         tpot_s = member.tightest_tpot_s
         self.batch_tokens = (
-            prompt_tokens(member.steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
+            prompt_tokens(steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
         )
         """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing`)."""
-        law = member.steps.beside(num_seqs, context, 0.0)
+        law = steps.beside(num_seqs, context, 0.0)
         self._law = replace(law, compute_s=model.token_s, bend_s=0.0)
         """The law of steps there, without the attention of prompts, which `prompt_s` adds."""
         self._token_s = self._law.step_s(self.batch_tokens) / self.batch_tokens
-        self.lag_s = 1.5 * member.step_s
-        """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned."""
+        is_busy = num_seqs or member.num_running or member.queued_tokens
+        self.lag_s = _LAG_STEPS * member.step_s if is_busy else 0.0
+        """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned. An idle
+        instance acts at once, however long its steps are."""
         self.queue_s = self.prompt_s(member.tokens_before(late=False))
         """Seconds until all prompts that are there and not late are computed."""
         self.all_s = self.prompt_s(member.queued_tokens)
@@ -57,7 +63,7 @@ class Outlook:
         self._longest_s = 0.0
         if num_tokens:
             pairs = chunk_pairs(0, num_tokens)
-            self._longest_s = member.steps.mixed_step_s(num_tokens, num_tokens, 1, pairs)
+            self._longest_s = steps.mixed_step_s(num_tokens, num_tokens, 1, pairs)
         """The longest step that may have begun already. Nothing limits prompts before something decodes."""
 
     def joins_s(self, ready_s: float) -> float:
@@ -96,10 +102,10 @@ def idle_estimate(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimat
 
 
 def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:
-    """Return the time of one step of everything that decodes or will decode there, and of so many more; 0 while nothing is
-    known."""
+    """Return the time of one step of everything that decodes or will decode there, and of so many more; 0 while too
+    little is known."""
     model = member.steps.decode
-    if not model.num_steps:
+    if model.num_steps < LEARNED_STEPS:
         return 0.0
     num_seqs = member.batch_seqs + more_seqs
     return model.step_s(num_seqs, member.batch_context_tokens + more_context_tokens, num_seqs)
@@ -108,4 +114,4 @@ def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) ->
 def alone_step_s(member: Member, context_tokens: float) -> float:
     """Return the time of one step of one such sequence alone. No instance like this one is faster."""
     model = member.steps.decode
-    return model.step_s(1, context_tokens, 1) if model.num_steps else 0.0
+    return model.step_s(1, context_tokens, 1) if model.num_steps >= LEARNED_STEPS else 0.0

@@ -1,24 +1,29 @@
 """Takes the place where a request keeps its targets, and all others theirs, at the least cost.
 
+It is the one theory for all fleets, whether instances have roles or not.
+
 A place is a decode instance and what computes the prompt: itself, a prefill instance, or a peer that has the prefix cached. For
 each the time to the first token and the time per token are predicted (`outlook`). A place is
 - harmful, if the decode batch would then miss its tightest target: it is never taken;
 - in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
-- late otherwise: only if there is no other, the one that is late by least.
+- late otherwise: only if there is no other.
 
 The cost is the GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. An idle
 instance that begins to decode pays for a step of its own for each token; one more sequence in a batch costs nearly nothing. So
 decode batches fill up as far as targets allow, instances without them compute prompts at full speed, and roles move with the
-load, without draining."""
+load, without draining. The time of an instance that may only compute prompts costs a tenth, since nothing else can use it: it
+gets all prompts until its queue endangers a target, and from then on instances that decode compute some themselves.
+
+A late request has no target left to keep, so it goes where it costs others and itself least."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from cluster.scheduler.fleet.link_model import Nearest
+from cluster.scheduler.fleet.link_model import LinkModel, Nearest
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.cost_policy import CostModel, Rates
+from cluster.scheduler.placement.learned_paces import LearnedPaces
 from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.transfer import transfer_s
@@ -28,6 +33,14 @@ _SHORTLIST: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloModel:
+    """Constants of the cost."""
+
+    links: LinkModel = field(default_factory=LinkModel)
+    """What is assumed of links until they are measured."""
+    handover_s: float = 0.003
+    """The time of the messages that a hand-over needs."""
+    link_share: float = 0.1
+    """The cost of a second in which a link moves KV, in seconds of GPU time, since the link is taken from others."""
     ttft_margin: float = 0.9
     tpot_margin: float = 0.92
     """The shares of the targets up to which predictions are trusted."""
@@ -35,41 +48,43 @@ class SloModel:
     """No target counts as tighter than this many steps of a sequence that is alone."""
     delay_weight: float = 0.1
     """The cost of a second until the first token, in seconds of GPU time."""
+    late_weight: float = 1.0
+    """The same for a request that will be late."""
+    prefill_only_price: float = 0.1
+    """The cost of a second of an instance that does not decode, in seconds of one that does."""
     risk_weight: float = 2.0
     """The cost of a prediction at its margin, in times of the request's own GPU time."""
     room_s: float = 0.1
     """Seconds of prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the
     scheduler."""
+    unlearned_room_s: float = 1.0
+    """The same where the time of steps is not known yet, so that predictions may be far off."""
 
 
 class SloPolicy:
     """A PlacementPolicy by targets and cost."""
 
-    def __init__(
-        self, local_threshold_tokens: int, model: SloModel | None = None, links: CostModel | None = None
-    ) -> None:
+    def __init__(self, local_threshold_tokens: int, model: SloModel | None = None) -> None:
         self._threshold = local_threshold_tokens
-        self._model, self._links = model or SloModel(), links or CostModel()
-        self._rates = Rates()
+        self._model = model or SloModel()
+        self._paces = LearnedPaces()
 
     def measured(self, member: Member) -> None:
-        self._rates.measured(member)
-
-    def tokens_per_s(self, member: Member) -> float:
-        return self._rates.tokens_per_s(member)
+        self._paces.measured(member)
 
     def outlook(self, member: Member) -> Outlook:
         """Return the member's outlook, worked out again only where something has changed."""
         known = member.outlook
         if isinstance(known, Outlook) and known.version == member.version:
             return known
-        outlook = member.outlook = Outlook(member, self._rates.tokens_per_s(member))
+        outlook = member.outlook = Outlook(member, self._paces)
         return outlook
 
     def has_prompt_room(self, member: Member, *, late: bool) -> bool:
         """Return whether the prompt work is less than the steps that are planned and a little more."""
         outlook = self.outlook(member)
-        return (outlook.all_s if late else outlook.queue_s) < self._model.room_s + outlook.lag_s
+        room_s = self._model.room_s if outlook.is_learned else self._model.unlearned_room_s
+        return (outlook.all_s if late else outlook.queue_s) < room_s + outlook.lag_s
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
@@ -87,7 +102,7 @@ class SloPolicy:
                 break
             to_move = ask.to_move(decode)
             for source in self._ways(ask, decode, to_move, sources, nearest):
-                if not late and best < use_s + source.work_s + delay_weight * source.ttft_s:
+                if not late and best < use_s + source.paid_s + delay_weight * source.ttft_s:
                     continue
                 is_late, cost = self._cost(
                     ask, decode, to_move, source, use_s=use_s, tpot_share=tpot_share, now=now
@@ -106,7 +121,7 @@ class SloPolicy:
         sources, nearest = self._sources(ask, prefills)
         to_move = ask.to_move(decode)
         ways = self._ways(ask, decode, to_move, sources, nearest)
-        best = min(ways, key=lambda way: way.ttft_s + self._exposed_s(way, decode, to_move))
+        best = min(ways, key=lambda way: way.ttft_s + self._transfer_s(way, decode, to_move)[0])
         return PlacementChoice(decode, None if best.member is decode else best.member, best.ttft_s)
 
     def _sources(
@@ -145,7 +160,8 @@ class SloPolicy:
         outlook = self.outlook(member)
         work_s = self._work_s(ask, outlook, num_tokens)
         queue_s = outlook.all_s if ask.late else outlook.queue_s
-        return _Source(member, outlook.lag_s + queue_s + work_s, work_s)
+        paid_s = work_s if member.decodes else self._model.prefill_only_price * work_s
+        return _Source(member, outlook.lag_s + queue_s + work_s, work_s, paid_s)
 
     def _work_s(self, ask: PlacementQuery, outlook: Outlook, num_tokens: int) -> float:
         return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
@@ -165,7 +181,7 @@ class SloPolicy:
                     continue
                 before_s = decode_step_s(decode, 0, 0.0)
             able.append((length * max(0.0, step_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
-        able.sort(key=_use_s)
+        able.sort(key=_preference)
         return able
 
     def _cost(
@@ -179,42 +195,43 @@ class SloPolicy:
         tpot_share: float,
         now: float,
     ) -> tuple[bool, float]:
-        """Return (late, cost). Late places are compared by how late they are."""
+        """Return (late, cost)."""
         model = self._model
-        exposed_s = 0.0
+        exposed_s = link_s = 0.0
         if source.member is not decode:
-            exposed_s = self._exposed_s(source, decode, to_move)
+            exposed_s, link_s = self._transfer_s(source, decode, to_move)
             wait_s = exposed_s + self.outlook(decode).joins_s(source.ttft_s)
             tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_at - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
         risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
-        gpu_s = use_s + source.work_s
+        gpu_s = use_s + source.paid_s + model.link_share * link_s
+        delay_s = source.ttft_s + exposed_s
         if risk > 1 and ask.due_at < inf:
-            return True, source.ttft_s / ask.slo.ttft_s + tpot_share
-        return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * (
-            source.ttft_s + exposed_s
-        )
+            return True, gpu_s + model.late_weight * delay_s
+        return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * delay_s
 
-    def _exposed_s(self, source: "_Source", decode: Member, to_move: int) -> float:
-        """Return the time that the transfer adds before the second token, and what it takes from others' link."""
-        links = self._links
-        wait_s, link_s = transfer_s(links.links, source.member, decode, to_move * decode.kv_token_bytes)
+    def _transfer_s(self, source: "_Source", decode: Member, to_move: int) -> tuple[float, float]:
+        """Return (the time that a hand-over adds before the second token, the time that its link moves the KV)."""
+        model = self._model
+        wait_s, link_s = transfer_s(model.links, source.member, decode, to_move * decode.kv_token_bytes)
         begins_s = max(source.ttft_s - source.work_s, wait_s)
-        return links.handover_s + max(0.0, begins_s + link_s - source.ttft_s) + links.link_share * link_s
+        return model.handover_s + max(0.0, begins_s + link_s - source.ttft_s), link_s
 
 
 class _Source:
-    """What computes the prompt, when the first token would be there, and what part of that is this prompt's own work."""
+    """What computes the prompt, when the first token would be there, what part of that is this prompt's own work, and what the
+    work costs."""
 
-    __slots__ = ("member", "ttft_s", "work_s")
+    __slots__ = ("member", "paid_s", "ttft_s", "work_s")
 
-    def __init__(self, member: Member, ttft_s: float, work_s: float) -> None:
-        self.member, self.ttft_s, self.work_s = member, ttft_s, work_s
+    def __init__(self, member: Member, ttft_s: float, work_s: float, paid_s: float) -> None:
+        self.member, self.ttft_s, self.work_s, self.paid_s = member, ttft_s, work_s, paid_s
 
 
-def _use_s(able: tuple[float, float, Member]) -> float:
-    return able[0]
+def _preference(able: tuple[float, float, Member]) -> tuple[float, int]:
+    """Where equal time is used, or how much is not known yet, requests spread."""
+    return able[0], able[2].num_seqs
 
 
 def _ttft_s(source: _Source) -> float:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.link_model import LinkModel, Nearest, Nearness, Spot, bytes_per_s, nearness
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.cost_policy import CostPolicy
 from cluster.scheduler.placement.placement_policy import PlacementQuery
+from cluster.scheduler.placement.slo_policy import SloPolicy
 from core.reports import Register, Site
 
 MODEL = LinkModel()
@@ -63,7 +63,7 @@ def test_the_slower_card_and_the_way_between_set_the_rate() -> None:
 
 
 def test_a_prefill_instance_of_the_same_rack_is_chosen() -> None:
-    policy = CostPolicy(32)
+    policy = SloPolicy(32)
     decode = Member(instance("d", zone="z1", rack="r1"))
     prefills = [Member(instance(f"p{i}", True, zone="z1", rack=f"r{i}")) for i in range(6, 0, -1)]
     choice = policy.choose(PlacementQuery(20_000, 100, {}), [decode], prefills, 0.0)

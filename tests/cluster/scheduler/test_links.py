@@ -42,7 +42,7 @@ def test_a_slow_link_to_one_instance_of_a_host_is_one_to_its_others() -> None:
 
 
 def test_what_is_promised_to_a_link_is_waited_for_until_it_has_left() -> None:
-    speed = link("d", 0.35e9)
+    speed = link("d", 0.1e9)
     fleet = world(speed)
     assert fleet.placed(ask("a")) == "p>d"
     fleet.on(report("p", links=(speed,), received=("a#0",)))
@@ -55,7 +55,7 @@ def test_what_is_promised_to_a_link_is_waited_for_until_it_has_left() -> None:
 
 @pytest.mark.parametrize("reports_links", [True, False])
 def test_a_request_that_is_over_gives_its_link_back(reports_links: bool) -> None:
-    speed = link("d", 0.35e9)
+    speed = link("d", 0.1e9)
     fleet = world(speed)
     fleet.on(instance("p", "p", host="hp", kv_token_bytes=KV_BYTES, reports_links=reports_links))
     fleet.on(report("p", links=(speed,)))
@@ -68,7 +68,7 @@ def test_a_request_that_is_over_gives_its_link_back(reports_links: bool) -> None
 
 
 def test_what_another_scheduler_has_placed_is_on_the_link_too() -> None:
-    speed = link("d", 0.35e9)
+    speed = link("d", 0.1e9)
     fleet = world(speed)
     taken = PlacedByPeer(
         scheduler="s2",

@@ -129,7 +129,9 @@ def test_jitter_in_what_was_measured_does_not_decide() -> None:
 def test_what_ends_with_its_prompt_is_answered_where_that_is_computed() -> None:
     world = World(instance("d"), instance("p", "p", answers=True))
     assert world.placed(ask("embed", 400, 1)) == "p"
-    assert world.placed(ask("another", 400, 1)) == "d", "which is idle, and prefill is not any more"
+    world.on(report("p", waiting_tokens=6000))
+    assert world.placed(ask("another", 400, 1)) == "d", "which is idle, and prefill is far behind"
+    world.on(report("p"))
     world.on(report("d", num_running=10))
     assert world.placed(ask("tiny", 8, 1)) == "p"
     assert world.placed(ask("goes on", 400, 2)) == "p>d"
@@ -158,6 +160,6 @@ def test_prompts_that_end_with_themselves_wait_for_prompt_room_and_not_for_decod
     assert world.on(ask("goes on", 400, 64)) == []
     sent = [world.on(ask(f"r{i}", 32, 1)) for i in range(200)]
     placed = [route_of(action) for actions in sent for action in actions]
-    assert placed == ["p"] * 125, "a second of work"
-    assert len(world.on(report("p", received=tuple(f"r{i}#0" for i in range(200))))) == 75
+    assert placed == ["p"] * 129, "a second of work, and what is computed until word of more gets there"
+    assert len(world.on(report("p", received=tuple(f"r{i}#0" for i in range(200))))) == 71
     assert world.scheduler.num_queued == 1

@@ -88,9 +88,9 @@ def test_prompts_wait_here_while_prefill_has_work_for_a_while() -> None:
     world.on(report("d", num_running=30))
     world.on(report("p"))
     placed = [action for i in range(10) for action in world.on(ask(f"r{i}", 1000))]
-    assert [route_of(a) for a in placed] == ["p>d"] * 4
-    assert world.scheduler.num_queued == 6
-    assert len(world.on(report("p", waiting_tokens=0), after_s=1.0)) == 4
+    assert [route_of(a) for a in placed] == ["p>d"] * 5
+    assert world.scheduler.num_queued == 5
+    assert len(world.on(report("p", waiting_tokens=0), after_s=1.0)) == 5
 
 
 def drain(world: World, *running: str) -> list[str]:

@@ -1,0 +1,36 @@
+"""What the fleet has learned of computing prompts, for instances that have not learned it themselves.
+
+A decode instance may have computed no prompt yet, and a new instance nothing at all."""
+
+from typing import Final
+
+from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
+from core.steps import UNKNOWN_STEPS, StepModel
+
+LEARNED_STEPS: Final = 20
+"""An instance knows how long its steps take once it has seen so many."""
+_RECENT_SHARE: Final = 0.05
+
+
+class LearnedPaces:
+    def __init__(self) -> None:
+        self._tokens_per_s = 0.0
+        self._prompt = UNKNOWN_STEPS.prompt
+
+    def measured(self, member: Member) -> None:
+        rate = member.measured_tokens_per_s
+        if rate > 0:
+            known = self._tokens_per_s
+            self._tokens_per_s = known + _RECENT_SHARE * (rate - known) if known else rate
+        if member.steps.prompt.num_steps >= LEARNED_STEPS:
+            self._prompt = member.steps.prompt
+
+    def tokens_per_s(self, member: Member) -> float:
+        """Return the member's own prompt rate, else the fleet's mean, else an assumption."""
+        return member.measured_tokens_per_s or self._tokens_per_s or DEFAULT_TOKENS_PER_S
+
+    def prompt_steps(self, member: Member) -> StepModel:
+        """Return the member's own law of steps with prompts. Where it has not learned one it is that of the instance which has
+        reported last; unknown where there is none."""
+        own = member.steps.prompt
+        return own if own.num_steps >= LEARNED_STEPS else self._prompt
