@@ -75,6 +75,10 @@ def _products(content: Any, find: Find) -> list[float]:
     ]
 
 
+def _by_the_best(d: Any, _: Find) -> list[float]:
+    return [d["ours_by_others"]["the best in each cell"][name] for name in ("mean", "worst")]
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -85,9 +89,8 @@ FIGURES: dict[str, list[Figures]] = {
             d["summary"][target]["ours"]["baton"]["worst_cell_against_any"] for target in ("0.9", "0.99")
         ],
     ],
-    "goodput_wide.json": [
-        lambda d, _: [d["ours_by_others"]["the best in each cell"][name] for name in ("mean", "worst")]
-    ],
+    "goodput_wide.json": [_by_the_best],
+    "goodput_fixed.json": [_by_the_best],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],
     "decisions.json": [_decision(any_role=False), _decision(any_role=True)],
     "shortlists.json": [lambda d, _: [d["relative_to_scan"]["conversation, any role"]["4 schedulers"]]],
