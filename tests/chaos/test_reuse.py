@@ -11,6 +11,9 @@ from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
+ANSWER = 300
+"""Tokens: an idle prefill instance, whose time is cheap, computes a short answer again."""
+
 
 async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> None:
     async with World(tmp_path, {"engine.num_blocks": 400}, apart=False) as world:
@@ -24,9 +27,9 @@ async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> N
             assert tuple(stream.tokens) == stream.expected
             return await computed(world) - before
 
-        await turn(first, 40)
+        await turn(first, ANSWER)
         await asyncio.sleep(0.3)  # the scheduler hears what is cached with the next report
-        second = (*first, *undisturbed(first, 40), *world.fresh_prompt(10))
+        second = (*first, *undisturbed(first, ANSWER), *world.fresh_prompt(10))
         assert await turn(second, 4) < 30, "the first turn was computed again"
         await world.settled()
 
