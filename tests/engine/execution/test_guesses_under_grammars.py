@@ -17,7 +17,7 @@ from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVShard
-from core.plan import NewSeq
+from core.plan import NewSeq, StepPlan
 from core.reports import WorkCounts
 from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
@@ -64,9 +64,12 @@ SCHEMAS = (
 class TimeToSpare(StepFits):
     """The law of a device to which a few tokens more are nothing, however busy this machine is."""
 
-    @property
-    def models(self) -> StepModels:
-        return StepModels(decode=StepModel(fixed_s=0.01, token_s=1e-5, num_steps=100))
+    def __init__(self) -> None:
+        super().__init__()
+        self.models = StepModels(decode=StepModel(fixed_s=0.01, token_s=1e-5, num_steps=100))
+
+    def observe(self, plan: StepPlan, duration_s: float) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
