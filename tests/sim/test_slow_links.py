@@ -12,7 +12,8 @@ from sim.simulated_run import Arrival, SimConfig
 from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import random_rows
 
-PREFILL, NEAR, FAR = "loopback:prefill-3", "loopback:decode-1", "loopback:decode-2"
+PREFILL, FAR = "loopback:prefill-3", "loopback:decode-1"
+"""The decode instance that hand-overs go to while its link is quick."""
 
 
 def placed(slow: float) -> list[str]:
@@ -31,10 +32,10 @@ def placed(slow: float) -> list[str]:
 def test_within_twenty_requests_a_slow_link_gets_no_hand_over() -> None:
     """2000 tokens of 2 KB take 0.1 s to compute, and 4 s at 1 MB/s."""
     quick, slow = placed(50e9), placed(1e6)
-    handed_over, elsewhere = f"{PREFILL} {FAR}", f"{PREFILL} {NEAR}"
+    handed_over = f"{PREFILL} {FAR}"
     assert sum(line.endswith(handed_over) for line in quick[20:]) >= 3
     assert not any(line.endswith(handed_over) for line in slow[20:])
-    assert any(line.endswith(elsewhere) for line in slow[20:])
+    assert len(slow) == 40, "all are served all the same"
 
 
 def test_more_requests_are_in_time_where_reports_say_how_slow_links_are() -> None:
