@@ -4,7 +4,6 @@ Queries, sums and results are float32 inside, whatever the pool has. A row's res
 with it, however its prompt is chunked, and however many threads compute it."""
 
 from collections.abc import Sequence
-from ctypes import CDLL
 from functools import cache
 from typing import Final
 
@@ -75,7 +74,7 @@ def attend(
     shape = heads, kv_heads, size
     pool = data.data_ptr(), None if scales is None else scales.data_ptr(), block_size
     sequences = len(meta.query_lens), starts.data_ptr(), contexts.data_ptr(), tables.data_ptr()
-    _library().baton_attend(
+    library.loaded().baton_attend(
         isa, _NUMBERS[data.dtype], queries.data_ptr(), out.data_ptr(), *shape, *pool, window, scale, soft_cap,
         None if own is None else own.data_ptr(), *sequences, torch.get_num_threads(),
     )  # fmt: skip
@@ -129,13 +128,7 @@ def _fastest(size: int) -> library.Isa | None:
 
 @cache
 def _lanes(isa: library.Isa) -> int:
-    return _library().baton_lanes(isa)
-
-
-def _library() -> CDLL:
-    found = library.native()
-    assert found is not None, "callers ask for native kernels where there are some"
-    return found
+    return library.loaded().baton_lanes(isa)
 
 
 def _check(holds: bool, wanted: str) -> None:

@@ -86,12 +86,20 @@ def native() -> CDLL | None:
     return library
 
 
+def loaded() -> CDLL:
+    """Return `native`, for callers that use native kernels only where there are some."""
+    found = native()
+    assert found is not None, "there are no native kernels here"
+    return found
+
+
 def instruction_sets() -> list[Isa]:
     """Return the instruction sets of this processor; none without `native`."""
     library = native()
     return [] if library is None else [isa for isa in Isa if library.baton_has(isa)]
 
 
+@cache
 def fastest_exact() -> Isa:
     """Return the fastest instruction set that rounds no row to bfloat16. Needs `native`."""
     return max(isa for isa in instruction_sets() if isa != Isa.AVX512_BF16)

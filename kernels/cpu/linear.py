@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Isa, fastest_exact, native
+from kernels.cpu.library import Isa, fastest_exact, loaded
 
 MOST_INPUTS_OF_BYTES: Final = 65_536
 """Sums of products of bytes, 255 times 127, have 32 bits."""
@@ -76,7 +76,7 @@ def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = Non
     scales = Layout.FLOAT16 if layout == Layout.INT4 else Layout.FLOAT32
     panels = _panels(matrix.shape, layout, group, False, scales, isa)
     at, threads = (matrix.data_ptr(), panels.data.data_ptr()), torch.get_num_threads()
-    _library().baton_pack_floats(layout, *matrix.shape, group, *at, threads)
+    loaded().baton_pack_floats(layout, *matrix.shape, group, *at, threads)
     return panels
 
 
@@ -112,7 +112,7 @@ def _packed_whole(
     _check(scales.shape == groups, f"a scale for each group, {groups}")
     _check(zeros is None or zeros.shape == groups, f"zeros for each scale, {groups}")
     pointers = [None if part is None else part.data_ptr() for part in (values, scales, zeros, panels.data)]
-    _library().baton_pack_whole(layout, *values.shape, group, kind, *pointers, torch.get_num_threads())
+    loaded().baton_pack_whole(layout, *values.shape, group, kind, *pointers, torch.get_num_threads())
     return panels
 
 
@@ -139,15 +139,9 @@ def _panels(
     )
 
 
-def _library():
-    library = native()
-    assert library is not None, "callers ask for native kernels where there are some"
-    return library
-
-
 @cache
 def _packed_bytes(layout: int, outputs: int, inputs: int, group: int, has_zeros: bool, scales: int) -> int:
-    return _library().baton_packed_bytes(layout, outputs, inputs, group, has_zeros, scales)
+    return loaded().baton_packed_bytes(layout, outputs, inputs, group, has_zeros, scales)
 
 
 def _linear(
@@ -181,7 +175,7 @@ def _linear(
         bias_at = None if bias is None else bias.data_ptr()
         shape = layout, outputs, inputs, group, has_zeros, scales
         pointers = panels.data_ptr(), x.data_ptr(), rows, bias_at, out.data_ptr()
-        _library().baton_linear(isa, *shape, *pointers, torch.get_num_threads())
+        loaded().baton_linear(isa, *shape, *pointers, torch.get_num_threads())
     return out
 
 

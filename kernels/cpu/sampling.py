@@ -1,8 +1,6 @@
 """Masks and draws of tokens by native kernels (`src/drawing.h`). A row's token does not depend on other rows."""
 
-from ctypes import CDLL
 from dataclasses import replace
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,8 +30,7 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor, isa: library.Isa | None = N
         f"{count} bits in int32 for each of {len(rows)} rows, not {tuple(bits.shape)} of {bits.dtype}",
     )
     places, words = rows.contiguous(), bits.contiguous()
-    found = _library()
-    found.baton_mask(
+    library.loaded().baton_mask(
         _isa(isa), logits.data_ptr(), count, places.data_ptr(), words.data_ptr(), words.shape[1], len(places), _threads()
     )  # fmt: skip
 
@@ -42,7 +39,9 @@ def argmax(logits: Tensor, isa: library.Isa | None = None) -> Tensor:
     """`Ops.argmax`"""
     count = _checked(logits)
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    _library().baton_argmax(_isa(isa), logits.data_ptr(), len(logits), count, tokens.data_ptr(), _threads())
+    library.loaded().baton_argmax(
+        _isa(isa), logits.data_ptr(), len(logits), count, tokens.data_ptr(), _threads()
+    )
     return tokens
 
 
@@ -55,7 +54,7 @@ def draw(logits: Tensor, draws: DrawShapes, isa: library.Isa | None = None) -> T
     )
     columns = draws.columns.contiguous()
     tokens = torch.empty(len(logits), dtype=torch.int64)
-    _library().baton_draw(
+    library.loaded().baton_draw(
         _isa(isa), logits.data_ptr(), len(logits), count, columns.data_ptr(), tokens.data_ptr(), _threads()
     )
     return tokens
@@ -74,22 +73,11 @@ def _checked(logits: Tensor) -> int:
 
 
 def _isa(isa: library.Isa | None) -> library.Isa:
-    return _fastest() if isa is None else isa
-
-
-@cache
-def _fastest() -> library.Isa:
-    return library.instruction_sets()[-1]
+    return library.fastest_exact() if isa is None else isa
 
 
 def _threads() -> int:
     return torch.get_num_threads()
-
-
-def _library() -> CDLL:
-    found = library.native()
-    assert found is not None, "callers draw by native kernels where there are some"
-    return found
 
 
 def _check(holds: bool, wanted: str) -> None:
