@@ -70,7 +70,7 @@ def test_an_instance_that_starts_last_has_its_share_still(tmp_path: Path) -> Non
     # An instance beside them whose pool's size is said needs no more than what is free.
     sized(tmp_path, replace(host, free_bytes=32 * GIB), sharers=3, kv_bytes=GIB // 2)
     with pytest.raises(ConfigError, match=r"more than 16\.00 GiB, its free memory among 2 ranks"):
-        sized(tmp_path, replace(host, free_bytes=32 * GIB), Mesh(tp=2), sharers=3, kv_bytes=GIB)
+        sized(tmp_path, replace(host, free_bytes=32 * GIB), Mesh(tp=2), sharers=3, kv_bytes=2 * GIB)
 
 
 def test_memory_beside_the_device_limits_the_pool(tmp_path: Path) -> None:
