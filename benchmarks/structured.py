@@ -1,6 +1,6 @@
 """What a grammar adds: to a decode step of 32 sequences, to the first token, and to others while a costly one is compiled.
 
-    python -m benchmarks.structured [--json FILE] [--threads 1] [--rounds 10] [--smoke]
+    python -m benchmarks.structured [--json FILE] [--threads 1] [--rounds 20] [--smoke]
 
 A model of 0.1 B random weights and a vocabulary of 131,072 tokens from random merges. The engine and the rank of an instance
 run in this process. `itl` is the time from a sequence's token to its next with 32 sequences decoding, all free or all held to a
@@ -190,7 +190,10 @@ async def added_to_first_tokens(
 ) -> dict[str, Any]:
     first = {"free": list[float](), "known": list[float](), "new": list[float]()}
     for number in range(8 * rounds + 2):
-        for kind, grammar in (("free", ""), ("known", known), ("new", new_schema(number))):
+        turns = [("free", ""), ("known", known), ("new", new_schema(number))]
+        for _ in range(number % 3):  # each comes behind each other one
+            turns.append(turns.pop(0))
+        for kind, grammar in turns[:: 1 if number % 2 else -1]:
             first[kind].append(await bench.ttft(grammar, checker))
     return {
         "first_token_ms": {kind: ms(statistics.median(took)) for kind, took in first.items()},
@@ -258,7 +261,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--threads", type=int, default=1)
-    options.add_argument("--rounds", type=int, default=10)
+    options.add_argument("--rounds", type=int, default=20)
     args = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         make_model(Path(name), args.smoke)

@@ -142,7 +142,14 @@ class Draws:
             work = [one.item for one in asked]
             drawn = self._shared(self._peers, work, drawn, launched.device)
         seq_of = {one.item.key: one.seq for one in asked}
-        return tuple(self._appended(one, seq_of[one.key]) for one in drawn)
+        drawn = [with_prompt(one, seq_of[one.key], self._model.readout) for one in drawn]
+        new_tokens = {one.key: [each.token for each in one.drawn] for one in drawn}
+        for key, tokens in new_tokens.items():
+            for token in tokens:
+                seq_of[key].append(token)
+        if self._grammars is not None:
+            self._grammars.drawn(new_tokens)
+        return tuple(drawn)
 
     def draw(
         self, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
@@ -187,15 +194,6 @@ class Draws:
             return [*drawn]
         nothing = torch.zeros(sum(item.num_draws for item in work), dtype=torch.int64, device=device)
         return _heard(work, peers.total(nothing))
-
-    def _appended(self, drawn: Sampled, seq: RankSeq) -> Sampled:
-        drawn = with_prompt(drawn, seq, self._model.readout)
-        tokens = [one.token for one in drawn.drawn]
-        for token in tokens:
-            seq.append(token)
-        if self._grammars is not None:
-            self._grammars.drawn(drawn.key, tokens)
-        return drawn
 
 
 def _histories(drawing: Iterable[_Drawing]) -> list[History]:

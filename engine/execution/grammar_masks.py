@@ -6,7 +6,8 @@ neither a step nor the masks of others. Guesses behind which no mask is made yet
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ _GRACE_S = 0.001
 """How long a draw waits for masks of sequences that are mostly quick. Putting it off costs more: a token is computed again."""
 _SLOW_S = 0.002
 """The processor time of a mask from which on its sequence counts as slow."""
+_NUM_QUICK = 2
+"""The number of threads for masks that are quick: one may meet what turns out to be slow."""
 _LARGE_BYTES = 16 << 10
 """The size from which on a grammar may take long to compile."""
 
@@ -80,9 +83,12 @@ class GrammarMasks:
         """`puts_off`: whether draws may be. Otherwise they wait for their masks: what a recurrent state has been told once cannot
         be computed again."""
         self._matchers, self._puts_off = matchers, puts_off
-        # What is slow has threads of its own, and two go through what is quick: one may meet what turns out to be slow.
+        # What is slow has threads of its own.
         self._starting = {is_large: ThreadPoolExecutor(1, "grammar-start") for is_large in (False, True)}
-        self._advancing = {False: ThreadPoolExecutor(2, "grammar"), True: ThreadPoolExecutor(1, "grammar")}
+        self._advancing = {
+            False: ThreadPoolExecutor(_NUM_QUICK, "grammar"),
+            True: ThreadPoolExecutor(1, "grammar"),
+        }
         self._sequences: dict[str, _NextMask] = {}
         self._hear: OnReady = lambda key, num_tokens: None
 
@@ -139,14 +145,24 @@ class GrammarMasks:
             {row: mask.run for row, mask in found.items() if mask.run},
         )
 
-    def drawn(self, key: str, tokens: Sequence[TokenId]) -> None:
-        """Advance the sequence's matcher by the drawn `tokens`."""
-        if (mask := self._sequences.get(key)) is not None:
-            made = mask.made.result()
+    def drawn(self, tokens_of: Mapping[str, Sequence[TokenId]]) -> None:
+        """Advance the matchers of the sequences that have drawn tokens. One that may take long has a task of its own. Two threads
+        share the others, so that a step hands over two tasks and not one for each sequence."""
+        together: deque[Callable[[], None]] = deque()
+        for key, tokens in tokens_of.items():
+            if (mask := self._sequences.get(key)) is None:
+                continue
+            made, before = mask.made.result(), mask.behind or mask.made
             is_slow = mask.is_slow or made.took_s > _SLOW_S
             advance = partial(_advanced, made.matching, tokens)
-            advanced = self._after(mask.behind or mask.made, is_slow, advance)
+            if is_slow or not before.done():
+                advanced = self._after(before, is_slow, advance)
+            else:
+                advanced = Future[_Made]()
+                together.append(partial(_fulfil, advanced, advance))
             self._sequences[key] = _NextMask(advanced, mask.num_tokens + len(tokens), is_slow)
+        for _ in range(min(_NUM_QUICK, len(together))):
+            self._advancing[False].submit(_run_all, together)
 
     def _after(self, before: Future[Any], is_slow: bool, task: Callable[[], _T]) -> Future[_T]:
         """Give `task` to a thread when `before` is done, so that no thread waits for another one."""
@@ -181,6 +197,14 @@ def _advanced(matching: Matching, tokens: Sequence[TokenId]) -> _Made:
 
 def _behind(made: Future[_Made], guesses: Sequence[TokenId]) -> list[Mask]:
     return made.result().matching.behind(guesses)
+
+
+def _run_all(tasks: deque[Callable[[], None]]) -> None:
+    """Run tasks until none is left. Others may take from them, too."""
+    with suppress(IndexError):
+        while True:
+            task = tasks.popleft()
+            task()
 
 
 def _fulfil(out: Future[_T], task: Callable[[], _T]) -> None:

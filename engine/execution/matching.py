@@ -165,8 +165,10 @@ def _allows(bits: np.ndarray, token: TokenId) -> bool:
 
 def _is_single(bits: np.ndarray) -> bool:
     """Return whether one token alone is allowed."""
+    if np.count_nonzero(bits) != 1:
+        return False
     words = bits[bits != 0]
-    return len(words) == 1 and (int(words[0]) & 0xFFFFFFFF).bit_count() == 1
+    return (int(words[0]) & 0xFFFFFFFF).bit_count() == 1
 
 
 def _vocabulary(folder: Path, vocab_size: int) -> LLTokenizer | ValueError:

@@ -67,7 +67,7 @@ def generated(seed: int, sampling: SamplingParams, favoured: tuple[int, ...] = (
         logits[0, list(favoured)] += 20.0
         token = sample(logits, [key], [seq], OPS, MASKS.masks([key]))[0].token
         seq.append(token)
-        MASKS.drawn(key, (token,))
+        MASKS.drawn({key: (token,)})
         if token == END:
             break
     begin(drop=(key,))
@@ -172,7 +172,7 @@ def test_a_sequence_that_goes_on_elsewhere_has_the_same_masks(schema: dict[str, 
             assert there is not None
             assert np.array_equal(here.bits, there.bits)
             assert here.complete == there.complete
-        MASKS.drawn("here", (token,))
+        MASKS.drawn({"here": (token,)})
     begin(drop=("here", "there"))
 
 
@@ -212,7 +212,7 @@ def test_reasoning_is_free_and_the_grammar_begins_behind_it() -> None:
     within = MASKS.masks(["k"])
     assert within is not None
     assert np.unpackbits(within.bits.view(np.uint8), bitorder="little").sum() == VOCAB - 1  # all but the end
-    MASKS.drawn("k", (50,))
+    MASKS.drawn({"k": (50,)})
     behind = MASKS.masks(["k"])
     assert behind is not None
     allowed = np.flatnonzero(np.unpackbits(behind.bits.view(np.uint8)[0], bitorder="little"))

@@ -91,7 +91,7 @@ class TinyHarmony:
                 return self._tokenizer.decode(
                     seq.tokens[1 : seq.num_tokens].tolist(), skip_special_tokens=False
                 )
-            self._masks.drawn(key, (token,))
+            self._masks.drawn({key: (token,)})
         return None
 
 
