@@ -7,6 +7,7 @@ BatonError
 |-- ReplicaLost         an instance died or became unreachable
 |-- TransferError       a KV transfer failed; the request can be recomputed
 |-- DeviceError         a GPU or its driver refused or failed
+|   `-- OutOfMemory         it has no memory for what was asked, and less may fit
 |-- ProtocolError       what a peer sent cannot be read: it is treated as lost
 |-- ConfigError         the operator's fault: refused before anything starts
 |   `-- UnsupportedModel    a model that Baton does not (fully) implement: says which part
@@ -48,6 +49,10 @@ class TransferError(BatonError):
 
 
 class DeviceError(BatonError):
+    pass
+
+
+class OutOfMemory(DeviceError):
     pass
 
 

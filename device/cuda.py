@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from core.errors import ConfigError, DeviceError
+from core.errors import ConfigError, DeviceError, OutOfMemory
 from device.host_memory import view_of
 from device.seam import HOST, Copy, Event, Region
 
-_SUCCESS, _NOT_READY = 0, 600
+_SUCCESS, _NO_MEMORY, _NOT_READY = 0, 2, 600
 _HANDLE_BYTES = 64
 _DEFAULT_STREAM = 0
 """The stream that torch launches on where nobody chooses another."""
@@ -156,7 +156,8 @@ class CudaDevice:
                 self._thread.entered = True
             return getattr(self.runtime, name)(*arguments)
         except self.runtime.CUDARuntimeError as error:
-            raise DeviceError(f"{name}: {error}") from error
+            kind = OutOfMemory if error.status == _NO_MEMORY else DeviceError
+            raise kind(f"{name}: {error}") from error
 
     def give_back_event(self, handle: int) -> None:
         """When nobody refers to it any more, which may be as the process ends."""

@@ -9,12 +9,12 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from core.errors import Bug, DeviceError
+from core.errors import Bug, DeviceError, OutOfMemory
 from device.happens_before import HOST_ACTOR, AccessLog, VectorClock
 from device.seam import HOST, Copy, Event, Region
 
@@ -84,6 +84,10 @@ class _ComputeStream(SimulatedStream):
         self.name = "compute"
         self._device, self._clock = device, VectorClock(actor)
 
+    def uses(self, reads: Iterable[Region], writes: Iterable[Region]) -> None:
+        self._device.allocates()
+        super().uses(reads, writes)
+
     def close(self) -> None:
         """It has no thread."""
 
@@ -109,6 +113,8 @@ class SimulatedDevice:
         self._streams: list[SimulatedStream] = []
         self._turn = threading.Event()
         self._turn.set()
+        self._num_allocations = 0
+        self._refused: Container[int] = ()
         self.compute: SimulatedStream = _ComputeStream(self, self._actor("compute"))
 
     def stream(self, name: str) -> SimulatedStream:
@@ -117,7 +123,13 @@ class SimulatedDevice:
             self._streams.append(made)
             return made
 
+    def run_out(self, chosen: Container[int]) -> None:
+        """From now on the allocations of these numbers, which count from 0, find no memory. Work that others put on the compute
+        stream allocates as well: once each time that it says what it uses."""
+        self._num_allocations, self._refused = 0, chosen
+
     def allocate(self, num_bytes: int) -> Region:
+        self.allocates()
         with self._lock:
             region = Region(self.number, self._next_address, num_bytes)
             self._next_address += (-(-num_bytes // _GAP) + 1) * _GAP
@@ -160,6 +172,12 @@ class SimulatedDevice:
 
     def turn(self) -> None:
         self._turn.wait()
+
+    def allocates(self) -> None:
+        """Raises OutOfMemory where that was asked for."""
+        number, self._num_allocations = self._num_allocations, self._num_allocations + 1
+        if number in self._refused:
+            raise OutOfMemory(f"the simulated device has no memory for allocation {number}")
 
     def host_saw(self, ticks: dict[int, int]) -> None:
         self.joined(self._host, ticks)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 
 class CUDARuntimeError(RuntimeError):
-    pass
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
 
 
 class FakeRuntime:
@@ -29,6 +31,8 @@ class FakeRuntime:
         self.open_streams: set[int] = set()
         self.failed = 0
         """What events say of their work: an error's number."""
+        self.largest = 1 << 30
+        """The most bytes that it allocates."""
 
     def view(self, address: int) -> memoryview:
         return memoryview(self._maps[address])
@@ -42,9 +46,11 @@ class FakeRuntime:
 
     def setDevice(self, device: int) -> None:
         if device:
-            raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
+            raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
 
     def malloc(self, size: int) -> int:
+        if size > self.largest:
+            raise CUDARuntimeError(2, "cudaErrorMemoryAllocation: out of memory")
         path = f"/dev/shm/fake-cuda-{os.getpid()}-{uuid.uuid4().hex}"
         with Path(path).open("w+b") as file:
             file.truncate(size)
@@ -111,7 +117,7 @@ class FakeRuntime:
             with Path(path).open("r+b") as file:
                 mapped = mmap.mmap(file.fileno(), 0)
         except OSError as error:
-            raise CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle") from error
+            raise CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle") from error
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._maps[address] = mapped
         return address

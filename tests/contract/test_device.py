@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.errors import ConfigError, DeviceError
+from core.errors import ConfigError, DeviceError, OutOfMemory
 from device import cuda
 from device.cpu import CpuDevice
 from device.cuda import CudaDevice
@@ -167,6 +167,18 @@ def test_work_that_failed_on_a_gpu_is_an_error_for_whoever_asks() -> None:
     stream.close()
     assert not runtime.open_events
     assert not runtime.open_streams
+    runtime.free_all()
+
+
+def test_what_a_gpu_has_no_memory_for_is_told_apart_from_other_errors() -> None:
+    runtime = FakeRuntime()
+    device, runtime.largest = CudaDevice(0, runtime), 64
+    with pytest.raises(OutOfMemory, match="malloc: cudaErrorMemoryAllocation"):
+        device.allocate(65)
+    with pytest.raises(DeviceError, match="ipcOpenMemHandle") as other:
+        device.open(bytes(64), 64)
+    assert not isinstance(other.value, OutOfMemory)
+    device.free(device.allocate(64))
     runtime.free_all()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.errors import Bug
+from core.errors import Bug, OutOfMemory
 from device.poller import Poller
 from device.seam import Copy, Region
 from device.simulated import SimulatedDevice
@@ -105,6 +105,17 @@ def test_order_is_handed_on_from_event_to_event(device: SimulatedDevice) -> None
     Poller().wait([c.record()])
     device.host_view(here, write=True)
     assert not device.violations
+
+
+def test_chosen_allocations_find_no_memory(device: SimulatedDevice) -> None:
+    there, _ = to_device(device)
+    device.run_out((1, 2))
+    device.compute.uses([], [there])
+    with pytest.raises(OutOfMemory, match="allocation 1"):
+        device.allocate(64)
+    with pytest.raises(OutOfMemory, match="allocation 2"):
+        device.compute.uses([there], [])
+    device.compute.uses([there], [device.allocate(64)])
 
 
 def test_an_address_of_the_device_is_not_one_of_the_hosts(device: SimulatedDevice) -> None:
