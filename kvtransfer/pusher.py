@@ -10,30 +10,22 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard, RankPool
-from core.messages import ChunkDone, Commit, Drained, Grant, PrefillFailed, RegionKey
+from core.messages import Commit, Drained, Grant, PrefillFailed, RegionKey
 from core.plan import StepPlan
 from core.ports import LayerDone, Mail
 from core.reports import LinkSpeed
 from core.types import TokenOut
 from device.seam import Event
-from kvtransfer.copies import (
-    CopyRun,
-    VectorRun,
-    as_bytes,
-    at_layer,
-    duties,
-    same_storage,
-)
+from kvtransfer.copies import CopyRun, VectorRun, as_bytes, at_layer, duties, same_storage
 from kvtransfer.link_speeds import LinkSpeeds
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
 from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, TargetPlan, plan_target, take_writes
 from kvtransfer.source import HostSource, Source
 from kvtransfer.staging import Staging
-from kvtransfer.transport.base import Carried, Sender
+from kvtransfer.transport.base import Sender
 from kvtransfer.transport.routes import Routes
 from kvtransfer.wire import check_compatible, check_grant
 
@@ -150,6 +142,14 @@ class Pusher:
             self._mail.send(push.grant.holder, commit)
             self._close(push)
 
+    def when_idle(self, grant_id: str, then: Callable[[], None]) -> None:
+        """Call `then` when nothing that was computed for this grant is being read any more. The step that computed last was taken
+        back, and is computed again: what it has sent counts, and so does what comes in its place."""
+        push = self._pushes.get(grant_id)
+        if push is not None:
+            push.on_idle.append(then)
+            self._loop.call_soon(self._end_if_quiet, push)
+
     def stop(self, grant_id: str, *, reason: str | None = None) -> None:
         """Write no more, and then tell the holder: Drained, or PrefillFailed with `reason`."""
         push = self._pushes.get(grant_id)
@@ -229,6 +229,7 @@ class Pusher:
                     num_left=num_layers,
                 )
             )
+            push.unfinished.append(chunks[-1])
             push.num_chunks += 1
         if not chunks:
             return None
@@ -292,8 +293,7 @@ class Pusher:
         push.writing_since_s.append(started_s)
         try:
             if not push.stopped:
-                arrived = partial(_carried, push.ways)
-                with self._speeds.writing(push.grant.holder, push.transport, size, arrived):
+                with self._speeds.writing(push.grant.holder, push.transport, size, push.carried):
                     await self._write_layers(push, items)
         except (ReplicaLost, TransferError) as error:
             self._failed(push, str(error))
@@ -360,24 +360,28 @@ class Pusher:
         return await self._staging.push(runs, plan.source, plan.side, send, after)
 
     def _chunk_done(self, chunk: Chunk) -> None:
-        grant = chunk.push.grant
-        done = ChunkDone(
-            grant_id=grant.id,
-            seq=chunk.seq,
-            first_token=chunk.first_token,
-            num_tokens=chunk.num_tokens,
-            num_bytes=chunk.vouched_bytes,
-        )
-        self._mail.send(grant.holder, done)
+        chunk.push.unfinished.remove(chunk)
+        self._mail.send(chunk.push.grant.holder, chunk.done())
 
     def _close(self, push: ActivePush) -> None:
         """Close a grant with its last write, in a later turn of the loop at the soonest."""
         push.closing = True
         self._loop.call_soon(self._end_if_quiet, push)
 
+    def _idle(self, push: ActivePush) -> None:
+        """End the chunks of a step that was taken back, and tell those who wait for that."""
+        for chunk in [] if push.stopped else list(push.unfinished):
+            self._chunk_done(chunk)
+        while push.on_idle:
+            push.on_idle.pop()()
+
     def _end_if_quiet(self, push: ActivePush) -> None:
         grant_id = push.grant.id
-        if not push.closing or push.num_writes or self._pushes.get(grant_id) is not push:
+        if push.num_writes or self._pushes.get(grant_id) is not push:
+            return
+        if push.on_idle:
+            self._idle(push)
+        if not push.closing:
             return
         del self._pushes[grant_id]
         for sender in {id(sender): sender for ways in push.ways for sender, _ in ways}.values():
@@ -388,10 +392,3 @@ class Pusher:
             push.on_quiet(grant_id)
         else:
             push.on_delivered(grant_id)
-
-
-def _carried(ways: Sequence[Sequence[tuple[Sender, RegionKey]]]) -> Carried | None:
-    """Return what has arrived over all ways to a holder. None where the end of a write says it."""
-    found = [sender.carried(region) for pairs in ways for sender, region in pairs]
-    told = [one for one in found if one is not None]
-    return Carried(sum(one.num_bytes for one in told), max(one.busy_s for one in told)) if told else None

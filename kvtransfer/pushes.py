@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from core.kv import KVLayout, RankPool
-from core.messages import Grant, HandoverTimes, RegionKey
+from core.messages import ChunkDone, Grant, HandoverTimes, RegionKey
 from core.plan import KVPush
 from device.seam import Event
 from kvtransfer.copies import Side, VectorRun, plan_vectors
 from kvtransfer.linkqueue import Urgency
-from kvtransfer.transport.base import Sender
+from kvtransfer.transport.base import Carried, Sender
 
 _LONG_WRITE_BYTES = 8 << 20
 """Layers that have queued up go out together up to this size."""
@@ -47,10 +47,20 @@ class ActivePush:
     """The number of writes that are queued or under way."""
     writing_since_s: list[float] = field(default_factory=list[float])
     """When each write under way began."""
+    unfinished: list["Chunk"] = field(default_factory=list["Chunk"])
+    """Chunks that the holder has not been told of yet."""
+    on_idle: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    """What is called when nothing is being written, nor waits to be."""
 
     @property
     def transport(self) -> str:
         return self.ways[0][0][0].name
+
+    def carried(self) -> Carried | None:
+        """Return what has arrived over all ways to the holder. None where the end of a write says it."""
+        found = [sender.carried(region) for pairs in self.ways for sender, region in pairs]
+        told = [one for one in found if one is not None]
+        return Carried(sum(one.num_bytes for one in told), max(one.busy_s for one in told)) if told else None
 
     def times(self) -> HandoverTimes:
         opened_s = self.opened_s
@@ -100,6 +110,15 @@ class Chunk:
 
     def layer_bytes(self, rank: int) -> int:
         return sum(plan.layer_bytes for plan in self.plans[rank])
+
+    def done(self) -> ChunkDone:
+        return ChunkDone(
+            grant_id=self.push.grant.id,
+            seq=self.seq,
+            first_token=self.first_token,
+            num_tokens=self.num_tokens,
+            num_bytes=self.vouched_bytes,
+        )
 
 
 @dataclass(slots=True, eq=False)

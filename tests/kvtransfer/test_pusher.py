@@ -269,6 +269,31 @@ async def test_the_commit_does_not_wait_for_the_writes_and_what_they_read_does()
     await pusher.close()
 
 
+async def test_what_is_sent_of_a_step_that_is_taken_back_counts_and_is_waited_for() -> None:
+    gate, mail = Gate(), FakeMail()
+    gate.vouches = True
+    pusher = Pusher(shard(), BLOCKS, mail, [gate])
+    grant, idle = grant_of("g", shard(), 1), asyncio.Event()
+    pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
+    pusher.step_started(works(grant, (1,), 0, 4))(0, 0)
+    pusher.when_idle("g", idle.set)
+    await until(lambda: bool(gate.order))
+    assert not idle.is_set(), "a write still reads the blocks"
+    gate.open.release()
+    await idle.wait()
+    done = pusher.step_started(works(grant, (1,), 0, 4))
+    for layer in range(LAYERS):
+        done(0, layer)
+        gate.open.release()
+    pusher.finish("g", [FIRST])
+    await until(lambda: not pusher.num_open)
+    chunks = [message for message in mail.sent if isinstance(message, ChunkDone)]
+    (commit,) = (message for message in mail.sent if isinstance(message, Commit))
+    assert [chunk.num_bytes // shard().block_bytes for chunk in chunks] == [1, LAYERS]
+    assert (commit.num_chunks, commit.num_bytes) == (2, (1 + LAYERS) * shard().block_bytes)
+    await pusher.close()
+
+
 async def test_of_two_writes_that_fail_the_first_says_so() -> None:
     gate, mail = Gate(), FakeMail()
 
