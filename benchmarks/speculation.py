@@ -94,6 +94,7 @@ class Bench:
             run.done.set()
 
     def on_stuck(self, keys: list[str]) -> None: ...
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None: ...
 
     def on_error(self, error: BaseException) -> None:
         raise error

@@ -113,6 +113,9 @@ class Bench:
     def on_stuck(self, keys: list[str]) -> None:
         raise AssertionError(f"{keys} are stuck")
 
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        raise AssertionError(f"nothing sends {paused} and {lost} on")
+
     def on_error(self, error: BaseException) -> None:
         for future in self.ended.values():
             if not future.done():

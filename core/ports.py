@@ -61,7 +61,12 @@ class WorkerGroup(Protocol):
 
     All writes of a step are in the KV pool when its result is returned."""
 
-    async def execute(self, plan: StepPlan) -> StepResult: ...
+    async def execute(self, plan: StepPlan) -> StepResult:
+        """Raises OutOfMemory where there is no memory for the step, and for those behind it until its number comes again. Such a
+        step has drawn nothing. What it has written behind the tokens that were computed before is of no use, nor is any recurrent
+        state of its sequences, and ranks may or may not have taken note of its `new` and `drop`."""
+        ...
+
     def on_ready(self, hear: OnReady) -> None:
         """`hear` is called on the running event loop for each draw that a result lacks, perhaps before that result is here."""
         ...

@@ -85,6 +85,8 @@ class WorkCounts:
     draft_tokens: int = 0
     """Guesses that steps have computed; `accepted_tokens` of them were right."""
     accepted_tokens: int = 0
+    out_of_memory_steps: int = 0
+    """Steps for which there was no memory, and that were planned again with less."""
 
 
 @dataclass(frozen=True, slots=True)

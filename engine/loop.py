@@ -1,13 +1,14 @@
 """The engine: drives one instance's steps and keeps the next one planned while one runs."""
 
 import asyncio
+import logging
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from core.errors import RequestError
+from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
@@ -21,7 +22,10 @@ from engine.planning.prompt_pace import PromptPace
 from engine.planning.step_time_fit import StepFits
 from engine.tiers.restoring import Restoring
 
+log = logging.getLogger(__name__)
+
 _SMOOTHING = 0.2
+_InFlight = deque[tuple[StepPlan, asyncio.Task[StepResult]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,11 @@ class EngineEvents(Protocol):
 
     def on_stuck(self, keys: list[str]) -> None:
         """Abort these pushed sequences: they wait for blocks that only others can free."""
+        ...
+
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        """Call `go_on` with each of these `paused` pushed sequences when nothing of it is being read any more: a step that may
+        have sent some of its KV on was taken back. Abort those that are `lost`."""
         ...
 
     def on_error(self, error: BaseException) -> None:
@@ -85,7 +94,7 @@ class Engine:
         self._reserving: deque[_Waiter] = deque()
         self._pace = PromptPace()
         self._step_s = 0.0
-        self._num_steps = self._num_computed = self._num_replayed = 0
+        self._num_steps = self._num_computed = self._num_replayed = self._num_taken_back = 0
         self._closing = False
         if tiers is not None:
             tiers.on_freed(self._blocks_may_be_free)
@@ -145,6 +154,11 @@ class Engine:
         self._scheduler.compute(reservation.key)
         self._changed.set()
 
+    def go_on(self, key: str) -> None:
+        """Compute a paused sequence again. Idempotent."""
+        self._scheduler.go_on(key)
+        self._changed.set()
+
     def release(self, key: str) -> None:
         """Give back a reservation or a pushed sequence, whose writers or readers are gone."""
         self._scheduler.release(key)
@@ -190,6 +204,7 @@ class Engine:
             replayed_steps=self._num_replayed,
             draft_tokens=guessed,
             accepted_tokens=right,
+            out_of_memory_steps=self._num_taken_back,
         )
 
     def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
@@ -214,7 +229,7 @@ class Engine:
 
     async def run(self, events: EngineEvents) -> None:
         """Run until `close`. While one step runs, one more is planned and submitted behind it."""
-        in_flight: deque[tuple[StepPlan, asyncio.Task[StepResult]]] = deque()
+        in_flight: _InFlight = deque()
         self._group.on_ready(self._mask_is_ready)
         lost = asyncio.create_task(self._group.lost())
         lost.add_done_callback(lambda _: self._changed.set())
@@ -234,12 +249,7 @@ class Engine:
                         events.on_stuck(stuck)
                     await self._changed.wait()
                     continue
-                plan, task = in_flight[0]
-                result = await task
-                in_flight.popleft()
-                if tokens := self._commit(plan, result):
-                    events.on_tokens(tokens)
-                self._blocks_may_be_free()
+                await self._end_step(in_flight, events)
         except Exception as error:
             events.on_error(error)
         finally:
@@ -260,6 +270,19 @@ class Engine:
         self._scheduler.mask_ready(key, num_tokens)
         self._changed.set()
 
+    async def _end_step(self, in_flight: _InFlight, events: EngineEvents) -> None:
+        """Wait for the first step in flight."""
+        plan, task = in_flight[0]
+        try:
+            result = await task
+        except OutOfMemory as error:
+            await self._take_back(in_flight, error, events)
+        else:
+            in_flight.popleft()
+            if tokens := self._commit(plan, result):
+                events.on_tokens(tokens)
+        self._blocks_may_be_free()
+
     def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         tokens = self._scheduler.commit(plan, result, self._clock.now())
         self._experts.add(result.expert_loads)
@@ -268,6 +291,32 @@ class Engine:
         self._num_computed += sum(work.count for work in plan.work)
         self._measure(plan, result)
         return tokens
+
+    async def _take_back(self, in_flight: _InFlight, error: OutOfMemory, events: EngineEvents) -> None:
+        """Undo the steps in flight, since there was no memory for the first of them, so that a smaller one is planned. Raises
+        `error` where there is none."""
+        first, _ = in_flight[0]
+        ends = await asyncio.gather(*(task for _, task in in_flight), return_exceptions=True)
+        in_flight.clear()
+        for end in ends:
+            if not isinstance(end, OutOfMemory):
+                raise (
+                    end if isinstance(end, Exception) else Bug(f"what follows step {first.step} was computed")
+                )
+        back = self._scheduler.take_back()
+        self._num_taken_back += 1
+        log.warning(
+            "there is no memory for a step of %d tokens and %d sequences, which is %s: %s (requests %s)",
+            first.num_tokens,
+            len(first.work),
+            "planned again" if back.goes_on else "as small as it gets",
+            error,
+            ", ".join(work.key for work in first.work),
+        )
+        if not back.goes_on:
+            raise error
+        if back.paused or back.lost:
+            events.on_taken_back(back.paused, back.lost)
 
     def _measure(self, plan: StepPlan, result: StepResult) -> None:
         if result.duration_s <= 0:

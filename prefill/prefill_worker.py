@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 
 from core.errors import RequestError, TransferError
 from core.lateness import due_s
@@ -103,6 +104,13 @@ class PrefillWorker:
             self._failed(
                 self._by_key[key], "all KV blocks here are reserved for prompts that other instances compute"
             )
+
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        """Let these prompts go on when nothing of them is being sent. Those that are lost are computed elsewhere."""
+        for key in paused:
+            self._pusher.when_idle(self._by_key[key], partial(self._engine.go_on, key))
+        for key in lost:
+            self._failed(self._by_key[key], "there was no memory for the step that computed it")
 
     def fail_all(self, reason: str) -> None:
         for grant_id, job in list(self._jobs.items()):

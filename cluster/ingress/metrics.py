@@ -326,6 +326,11 @@ _FACTS = {
     "replayed_steps": _Fact(
         "Of these, decode steps replayed from CUDA graphs", lambda i: i.work.replayed_steps, grows=True
     ),
+    "out_of_memory_steps": _Fact(
+        "Steps for which there was no memory, planned again with less",
+        lambda i: i.work.out_of_memory_steps,
+        grows=True,
+    ),
     "draft_tokens": _Fact(
         "Guessed tokens that steps have computed", lambda i: i.work.draft_tokens, grows=True
     ),

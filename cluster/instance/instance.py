@@ -181,6 +181,9 @@ class Instance:
     def on_stuck(self, keys: list[str]) -> None:
         self._prefill.on_stuck(keys)
 
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        self._prefill.on_taken_back(paused, lost)
+
     def on_error(self, error: BaseException) -> None:
         log.error("the %s engine has stopped", self.role, exc_info=error)
         self.failure = error

@@ -1,6 +1,7 @@
 """Builds an instance's rank from a model's folder and a configuration: loads weights, makes the pool, binds the runner."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from engine.execution.draft_setup import with_draft
 from engine.execution.draws import Draws
 from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
+from engine.execution.freeing import freeing
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import CudaCapture
 from engine.execution.inline_group import InlineGroup
@@ -49,7 +51,7 @@ def build_group(
         encode, readout = load_encoder(
             folder, size.dtype, device, kernels=engine.kernels, weights=size.weights
         )
-        return InlineGroup(EncoderRunner(encode, readout, device).step)
+        return InlineGroup(partial(freeing, EncoderRunner(encode, readout, device).step))
     loaded = load_model(
         folder,
         size.dtype,
@@ -89,9 +91,10 @@ def build_group(
         steps=steps,
     )
     if ahead is not None:
-        return LaunchingGroup(runner, counted(runner.finish, loaded), ahead.poller, grammars)
+        finish = partial(freeing, counted(runner.finish, loaded))
+        return LaunchingGroup(runner, finish, ahead.poller, grammars)
     step = with_draft(runner.step, size.draft, engine, place.num_blocks, loaded.spec.vocab_size, device)
-    return InlineGroup(counted(step, loaded), grammars)
+    return InlineGroup(partial(freeing, counted(step, loaded)), grammars)
 
 
 def make_graphs(

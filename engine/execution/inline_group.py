@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
+from engine.execution.out_of_memory import StepOrder
 
 
 class InlineGroup:
@@ -15,10 +16,12 @@ class InlineGroup:
     def __init__(self, step: Callable[[StepPlan], StepResult], grammars: GrammarMasks | None = None) -> None:
         """`grammars`: those that `step` draws with; None: it puts no draw off."""
         self._step, self._grammars = step, grammars
+        self._order = StepOrder()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-rank")
 
     async def execute(self, plan: StepPlan) -> StepResult:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._step, plan)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._order.execute, plan, self._step)
 
     def on_ready(self, hear: OnReady) -> None:
         if self._grammars is not None:

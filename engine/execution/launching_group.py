@@ -15,10 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from core.errors import OutOfMemory
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from device.poller import Poller
+from device.seam import Event
 from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
+from engine.execution.out_of_memory import StepOrder
 from engine.execution.runner import LaunchedStep
 from engine.execution.step_memory import NUM_STEPS
 
@@ -30,6 +33,7 @@ class Launcher(Protocol):
 
     def awaits(self, plan: StepPlan) -> dict[str, str]: ...
     def launch(self, plan: StepPlan) -> LaunchedStep: ...
+    def mark(self) -> Event: ...
     def close(self) -> None: ...
 
 
@@ -52,6 +56,7 @@ class LaunchingGroup:
         """`finish` is the launcher's. `grammars`: those that it draws with; None: it puts no draw off."""
         self._launcher, self._finish, self._poller, self._grammars = launcher, finish, poller, grammars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-rank")
+        self._order = StepOrder()
         self._in_flight: deque[_InFlight] = deque()
         self._ended_s = 0.0
         """When the last step that is over ended."""
@@ -78,7 +83,10 @@ class LaunchingGroup:
         try:
             if len(self._in_flight) == NUM_STEPS or (self._in_flight and self._launcher.awaits(plan)):
                 self._settle()
-            step = self._launcher.launch(plan)
+            step = self._order.execute(plan, self._launcher.launch)
+        except OutOfMemory as error:
+            self._undo(result, error)
+            return
         except BaseException as error:
             _say(result, error)
             return
@@ -94,6 +102,16 @@ class LaunchingGroup:
         self._poller.wait([self._in_flight[-1].step.over])
         self._take()
 
+    def _undo(self, result: Future[StepResult], error: OutOfMemory) -> None:
+        """Say that a step has found no memory, when the device works at nothing of it any more, nor at those before it."""
+        try:
+            self._poller.wait([self._launcher.mark()])
+            self._take()
+        except Exception as failed:
+            _say(result, failed)
+        else:
+            _say(result, error)
+
     def _take(self) -> None:
         """Give the results of the steps that are over."""
         while self._in_flight:
@@ -102,12 +120,25 @@ class LaunchingGroup:
                 if not first.step.over.query():
                     return
                 result = self._timed(first.step)
+            except OutOfMemory as error:
+                self._order.failed(first.step.number)
+                self._refuse(error)
+                return
             except BaseException as error:
                 self._in_flight.popleft()
                 _say(first.result, error)
                 continue
             self._in_flight.popleft()
             _say(first.result, result)
+
+    def _refuse(self, error: Exception) -> None:
+        """Say of all steps that are in flight that they have failed, when the device works at none of them any more."""
+        try:
+            self._poller.wait([self._in_flight[-1].step.over])
+        except Exception as failed:
+            error = failed
+        while self._in_flight:
+            _say(self._in_flight.popleft().result, error)
 
     def _timed(self, step: LaunchedStep) -> StepResult:
         """Count a step's time from when the device was free for it."""

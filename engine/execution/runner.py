@@ -14,6 +14,7 @@ from device.seam import Event
 from engine.execution.batch import PackedBatch, RankSeq
 from engine.execution.decode_graphs import DecodeGraphs, Replay
 from engine.execution.draws import Draws, Launched
+from engine.execution.freeing import freeing
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.shaping import host_needs
@@ -69,9 +70,12 @@ class Runner:
         found = {item.key: _why_waits(item, seq) for item, seq in known if seq is not None}
         return {key: why for key, why in found.items() if why}
 
-    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Launch a plan behind all that was launched before."""
+        """Launch a plan behind all that was launched before. Raises OutOfMemory, having launched part of it."""
+        return freeing(self._launch, plan)
+
+    @torch.inference_mode()
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         started_s = time.perf_counter()
         self._draws.begin(plan)
         layer_done = begin_step(
@@ -107,6 +111,10 @@ class Runner:
             duration_s=time.perf_counter() - launched.started_s,
             replayed=launched.replayed,
         )
+
+    def mark(self) -> Event:
+        """Return what says when all that was launched is over, of a step that has found no memory, too."""
+        return self._steps.mark()
 
     def close(self) -> None:
         """All steps are over."""

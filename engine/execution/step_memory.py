@@ -78,6 +78,10 @@ class Steps(Protocol):
     """The steps of one rank. For its compute thread."""
 
     def begin(self) -> StepIO: ...
+    def mark(self) -> Event:
+        """Return what says when all that was launched is over, of a step that was not launched to its end, too."""
+        ...
+
     def close(self) -> None:
         """All steps are over."""
         ...
@@ -91,6 +95,9 @@ class HostSteps:
 
     def begin(self) -> StepIO:
         return _HostStep(self._device)
+
+    def mark(self) -> Event:
+        return CpuStream().record()
 
     def close(self) -> None:
         """Do nothing."""
@@ -139,6 +146,11 @@ class StepMemory:
         part.begin()
         return part
 
+    def mark(self) -> Event:
+        # What went up was waited for by the compute stream at once.
+        self.coming_down.wait(self.device.compute.record())
+        return self.coming_down.record()
+
     def tensor(self, region: Region, dtype: np.dtype[Any], shape: Sequence[int]) -> Tensor:
         """Return a region of the device's memory, for what is launched on its compute stream."""
         flat = torch.as_tensor(self.device.array(region), device=self._torch_device)
@@ -163,7 +175,8 @@ class _Pair:
 
     @classmethod
     def of(cls, device: ComputeDevice, num_bytes: int) -> "_Pair":
-        return cls(device.pinned(num_bytes), device.allocate(num_bytes))
+        there = device.allocate(num_bytes)  # first, since it is what may find no memory
+        return cls(device.pinned(num_bytes), there)
 
     def take(self, num_bytes: int) -> "_Pair | None":
         """Return the next unused bytes, or None where there are not so many."""

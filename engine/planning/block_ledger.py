@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from core.errors import Bug
 from core.kv import num_blocks_for
-from core.plan import BlockCopy
+from core.plan import BlockCopy, StepPlan
 from core.types import Request
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix_run import num_equal
@@ -185,6 +185,19 @@ class BlockLedger:
                 self._cache.keep_checkpoint(made.blocks, own, seq.num_kept, seq.twins)
             else:  # it had left when the step before ended
                 self._cache.checkpoints.drop(made.blocks)
+        self._give_back(self._copy_sources.pop(step, []))
+
+    def undo_copies(self, seq: Sequence, plan: StepPlan) -> None:
+        """Let what a plan that was taken back would have copied into the sequence be computed."""
+        own = seq.block_ids[self.num_state_blocks :]
+        for copy in plan.copies:
+            if copy.dst in own:
+                seq.num_computed = min(seq.num_computed, own.index(copy.dst) * self._block_size)
+
+    def undone(self, step: int) -> None:
+        """Give back what `committed` would: the step was taken back."""
+        for made in self._checkpoints.pop(step, []):
+            self._cache.checkpoints.drop(made.blocks)
         self._give_back(self._copy_sources.pop(step, []))
 
     def num_needed(self, num_tokens: int) -> int:

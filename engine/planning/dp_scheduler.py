@@ -4,7 +4,6 @@ Blocks are numbered over all groups. Each group has a range of them, so a block'
 one group from its admission to its end, and is preempted, shared with and computed there. The plans of all groups make up one
 plan: the ranks execute it together, since a layer's experts are spread over all of them."""
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence as SeqOf
 
@@ -20,6 +19,7 @@ from engine.planning.planner_protocol import Planner
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.speculator import make_speculator
 from engine.planning.step_scheduler import StepScheduler
+from engine.planning.undoing import TakenBack
 
 _READ_COST = 1 / 16
 """What a token of context costs a group in each step, where a prompt's token that must be computed costs 1."""
@@ -50,7 +50,7 @@ class DpScheduler:
             for group in range(num_groups)
         ]
         self.num_blocks, self._blocks_each = each * num_groups, each
-        self._steps = itertools.count()
+        self._next_step = 0
         self._planned: dict[int, list[StepPlan | None]] = {}
         """By step, each group's part of the plan."""
         self._cached: Counter[int] = Counter()
@@ -204,7 +204,7 @@ class DpScheduler:
         found = [part for part in parts if part is not None]
         if not found:
             return None
-        step = next(self._steps)
+        step, self._next_step = self._next_step, self._next_step + 1
         self._planned[step] = parts
         return StepPlan(
             step=step,
@@ -222,6 +222,20 @@ class DpScheduler:
                 own = tuple(drawn for drawn in result.sampled if drawn.key in keys)
                 out += group.commit(part, StepResult(step=part.step, sampled=own), now)
         return out
+
+    def take_back(self) -> TakenBack:
+        self._next_step = min(self._planned)
+        self._planned.clear()
+        back = [group.take_back() for group in self._groups]
+        return TakenBack(
+            goes_on=any(one.goes_on for one in back),
+            paused=[key for one in back for key in one.paused],
+            lost=[key for one in back for key in one.lost],
+        )
+
+    def go_on(self, key: str) -> None:
+        for group in self._of(key):
+            group.go_on(key)
 
     def mask_ready(self, key: str, num_tokens: int) -> None:
         for group in self._of(key):

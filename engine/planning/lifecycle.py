@@ -30,6 +30,11 @@ class Lifecycle:
         self._table.running = [s for s in self._table.running if s is not seq]
         self.leave(seq)
 
+    def pause(self, seq: Sequence) -> None:
+        """Let a running sequence, which is pushed, sit out until `run`. It keeps its blocks."""
+        self._table.running.remove(seq)
+        seq.state = State.PAUSED
+
     def leave(self, seq: Sequence) -> None:
         """Stop computing: a pushed sequence keeps its blocks for the pusher, others lose theirs when nothing is in flight."""
         seq.state = State.HELD if seq.push is not None else State.DONE
@@ -60,13 +65,21 @@ class Lifecycle:
 
     def take_dropped(self) -> tuple[str, ...]:
         """Return the keys of sequences that the ranks are to forget, each once."""
-        dropped = tuple(self._drop)
+        dropped = tuple(dict.fromkeys(self._drop))
         self._drop.clear()
         return dropped
 
-    def _give_up_blocks(self, seq: Sequence) -> None:
-        self._ledger.strip(seq)
+    def drop_again(self, keys: tuple[str, ...]) -> None:
+        """Let the ranks forget these: the plan that said so was taken back."""
+        self._drop += keys
+
+    def unannounce(self, seq: Sequence) -> None:
+        """Let the ranks forget a sequence. They are told of it anew with its next work."""
         if seq.announced:
             self._drop.append(seq.key)
             seq.announced = False
             seq.num_unmasked = seq.num_masked = 0  # the ranks forget the matcher with the sequence
+
+    def _give_up_blocks(self, seq: Sequence) -> None:
+        self._ledger.strip(seq)
+        self.unannounce(seq)

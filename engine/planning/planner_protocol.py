@@ -9,13 +9,15 @@ from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
 from engine.planning.block_ledger import Reservation, Restore
+from engine.planning.undoing import TakenBack
 
 
 class Planner(Protocol):
     """Owns an instance's blocks and sequences. One task calls it, and nothing here waits. StepScheduler says what each method
     does.
 
-    `plan` and `commit` alternate by step. Plans are committed in their order, and at most two are uncommitted."""
+    `plan` and `commit` alternate by step. Plans are committed in their order, and at most two are uncommitted. `take_back` undoes
+    those."""
 
     @property
     def num_preempted(self) -> int: ...
@@ -60,6 +62,8 @@ class Planner(Protocol):
     # Steps
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None: ...
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]: ...
+    def take_back(self) -> TakenBack: ...
+    def go_on(self, key: str) -> None: ...
     def mask_ready(self, key: str, num_tokens: int) -> None: ...
 
     # The prefix cache, and what comes back to it from the tiers

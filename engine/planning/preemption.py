@@ -1,29 +1,29 @@
 """Takes slots and blocks from running sequences, which wait and are computed again. Owned by StepScheduler."""
 
-from core.config import EngineConfig
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
+from engine.planning.step_limits import StepLimits
 
 
 class Preemption:
     def __init__(
         self,
-        config: EngineConfig,
+        limits: StepLimits,
         policy: SchedulerPolicy[Sequence],
         table: SequenceTable,
         ledger: BlockLedger,
         lifecycle: Lifecycle,
     ) -> None:
-        self._config, self._policy = config, policy
+        self._limits, self._policy = limits, policy
         self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
 
     def free_slots(self, now: float) -> None:
         """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
-        num_free = self._config.max_num_seqs - len(self._table.running)
+        num_free = self._limits.num_seqs - len(self._table.running)
         if self._table.num_priorities <= 1 or num_free >= len(self._table.waiting):
             return
         for seq in [*self._policy.order(self._table.waiting, now)][max(0, num_free) :]:
@@ -31,6 +31,14 @@ class Preemption:
             if not victims:
                 return
             self._lifecycle.preempt(self._policy.victim(victims))
+
+    def fit_slots(self) -> None:
+        """Preempt sequences, those of the lowest precedence first, until no more run than there are slots. Pushed ones stay."""
+        victims = [seq for seq in self._table.running if seq.push is None]
+        while victims and len(self._table.running) > self._limits.num_seqs:
+            victim = self._policy.victim(victims)
+            victims.remove(victim)
+            self._lifecycle.preempt(victim)
 
     def make_room(self, request: Request) -> bool:
         """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that

@@ -21,6 +21,8 @@ class State(Enum):
     """Gives its blocks up as soon as no step in flight writes them, then waits again."""
     RESERVED = auto()
     """Has blocks that another instance writes, or will."""
+    PAUSED = auto()
+    """Pushed. Its last work was taken back, and what that has written may still be read by the pusher."""
     HELD = auto()
     """Computes no more; its blocks are still being read by the pusher."""
     DONE = auto()

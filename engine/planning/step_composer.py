@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence as SeqOf
 
-from core.config import EngineConfig
 from core.plan import SeqWork
 from core.ports import SchedulerPolicy
 from core.precedence import taking_part
@@ -15,13 +14,14 @@ from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Drafts, Speculator
 from engine.planning.step_builder import StepBuilder
+from engine.planning.step_limits import StepLimits
 
 
 class StepComposer:
     def __init__(
         self,
         *,
-        config: EngineConfig,
+        limits: StepLimits,
         max_context_tokens: int,
         policy: SchedulerPolicy[Sequence],
         table: SequenceTable,
@@ -31,7 +31,7 @@ class StepComposer:
         whole_prompts: bool,
         speculator: Speculator | None,
     ) -> None:
-        self._config, self._policy, self._whole_prompts = config, policy, whole_prompts
+        self._limits, self._policy, self._whole_prompts = limits, policy, whole_prompts
         self._max_context_tokens = max_context_tokens
         self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
         self._preemption, self._speculator = preemption, speculator
@@ -41,7 +41,7 @@ class StepComposer:
         self._preemption.free_slots(now)
         decoding = [seq for seq in self._table.decoding if not seq.lacks_mask]
         taking = self._taking_part(decoding, steps, starts_s)
-        computed, drafts = taking[: self._config.max_num_seqs], Drafts()
+        computed, drafts = taking[: self._limits.num_seqs], Drafts()
         if self._speculator is not None:
             drafts = self._speculator.draft(computed, self._table, steps)
         for seq in computed:
@@ -49,7 +49,7 @@ class StepComposer:
         self._plan_prompts(taking, builder, now, steps, starts_s)
         if not builder.work and len(taking) < len(decoding):
             # No sequence of a higher class can go on, so nothing is gained by waiting for it.
-            for seq in decoding[: self._config.max_num_seqs]:
+            for seq in decoding[: self._limits.num_seqs]:
                 self._plan_one(seq, builder)
 
     def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
@@ -71,6 +71,7 @@ class StepComposer:
         if not prompts and not self._table.waiting:
             return
         context = sum(len(seq.tokens) for seq in decoding)
+        builder.budget = min(builder.budget, self._limits.prompt_tokens)
         if not self._whole_prompts:
             builder.budget = self._policy.prompt_tokens(
                 decoding, context, [*prompts, *self._table.waiting], steps, builder.budget, starts_s
@@ -78,7 +79,7 @@ class StepComposer:
         waiting = self._policy.order(self._table.waiting, now) if builder.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):
-            if builder.budget <= 0 or len(builder.work) >= self._config.max_num_seqs:
+            if builder.budget <= 0 or len(builder.work) >= self._limits.num_seqs:
                 return
             if self._whole_prompts and len(seq.tokens) > builder.budget:
                 continue  # those after it may fit; in the next step it comes before them
@@ -89,7 +90,7 @@ class StepComposer:
 
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
-        if len(self._table.running) >= self._config.max_num_seqs:
+        if len(self._table.running) >= self._limits.num_seqs:
             return False
         match = self._find(seq, builder)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):

@@ -5,7 +5,6 @@ only learns what was drawn, so the next step can be planned while one runs. Step
 
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
-import itertools
 from collections import deque
 from collections.abc import Sequence as SeqOf
 
@@ -26,7 +25,9 @@ from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_composer import StepComposer
+from engine.planning.step_limits import StepLimits
 from engine.planning.step_time_fit import expected_s
+from engine.planning.undoing import TakenBack, Undoing
 
 
 class StepScheduler:
@@ -54,9 +55,10 @@ class StepScheduler:
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size, num_state_blocks)
         self._table = SequenceTable(num_state_blocks * config.block_size)
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
-        self._preemption = Preemption(config, policy, self._table, self._ledger, self._lifecycle)
+        self._limits = StepLimits(config, whole_prompts=whole_prompts)
+        self._preemption = Preemption(self._limits, policy, self._table, self._ledger, self._lifecycle)
         self._composer = StepComposer(
-            config=config,
+            limits=self._limits,
             max_context_tokens=max_context_tokens,
             policy=policy,
             table=self._table,
@@ -66,7 +68,8 @@ class StepScheduler:
             whole_prompts=whole_prompts,
             speculator=speculator,
         )
-        self._steps = itertools.count()
+        self._undoing = Undoing(self._table, self._ledger, self._lifecycle)
+        self._next_step = 0
         self._in_flight: deque[StepPlan] = deque()
 
     @property
@@ -186,7 +189,7 @@ class StepScheduler:
         elif seq.state is State.RUNNING:
             self._table.running.remove(seq)
             self._lifecycle.leave(seq)
-        elif seq.state is State.PREEMPTED:
+        elif seq.state in (State.PREEMPTED, State.PAUSED):
             self._lifecycle.leave(seq)
 
     def reserve(self, request: Request) -> Reservation | None:
@@ -285,12 +288,13 @@ class StepScheduler:
         """Plan the next step. Returns None when nothing can be computed now. `steps` says how long this instance's steps take."""
         if self.awaits_tokens:
             return None
-        builder = StepBuilder(step=next(self._steps), budget=self._config.max_batch_tokens)
+        builder = StepBuilder(step=self._next_step, budget=self._config.max_batch_tokens)
         # A step is planned when another has just ended or none is in flight, so the whole time of those in flight is to come.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         self._composer.compose(builder, now, steps, starts_s)
         if not builder.work:
             return None
+        self._next_step += 1
         plan = builder.plan(self._lifecycle.take_dropped())
         self._in_flight.append(plan)
         return plan
@@ -298,6 +302,7 @@ class StepScheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         """Learn what `plan` has drawn."""
         self._in_flight.popleft()
+        self._limits.computed()
         if self._speculator is not None:
             self._speculator.committed(plan, result, now)
         out: list[TokenOut] = []
@@ -328,6 +333,26 @@ class StepScheduler:
             self._lifecycle.settle(seq)
         return out
 
+    def take_back(self) -> TakenBack:
+        """Undo all plans that are not committed: the ranks had no memory for the first of them. Its number is planned again."""
+        if not self._in_flight:
+            return TakenBack(goes_on=False, paused=[], lost=[])
+        first = self._in_flight[0]
+        goes_on = self._shrink(first)
+        seqs: dict[str, Sequence] = {}
+        while self._in_flight:
+            seqs |= {seq.key: seq for seq in self._undoing.undo(self._in_flight.pop())}
+        self._next_step = first.step
+        paused, lost = self._undoing.settle([*seqs.values()])
+        self._preemption.fit_slots()
+        return TakenBack(goes_on=goes_on, paused=paused, lost=lost)
+
+    def go_on(self, key: str) -> None:
+        """Compute a paused sequence again: nobody reads any more what its work that was taken back has written. Idempotent."""
+        seq = self._table.all.get(key)
+        if seq is not None and seq.state is State.PAUSED:
+            self._lifecycle.run(seq)
+
     def mask_ready(self, key: str, num_tokens: int) -> None:
         """The draw behind this many tokens of a sequence, which a result lacks or will lack, can be made."""
         if (seq := self._table.all.get(key)) is not None:
@@ -337,6 +362,13 @@ class StepScheduler:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         self._ledger.check_integrity(self._table.all.values())
         self._table.check_integrity()
+
+    def _shrink(self, plan: StepPlan) -> bool:
+        """Have the next step ask for less than `plan`. Returns False where it cannot."""
+        if self._speculator is not None and any(work.drafts for work in plan.work):
+            self._speculator.rest()
+            return True
+        return self._limits.shrink(plan)
 
     def _reserved(self, key: str) -> Sequence:
         seq = self._table.all[key]

@@ -1,15 +1,17 @@
 """One instance whose steps are launched on a simulated device before the last one's tokens are on the host."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from core.clock import WallClock
 from core.config import EngineConfig
+from core.errors import OutOfMemory
 from core.kv import KVShard
 from core.plan import StepPlan, StepResult
 from core.ports import WorkerGroup
 from core.types import Request, TokenOut
 from device.poller import Poller
+from device.seam import Event
 from device.simulated import SimulatedDevice
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws
@@ -51,6 +53,9 @@ class Answers:
     def on_stuck(self, keys: list[str]) -> None:
         raise AssertionError(f"{keys} are stuck")
 
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        raise AssertionError(f"nothing sends {paused} and {lost} on")
+
     def on_error(self, error: BaseException) -> None:
         self.all.set_exception(error)
 
@@ -62,6 +67,11 @@ class Watched:
         self._runner, self.close = runner, runner.close
         self._num_in_flight = self.num_overlapped = self.num_replayed = 0
         self.awaited: dict[str, str] = {}
+        self.most_tokens = 1 << 30
+        """The tokens of a step for which there is memory."""
+        self.unread: Container[int] = ()
+        """The steps whose results find none, counted from 0."""
+        self._num_read = 0
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:
         found = self._runner.awaits(plan)
@@ -70,12 +80,22 @@ class Watched:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         self.num_overlapped += self._num_in_flight > 0
+        launched = self._runner.launch(plan)
+        if plan.num_tokens > self.most_tokens:
+            raise OutOfMemory(f"{plan.num_tokens} tokens are too many")
         self._num_in_flight += 1
-        return self._runner.launch(plan)
+        return launched
+
+    def mark(self) -> Event:
+        return self._runner.mark()
 
     def finish(self, launched: LaunchedStep) -> StepResult:
         self._num_in_flight -= 1
         result = self._runner.finish(launched)
+        number, self._num_read = self._num_read, self._num_read + 1
+        if number in self.unread:
+            self._num_in_flight = 0  # what was launched behind it is dropped
+            raise OutOfMemory("no memory for a result")
         self.num_replayed += result.replayed
         return result
 
@@ -122,7 +142,7 @@ class Launching:
             await engine.close()
             await task
             self.device.close()
-        self.num_preempted = scheduler.num_preempted
+        self.num_preempted, self.work = scheduler.num_preempted, engine.work_counts()
         scheduler.check_integrity()
         assert not self.device.violations
         return answers.said

@@ -87,6 +87,9 @@ class Answers:
     def on_stuck(self, keys: list[str]) -> None:
         raise AssertionError(f"{keys} are stuck")
 
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        raise AssertionError(f"nothing sends {paused} and {lost} on")
+
     def on_error(self, error: BaseException) -> None:
         raise error
 

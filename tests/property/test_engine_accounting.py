@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
-from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
+from core.plan import StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
-from engine.planning.block_ledger import Reservation
 from engine.planning.dp_scheduler import make_planner
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.drafter import Draft
@@ -20,11 +19,7 @@ from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.rank_share import share_of
 from tests.engine.fifo_policy import FifoPolicy
-
-
-def next_token(tokens: list[int]) -> int:
-    """What the fake model says after `tokens`: depends on all of them."""
-    return hash(tuple(tokens)) % 50
+from tests.property.fake_rank import FakeRank, next_token
 
 
 class HalfRight:
@@ -50,77 +45,6 @@ class HalfRight:
     def left(self, seq: Sequence) -> None: ...
 
 
-class FakeRank:
-    """Stores tokens instead of KV and refuses to read a slot that holds anything but its sequence's token.
-
-    Puts a share of the draws off, as a rank does whose masks are late."""
-
-    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, put_off: float) -> None:
-        self.rng, self.put_off = rng, put_off
-        self.late: dict[str, int] = {}
-        """Sequences whose masks are still to be made, and behind how many tokens."""
-        self.off: dict[str, int] = {}
-        """Sequences whose draws are put off, and behind how many tokens."""
-        self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
-        self.size = block_size
-        self.seqs: dict[str, list[int]] = {}
-        self.pushed: dict[str, list[int]] = {}
-
-    def step(self, plan: StepPlan) -> StepResult:
-        for key in plan.drop:
-            del self.seqs[key]
-            self.late.pop(key, None)
-            self.off.pop(key, None)
-        for new in plan.new:
-            assert new.key not in self.seqs
-            self.seqs[new.key] = list(new.tokens)
-        for copy in plan.copies:
-            self.slots[copy.dst][: copy.num_tokens] = self.slots[copy.src][: copy.num_tokens]
-        for work in plan.work:
-            tokens = [*self.seqs[work.key], *work.drafts]
-            assert not work.drafts or work.start + work.count == len(tokens)
-            assert work.start + work.count <= len(tokens) or self.is_beyond(work)
-            for i in range(work.start, work.start + work.count):
-                token = tokens[i] if i < len(tokens) else None
-                self.slots[work.block_ids[i // self.size]][i % self.size] = token
-        sampled = []
-        for work in plan.work:
-            tokens = [*self.seqs[work.key], *work.drafts]
-            if self.is_beyond(work):
-                continue
-            read = [
-                self.slots[work.block_ids[i // self.size]][i % self.size]
-                for i in range(work.start + work.count)
-            ]
-            assert read == tokens[: work.start + work.count], f"{work.key} reads somebody else's KV"
-            if work.push:
-                self.pushed.setdefault(work.key, []).extend(
-                    range(work.push.start, work.push.start + work.push.count)
-                )
-            if work.samples and self.rng.random() < self.put_off:
-                self.late[work.key] = self.off[work.key] = work.known_end
-            elif work.samples:
-                drawn = [next_token(tokens[: work.known_end])]
-                for draft in work.drafts:
-                    if draft != drawn[-1]:
-                        break
-                    drawn.append(next_token(tokens[: work.known_end + len(drawn)]))
-                self.seqs[work.key] += drawn
-                more = tuple(Drawn(token) for token in drawn[1:])
-                sampled.append(Sampled(work.key, drawn[0], more=more))
-        return StepResult(step=plan.step, sampled=tuple(sampled))
-
-    def receive(self, request: Request, reservation: Reservation) -> None:
-        """Write the KV of a prompt that another instance has computed, but for what was here."""
-        for i in range(reservation.matched_tokens, len(request.tokens)):
-            self.slots[reservation.block_ids[i // self.size]][i % self.size] = request.tokens[i]
-
-    def is_beyond(self, work: SeqWork) -> bool:
-        """Planned before it was known that the draw of its token is put off."""
-        known = len(self.seqs[work.key])
-        return self.off.get(work.key) == known and (work.start, work.count) == (known, 1)
-
-
 def expected(request: Request) -> list[int]:
     tokens = list(request.tokens)
     out = len(request.emitted)
@@ -143,8 +67,11 @@ class Drive:
         rng: random.Random,
         num_groups: int,
         put_off: float,
+        *,
+        no_memory: float = 0.0,
     ) -> None:
-        """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the draws."""
+        """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the draws. `no_memory`: of the
+        steps, until 20 have found none."""
         total = num_blocks * num_groups
         self.scheduler = (
             StepScheduler(
@@ -159,7 +86,14 @@ class Drive:
         )
         self.pools = lay_out([shard] * num_groups, num_blocks, range(num_groups))
         self.depth, self.rng = depth, rng
-        self.flight: list[tuple[StepPlan, StepResult]] = []
+        self.flight: list[tuple[StepPlan, StepResult | None]] = []
+        """Without a result: no memory was found for the step, or for one before it."""
+        self.no_memory, self.num_to_fail = no_memory, 20
+        self.paused: list[str] = []
+        self.lost: list[str] = []
+        """Pushed sequences of steps that were taken back."""
+        self.again: int | None = None
+        """The number of the step that was taken back last, if none was planned since then."""
         self.out: dict[str, list[TokenOut]] = {}
         self.limits: dict[str, int] = {}
         """Pushed sequences, and how many tokens each may draw before it is held."""
@@ -190,16 +124,46 @@ class Drive:
             self.scheduler.mask_ready(key, self.rank.late.pop(key))
         return bool(made)
 
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        if self.flight and self.flight[-1][1] is None:
+            return None
+        if not self.num_to_fail or self.rng.random() >= self.no_memory:
+            return self.rank.step(plan)
+        self.num_to_fail -= 1
+        self.rank.run_out(plan)
+        return None
+
+    def take_back(self, first: StepPlan) -> None:
+        self.flight.clear()
+        back = self.scheduler.take_back()
+        self.paused += back.paused
+        self.lost += back.lost
+        self.again = first.step
+        self.scheduler.check_integrity()
+
+    def go_on(self) -> None:
+        """Some of the paused sequences are read no more."""
+        for key in [key for key in self.paused if self.rng.random() < 0.5]:
+            self.paused.remove(key)
+            self.scheduler.go_on(key)
+
     def turn(self) -> bool:
+        self.go_on()
         while len(self.flight) < self.depth and (plan := self.scheduler.plan(0.0)):
-            self.flight.append((plan, self.rank.step(plan)))
+            assert self.again in (None, plan.step)
+            self.again = None
+            self.flight.append((plan, self.execute(plan)))
             self.check_shares(plan)
             self.scheduler.check_integrity()
             if len(self.flight) == self.depth:
                 self.make_masks(0.3)  # heard of before its lateness is known
         if not self.flight:
             return self.make_masks(1.0)
-        for token in self.scheduler.commit(*self.flight.pop(0), 0.0):
+        plan, result = self.flight.pop(0)
+        if result is None:
+            self.take_back(plan)
+            return True
+        for token in self.scheduler.commit(plan, result, 0.0):
             self.out.setdefault(token.key, []).append(token)
             if token.key in self.limits and self.is_held(token.key):
                 self.scheduler.hold(token.key)
@@ -313,8 +277,14 @@ class Moves:
             self.aborted.add(victim)
 
     def release_held(self) -> None:
+        for key in self.drive.lost:
+            self.drive.scheduler.abort(key)
+            self.drive.scheduler.release(key)
+            self.held.discard(key)
+            self.aborted.add(key)
+        self.drive.lost.clear()
         for key in list(self.held):
-            if self.rng.random() < 0.1 and self.drive.is_held(key):
+            if self.rng.random() < 0.1 and key not in self.drive.paused and self.drive.is_held(key):
                 self.drive.scheduler.release(key)
                 self.held.discard(key)
 
@@ -348,6 +318,7 @@ def check_output(drive: Drive, request: Request, aborted: bool) -> None:
     num_groups=st.sampled_from([1, 1, 2, 3]),
     put_off=st.sampled_from([0.0, 0.0, 0.2, 0.7]),
     speculate=st.sampled_from(["none", "suffix"]),
+    no_memory=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
 )
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     seed: int,
@@ -360,6 +331,7 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     num_groups: int,
     put_off: float,
     speculate: Literal["none", "suffix"],
+    no_memory: float,
 ) -> None:
     rng = random.Random(seed)
     config = EngineConfig(
@@ -370,10 +342,10 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
         speculate=speculate,
         speculate_tokens=rng.randint(1, 6),
     )
-    drive = Drive(config, num_blocks, depth, rng, num_groups, put_off)
+    drive = Drive(config, num_blocks, depth, rng, num_groups, put_off, no_memory=no_memory)
     requests = some_requests(rng, num_blocks * block_size)
     moves = Moves(drive, rng, requests)
-    for _ in range(4000):
+    for _ in range(8000):
         moves.place_one()
         moves.abort_one()
         moves.release_held()

@@ -34,6 +34,8 @@ _LONGEST_MATCH = 32
 _LEAST_GAIN = 1.02
 """Guesses must really have drawn so many times the tokens a second."""
 _MOST_GUESSING = 128
+_REST_STEPS = 64
+"""Steps without guesses behind one with them that has found no memory."""
 _PLAIN_STEPS = 6
 """Steps without guesses that are measured behind so many with them: the first two still wait for those before."""
 
@@ -115,6 +117,11 @@ class Speculator:
             self._drafter.verified(seq, guessed, right)
         self.counts = (self.counts[0] + guessed, self.counts[1] + right)
         self._acceptance.observe(draft.source, slo, draft.match, guessed=guessed, right=right)
+
+    def rest(self) -> None:
+        """Guess nothing for a while: a step with guesses has found no memory."""
+        self._looks.rest(_REST_STEPS)
+        self._runs.rest(_REST_STEPS)
 
     def left(self, seq: Sequence) -> None:
         """Forget a sequence that is not here any more."""

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from cluster.ingress.frontend import Frontend
 from cluster.instance.instance import Instance
@@ -13,7 +16,7 @@ from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned
 from core.plan import StepPlan, StepResult
-from core.ports import LayerSink, WorkerGroup
+from core.ports import LayerDone, LayerSink, WorkerGroup
 from core.reports import LoadReport
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
@@ -40,6 +43,35 @@ class Breakable:
         return result
 
 
+class Scarce:
+    """A LayerSink in whose steps memory may run out."""
+
+    def __init__(self, sink: LayerSink) -> None:
+        self._sink, self._count = sink, 0
+        self._chosen: Container[int] = ()
+
+    def run_out(self, chosen: Container[int]) -> None:
+        """There is no memory at these, which count from 0: each step that begins, and each layer that is handed over."""
+        self._count, self._chosen = 0, chosen
+
+    def step_started(self, plan: StepPlan) -> LayerDone | None:
+        done = self._sink.step_started(plan)
+        self._allocate()
+        if done is None:
+            return None
+
+        def layer_done(rank: int, layer: int) -> None:
+            done(rank, layer)
+            self._allocate()
+
+        return layer_done
+
+    def _allocate(self) -> None:
+        number, self._count = self._count, self._count + 1
+        if number in self._chosen:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 class World:
     """Instances, a frontend, and a scheduler that places everything as the test says."""
 
@@ -58,6 +90,7 @@ class World:
         self.scheduler.listen(self._on_message, lambda _: None)
         self.messages: list[Message] = []
         self.groups: dict[str, Breakable] = {}
+        self.sinks: dict[str, Scarce] = {}
         self.prefills = [self._instance(folder, "prefill") for _ in range(num_prefill)]
         self.decodes = [self._instance(folder, "decode") for _ in range(num_decode)]
         both = [self._instance(folder, "both") for _ in range(num_both)]
@@ -83,7 +116,9 @@ class World:
         parts = local_parts(self.config, folder, role, mail, self.fabric)
 
         def make_group(sink: LayerSink | None) -> WorkerGroup:
-            self.groups[mail.address] = group = Breakable(parts.make_group(sink))
+            assert sink is not None
+            self.sinks[mail.address] = scarce = Scarce(sink)
+            self.groups[mail.address] = group = Breakable(parts.make_group(scarce))
             return group
 
         breakable = replace(parts, make_group=make_group)

@@ -12,7 +12,7 @@ import torch
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess
 from core.config import TransferConfig
-from core.errors import ConfigError, TransferError
+from core.errors import ConfigError, OutOfMemory, TransferError
 from core.kv import KVShard
 from core.messages import Commit, RegionKey
 from core.plan import KVPush
@@ -72,8 +72,12 @@ async def hand_over(
     kinds: tuple[str, str],
     devices: list[SimulatedDevice],
     wrap: Callable[[Source], Source] = lambda source: source,
+    *,
+    runs_out_at: int | None = None,
 ) -> torch.Tensor:
-    """All but the last token are computed on one device, the last on another, or in another pool of the same one. Returns its logits."""
+    """All but the last token are computed on one device, the last on another, or in another pool of the same one. Returns its logits.
+
+    `runs_out_at`: the first device has no memory behind so many layers, and what was computed is computed again."""
     shards = shard_of(model, kinds[0], 4), shard_of(model, kinds[1], 8 if kinds[0] != kinds[1] else 4)
     blocks = (7, 1, 5) if shards[1].layout.block_size == 8 else (7, 1, 5, 0, 2)
     ends = (devices[0], devices[0] if way == "loopback" else devices[1])
@@ -98,6 +102,13 @@ async def hand_over(
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: arrived.set_result(why))
     runner = Runner(model, ResidentPool(shards[0], BLOCKS + 1, here, CPU), 4, pusher)
     push = KVPush(grant.id, 0, len(TEXT) - 1)
+    if runs_out_at is not None:
+        idle = asyncio.Event()
+        devices[0].run_out((runs_out_at,))
+        with pytest.raises(OutOfMemory):
+            await asyncio.to_thread(rows_of, model, runner, 0, (3, 8, 2, 0, 6), push)
+        pusher.when_idle(grant.id, idle.set)
+        await idle.wait()
     await asyncio.to_thread(rows_of, model, runner, 0, (3, 8, 2, 0, 6), push)
     pusher.finish(grant.id, [TokenOut(request_id="a", attempt=0, index=0, token=5)])
     inbox.committed(next(message for message in mail.sent if isinstance(message, Commit)))
@@ -124,6 +135,16 @@ async def test_decode_goes_on_from_what_prefill_has_computed_on_another_device(
 ) -> None:
     got = await hand_over(model, way, ("float32", "float32"), devices)
     assert torch.allclose(got, alone(model), atol=1e-5)
+    assert not [device.violations for device in devices if device.violations]
+
+
+@pytest.mark.parametrize("way", ["tcp", "loopback"])
+async def test_layers_that_a_step_without_memory_has_sent_are_sent_again(
+    way: str, model: CausalModel, devices: list[SimulatedDevice]
+) -> None:
+    for num_layers in range(len(model.layers)):
+        got = await hand_over(model, way, ("float32", "float32"), devices, runs_out_at=num_layers)
+        assert torch.allclose(got, alone(model), atol=1e-5)
     assert not [device.violations for device in devices if device.violations]
 
 

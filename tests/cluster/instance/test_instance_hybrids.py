@@ -54,6 +54,17 @@ async def test_preemption_changes_nothing(served: Served) -> None:
         assert max(work.preempted for work in reports) > 0
 
 
+async def test_a_step_without_memory_costs_no_token(served: Served) -> None:
+    folder, batch, want = served
+    async with world(folder, 1, 1, **BLOCKS) as w:
+        w.sinks[w.prefills[0].address].run_out((3, 30))
+        w.sinks[w.decodes[0].address].run_out((7, 50))
+        assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
+        reports = await w.reports()
+        assert {report.work.out_of_memory_steps for report in reports[-2:]} == {2}
+        await w.idle()
+
+
 @pytest.mark.parametrize("what", ["prefill killed", "decode killed", "decode drained"])
 async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, what: str) -> None:
     folder, batch, want = served

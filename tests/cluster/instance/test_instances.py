@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from core.messages import Message, Place, PrefillFailed, StartPrefill
+from core.messages import Message, NeedPrefill, Place, PrefillFailed, StartPrefill
 from core.reports import LoadReport
 from tests.cluster.instance.instance_world import world
 from tests.patience import PATIENCE_S
@@ -110,6 +110,31 @@ async def test_an_error_of_the_device_ends_its_instance_with_the_cause_and_costs
         assert "illegal memory access" in str(broken.failure)
         assert "illegal memory access" in caplog.text
         await w.kill(broken)
+        await w.idle()
+
+
+@pytest.mark.parametrize("short", ["prefill", "decode", "both"])
+async def test_a_device_without_memory_for_a_step_costs_no_token_and_no_hand_over(
+    reference: tuple[Path, Any], short: str
+) -> None:
+    folder, model = reference
+    batch = prompts(10)
+    async with world(folder, *((0, 0, 2) if short == "both" else (1, 1))) as w:
+
+        async def answers() -> list[list[int]]:
+            drawn = [w.run(p, 20, temperature=0.9, seed=i) for i, p in enumerate(batch)]
+            return await asyncio.gather(*(w.run(p, 20) for p in batch), *drawn)
+
+        for instance in w.prefills if short == "prefill" else w.decodes:
+            w.sinks[instance.address].run_out(range(2, 100_000, 7))
+        got = await answers()
+        for scarce in w.sinks.values():
+            scarce.run_out(())
+        assert got == await answers()
+        assert got[:10] == [greedy(model, p, 20) for p in batch]
+        assert max(report.work.out_of_memory_steps for report in await w.reports()) > 3
+        assert not any(isinstance(message, NeedPrefill) for message in w.messages)
+        assert not any(instance.failure for instance in w.prefills + w.decodes)
         await w.idle()
 
 

@@ -82,6 +82,9 @@ class Served:
     def on_stuck(self, keys: list[str]) -> None:
         raise AssertionError(f"{keys} are stuck")
 
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        raise AssertionError(f"nothing sends {paused} and {lost} on")
+
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         for token in tokens:
             self.tokens[token.request_id].append(token.token)

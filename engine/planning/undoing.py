@@ -1,0 +1,68 @@
+"""Takes plans back that the ranks did not compute to their end. Owned by StepScheduler.
+
+What a rank knows of their sequences is not asked: it is told to forget them, and is told of them anew, with the tokens that are
+known. KV behind the computed tokens may have been written and is written again. What cannot be computed again behind what is
+there, a recurrent state or what is wanted of each token of a prompt, is computed from the beginning."""
+
+from dataclasses import dataclass
+
+from core.plan import StepPlan
+from engine.planning.block_ledger import BlockLedger
+from engine.planning.lifecycle import Lifecycle
+from engine.planning.sequence import Sequence, State
+from engine.planning.sequence_table import SequenceTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenBack:
+    """What becomes of plans that were taken back."""
+
+    goes_on: bool
+    """Whether the next plan asks for less, or tries once more the least that a plan can ask for."""
+    paused: list[str]
+    """Pushed sequences. Steps compute them when nothing reads any more what they have written (`go_on`)."""
+    lost: list[str]
+    """Pushed sequences that cannot be computed again where they are."""
+
+
+class Undoing:
+    def __init__(self, table: SequenceTable, ledger: BlockLedger, lifecycle: Lifecycle) -> None:
+        self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
+
+    def undo(self, plan: StepPlan) -> list[Sequence]:
+        """Undo the last plan that is not committed. Returns its sequences, for `settle` when all such plans are undone."""
+        seqs = [self._table.all[work.key] for work in plan.work]
+        self._lifecycle.drop_again(plan.drop)
+        for work, seq in zip(plan.work, seqs, strict=True):
+            # A draw that was put off may have taken back more than this work.
+            seq.num_computed = min(seq.num_computed, work.start)
+            seq.num_in_flight -= 1
+            seq.num_pending = 0  # what was drawn is known, and no step in flight draws more
+            if work.push is not None:
+                seq.num_pushed = work.push.start
+            self._lifecycle.unannounce(seq)
+        for seq in seqs:
+            self._ledger.undo_copies(seq, plan)
+        self._ledger.undone(plan.step)
+        return seqs
+
+    def settle(self, seqs: list[Sequence]) -> tuple[list[str], list[str]]:
+        """Let the sequences of all undone plans go on, wait, or leave. Returns the keys of those that are paused, and of those
+        that are lost (`TakenBack`)."""
+        paused: list[str] = []
+        lost: list[str] = []
+        for seq in seqs:
+            if seq.state is not State.RUNNING:
+                self._lifecycle.settle(seq)
+            elif seq.push is not None:
+                self._lifecycle.pause(seq)
+                (lost if _begins_anew(seq) else paused).append(seq.key)
+            elif _begins_anew(seq):
+                self._lifecycle.preempt(seq)
+        return paused, lost
+
+
+def _begins_anew(seq: Sequence) -> bool:
+    """Return whether what is computed of it is of no use when a step has written behind it, or has been forgotten."""
+    has_lost_outputs = not seq.request.reuses_prefix and seq.num_output == 0
+    return seq.num_computed > 0 and (seq.state_tokens > 0 or has_lost_outputs)
