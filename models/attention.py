@@ -50,12 +50,15 @@ class Attention:
         prefix: str,
         ops: Ops,
         collectives: Collectives,
+        *,
+        input_size: int = 0,
     ) -> None:
+        """`input_size`: of the rows that queries, keys and values are made from; 0: the hidden size."""
         self._ops, self._collectives, self._index = ops, collectives, index
         self._head_dim = spec.head_dim
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
-        self._read_projections(spec, checkpoint, prefix)
+        self._read_projections(spec, checkpoint, prefix, input_size or spec.hidden_size)
         self._norms = self._norm_all = self._sinks = None
         if spec.qk_norm == "projection":
             self._norm_all = ProjectionNorms(spec, checkpoint, prefix, ops, collectives)
@@ -71,12 +74,15 @@ class Attention:
         if spec.sinks:
             self._sinks = checkpoint.take(f"{prefix}sinks", (spec.num_heads,), torch.float32)
 
-    def _read_projections(self, spec: ModelSpec, checkpoint: WeightSource, prefix: str) -> None:
-        hidden, dim = spec.hidden_size, spec.head_dim
+    def _read_projections(
+        self, spec: ModelSpec, checkpoint: WeightSource, prefix: str, input_size: int
+    ) -> None:
+        dim = spec.head_dim
         sizes = {"q": spec.num_heads * dim, "k": spec.num_kv_heads * dim, "v": spec.num_kv_heads * dim}
         stored = {"qkv": sum(sizes.values())} if spec.fused_qkv else sizes
         parts = [
-            checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, hidden)) for name, size in stored.items()
+            checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, input_size))
+            for name, size in stored.items()
         ]
         self._heads = len(checkpoint.held(f"{prefix}q_proj.weight", spec.num_heads))
         qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
@@ -89,9 +95,11 @@ class Attention:
             qkv = reordered(qkv, rows, checkpoint.dtype)
             self._qkv_bias = None if self._qkv_bias is None else self._qkv_bias[rows]
         self.takes, self._qkv = self._ops.rounds(qkv), self._ops.pack(qkv, checkpoint.dtype)
-        out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, sizes["q"]))
+        out = checkpoint.matrix(f"{prefix}o_proj.weight", (spec.hidden_size, sizes["q"]))
         self._out = self._ops.pack(out, checkpoint.dtype)
-        self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
+        self._out_bias = (
+            checkpoint.take(f"{prefix}o_proj.bias", (spec.hidden_size,)) if spec.out_bias else None
+        )
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         ops, heads = self._ops, self._heads

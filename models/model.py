@@ -34,10 +34,14 @@ class Model:
         collectives: Collectives = ONE_RANK,
         *,
         readout: Readout = NO_READOUT,
+        taps: tuple[int, ...] = (),
     ) -> None:
-        """Read the model. Raises UnsupportedModel when the checkpoint does not fit `spec`."""
-        self.spec, self.ops, self._collectives, self.readout = spec, ops, collectives, readout
+        """Read the model. `taps` are layers before which the state is kept for a drafting head; one behind the last layer is the
+        number of layers. Raises UnsupportedModel when the checkpoint does not fit `spec`."""
+        self.spec, self.ops, self.collectives, self.readout = spec, ops, collectives, readout
         self.dtype = checkpoint.dtype
+        self.taps, self.tapped = taps, dict[int, Tensor]()
+        """What the last forward pass has kept at each of `taps`, (T, hidden_size)."""
         self.layers = range(spec.num_layers) if layers is None else layers
         self.is_first, self.is_last = self.layers.start == 0, self.layers.stop == spec.num_layers
         self._read_ends(checkpoint)
@@ -92,23 +96,34 @@ class Model:
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """`models.causal_model.CausalModel.forward`."""
-        if self._embedding is not None:
-            x = self._collectives.embed(x, self._embedding)
-            if self.spec.embedding_scale != 1.0:
-                x = x * torch.tensor(self.spec.embedding_scale, dtype=x.dtype)
+        if self.is_first:
+            x = self.embed(x)
         places = self._places
         told = None if places.last else on_layer
         steps = [ForwardStep(meta, cos, sin, told) for cos, sin in self._rotations(positions, x.dtype)]
         added: Tensor | None = None
+        self.tapped = {}
         for index, layer in enumerate(self._layers):
+            self._keep(index, x, added)
             x, added = layer(x, added, kv[places.written[index]], steps[self._rotations.of_layer[index]])
             if on_layer is not None and index in places.last:
                 on_layer(places.written[index])
+        self._keep(len(self._layers), x, added)
         if self._norm is None:
             return x if added is None else x + added
         normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]
         assert isinstance(normed, Tensor), "the head's product is one of floats"
         return normed
+
+    def _keep(self, index: int, x: Tensor, added: Tensor | None) -> None:
+        if index in self.taps:
+            self.tapped[index] = x.clone() if added is None else x + added
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The first stage's tokens (T,) -> (T, hidden_size)."""
+        assert self._embedding is not None, "only the first stage has the embedding"
+        x, scale = self.collectives.embed(tokens, self._embedding), self.spec.embedding_scale
+        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32; (N, 1) of a checkpoint without a head, from which
@@ -116,7 +131,7 @@ class Model:
         assert self.is_last, "only the last stage has the head"
         if self._head is None:
             return hidden.new_zeros(len(hidden), 1, dtype=torch.float32)
-        logits = self._collectives.gather_logits(self.ops.linear(hidden, self._head, None)).float()
+        logits = self.collectives.gather_logits(self.ops.linear(hidden, self._head, None)).float()
         if self.spec.logit_divisor != 1.0:
             logits = logits / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap

@@ -95,11 +95,13 @@ def load_model(
     implementation: Implementation = "auto",
     load_format: LoadFormat = "auto",
     max_context_tokens: int = 0,
+    taps: tuple[int, ...] = (),
 ) -> CausalModel:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
     (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
     `choose_weights`. `implementation`: see `read_spec`. `load_format`: see `check_load_format`.
-    `max_context_tokens`: of the longest sequence that is served; 0 means as many as the model was made for.
+    `max_context_tokens`: of the longest sequence that is served; 0 means as many as the model was made for. `taps`: see
+    `Model`.
 
     Raises ConfigError and UnsupportedModel."""
     spec = read_spec(folder, implementation)
@@ -126,10 +128,12 @@ def load_model(
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     if load_format == "dummy":
-        return Model(spec, ops, DummyWeights(torch_dtype, device, shard), device, layers, collectives)
+        return Model(
+            spec, ops, DummyWeights(torch_dtype, device, shard), device, layers, collectives, taps=taps
+        )
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
     readout = load_readout(folder, device)
-    model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout)
+    model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout, taps=taps)
     checkpoint.close()
     return model
 

@@ -285,6 +285,11 @@ def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     return found
 
 
+def holds_tensor(folder: Path, name: str) -> bool:
+    """Return whether a checkpoint's files have this tensor, by their headers. Raises ConfigError."""
+    return any(name in file.keys() for file in map(_open, _files(folder)))  # noqa: SIM118
+
+
 def count_weights(folder: Path) -> int:
     """Count the numbers in a checkpoint's files, by their headers. Raises ConfigError."""
     files = map(_open, _files(folder))

@@ -56,6 +56,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_MLP + r"down_proj\.bias"),
     Rule(_LAYER + r"(mlp|block_sparse_moe)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
+    Rule(_LAYER + r"(enorm|hnorm|eh_proj|shared_head\.norm)\.weight"),
 )  # fmt: skip
 
 EXPERTS: tuple[Rule, ...] = (

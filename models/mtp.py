@@ -1,0 +1,121 @@
+"""The layer for multi-token prediction that checkpoints of DeepSeek-V3 and GLM-4-MoE have behind their own layers (DeepSeek-AI,
+"DeepSeek-V3 Technical Report", 2024, section 2.2).
+
+It joins the next token's embedding to the model's last state, both normalised, and passes them through one more layer. The
+embedding and the head are the model's: checkpoints repeat them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from core.errors import UnsupportedModel
+from kernels.ops import AttentionMeta, KVLayer
+from models.attention import ForwardStep
+from models.causal_model import CausalModel
+from models.dummy_weights import DummyWeights
+from models.layer import Layer, add_and_norm, read_norm
+from models.model import Model
+from models.rope import Rotations
+from models.spec import LoadFormat, ModelSpec
+from models.weight_source import WeightSource
+from models.weights import Checkpoint, Shard, holds_tensor, whole
+
+
+def with_mtp_layer(spec: ModelSpec) -> ModelSpec:
+    """Return the model with the first layer for multi-token prediction among its own: it is as its last layers are."""
+    moe = None if spec.moe is None else replace(spec.moe, sparse=(*spec.moe.sparse, True))
+    return replace(
+        spec, num_layers=spec.num_layers + 1, num_skipped_layers=0, windows=(*spec.windows, 0), moe=moe
+    )
+
+
+def check_mtp(spec: ModelSpec, folder: Path, load_format: LoadFormat) -> None:
+    """Raise UnsupportedModel where the model in `folder` has no such layer, or its checkpoint came without it."""
+    if not spec.num_skipped_layers:
+        raise UnsupportedModel(
+            f"engine.speculate is mtp, but {spec.architecture} has no layer for multi-token prediction "
+            "(num_nextn_predict_layers in config.json): guess by ngram, suffix or a draft model"
+        )
+    name = f"{_prefix(spec.num_layers)}enorm.weight"
+    if load_format != "dummy" and not holds_tensor(folder, name):
+        raise UnsupportedModel(
+            f"engine.speculate is mtp, but the checkpoint in {folder} was saved without the layer for multi-token prediction: it "
+            f"has no {name}. Use the original checkpoint, or guess by ngram, suffix or a draft model"
+        )
+
+
+@torch.inference_mode()
+def load_mtp(
+    folder: Path,
+    target: CausalModel,
+    device: torch.device,
+    load_format: LoadFormat = "auto",
+    shard: Shard = whole,
+) -> "MtpHead":
+    """Load the layer beside the model of its folder, of which this rank has `shard` and all layers. Raises ConfigError and
+    UnsupportedModel."""
+    assert isinstance(target, Model), "transformers' models have none"
+    spec, dtype = target.spec, target.dtype
+    if load_format == "dummy":
+        return MtpHead(target, DummyWeights(dtype, device, shard), device)
+    checkpoint = Checkpoint(folder, dtype, device, shard, spec.quantisation, target.ops.keeps)
+    head = MtpHead(target, checkpoint, device)
+    checkpoint.close()
+    return head
+
+
+def _prefix(index: int) -> str:
+    return f"model.layers.{index}."
+
+
+class MtpHead:
+    """models.drafting_head.DraftingHead"""
+
+    def __init__(self, target: Model, checkpoint: WeightSource, device: torch.device) -> None:
+        self._target, self.ops = target, target.ops
+        spec, index = with_mtp_layer(target.spec), target.spec.num_layers
+        prefix, hidden = _prefix(index), spec.hidden_size
+        self._eps = spec.norm_eps
+        self._token_norm, self._state_norm, self._last_norm = (
+            read_norm(spec, checkpoint, f"{prefix}{name}.weight")
+            for name in ("enorm", "hnorm", "shared_head.norm")
+        )
+        join = checkpoint.matrix(f"{prefix}eh_proj.weight", (hidden, 2 * hidden))
+        self._join = self.ops.pack(join, checkpoint.dtype)
+        num_experts = 0 if spec.moe is None else spec.moe.num_experts
+        # The experts of this layer stay where they are, so nobody reads how often each is chosen.
+        chosen = torch.zeros(num_experts, dtype=torch.int64, device=device)
+        self._layer = Layer(spec, index, checkpoint, chosen, self.ops, target.collectives)
+        self._rotations = Rotations(spec, range(index, index + 1), self.ops, device)
+        _ignore_others(target.spec, checkpoint)
+
+    def read(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def forward(
+        self, tokens: Tensor, states: Tensor, positions: Tensor, kv_layer: KVLayer, meta: AttentionMeta
+    ) -> Tensor:
+        ops, eps = self.ops, self._eps
+        said = ops.rms_norm(states, self._state_norm, eps)
+        both = torch.cat((ops.rms_norm(self._target.embed(tokens), self._token_norm, eps), said), -1)
+        [(cos, sin)] = self._rotations(positions, both.dtype)
+        step = ForwardStep(meta, cos, sin, None)
+        x, added = self._layer(ops.linear(both, self._join, None), None, kv_layer, step)
+        normed = add_and_norm(ops, x, added, self._last_norm, eps, None)[1]
+        assert isinstance(normed, Tensor), "the head's product is one of floats"
+        return normed
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._target.logits(states)
+
+
+def _ignore_others(spec: ModelSpec, checkpoint: WeightSource) -> None:
+    """Leave the model's own tensors to it, and those that this layer repeats of them, and further such layers."""
+    prefix, end = _prefix(spec.num_layers), spec.num_layers + spec.num_skipped_layers
+    checkpoint.ignore(f"{prefix}embed_tokens.weight", f"{prefix}shared_head.head.weight")
+    others = [index for index in range(end) if index != spec.num_layers]
+    checkpoint.ignore_under(
+        "model.embed_tokens.", "model.norm.", "lm_head.", *spec.skipped_prefixes, *map(_prefix, others)
+    )
