@@ -1,17 +1,21 @@
-"""What `engine.speculate` says of a draft model, and which instances have one."""
+"""What `engine.speculate` says of guesses that ranks make themselves, and which instances make them."""
 
 from core.config import EngineConfig
 
 
 def draft_path(engine: EngineConfig) -> str:
-    """Return the draft model's folder or hub id; empty where there is none."""
-    return engine.speculate.partition("draft:")[2]
+    """Return the folder or hub id of a draft model or an EAGLE-3 head; empty where there is neither."""
+    return engine.speculate.partition(":")[2]
+
+
+def proposes(engine: EngineConfig) -> bool:
+    """Return whether ranks make guesses themselves, by a draft model or a head."""
+    return engine.speculate == "mtp" or bool(draft_path(engine))
 
 
 def engine_of_role(engine: EngineConfig, role: str) -> EngineConfig:
-    """Return what an instance of this role goes by. One that only prefills has no draft model: nothing decodes there."""
-    return (
-        engine.model_copy(update={"speculate": "none"})
-        if role == "prefill" and draft_path(engine)
-        else engine
-    )
+    """Return what an instance of this role goes by. The ranks of one that only prefills make no guesses: nothing decodes
+    there."""
+    if role == "prefill" and proposes(engine):
+        return engine.model_copy(update={"speculate": "none"})
+    return engine

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from core.types import PromptScore, SamplingParams, TokenId
 
 PROPOSED: TokenId = -1
-"""In place of a guess that the rank makes itself, with its draft model."""
+"""In place of a guess that the rank makes itself, with a draft model or a head."""
 
 
 @dataclass(frozen=True, slots=True)

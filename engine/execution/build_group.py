@@ -13,7 +13,7 @@ from core.ports import LayerSink, WorkerGroup
 from device.port import PoolMemory
 from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
-from engine.execution.draft_setup import with_draft
+from engine.execution.draft_setup import make_proposer
 from engine.execution.draws import Draws
 from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
@@ -26,10 +26,12 @@ from engine.execution.launching_group import LaunchingGroup
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
+from engine.execution.proposing import Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.step_memory import HostSteps, StepMemory
 from models.causal_model import CausalModel
+from models.model import Model
 from models.registry import load_encoder, load_model
 
 _log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ def build_group(
         implementation=model.implementation,
         load_format=size.load_format,
         max_context_tokens=size.max_context_tokens,
+        taps=size.draft.taps if size.draft is not None else (),
     )
     place = size.pools[0]
     pool = (
@@ -75,8 +78,9 @@ def build_group(
     num_state_blocks = place.shard.layout.state_blocks
     matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
     grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
-    # A draft model reads each step's tokens on the host before it guesses the next ones: nothing is launched ahead of it.
-    ahead = memory if isinstance(memory, PoolMemory) and size.draft is None else None
+    proposer = make_proposer(size.draft, engine, loaded, place.num_blocks, device, size.load_format)
+    # Each step's tokens are known on the host before the next ones are guessed: nothing is launched ahead of that.
+    ahead = memory if isinstance(memory, PoolMemory) and proposer is None else None
     steps = (
         StepMemory(ahead.device, device, engine.max_batch_tokens) if ahead is not None else HostSteps(device)
     )
@@ -89,11 +93,12 @@ def build_group(
         draws=Draws(loaded, grammars),
         num_state_blocks=num_state_blocks,
         steps=steps,
+        on_hidden=proposer.hear if proposer is not None else None,
     )
     if ahead is not None:
         finish = partial(freeing, counted(runner.finish, loaded))
         return LaunchingGroup(runner, finish, ahead.poller, grammars)
-    step = with_draft(runner.step, size.draft, engine, place.num_blocks, loaded.spec.vocab_size, device)
+    step = runner.step if proposer is None else Proposing(runner.step, proposer).step
     return InlineGroup(partial(freeing, counted(step, loaded)), grammars)
 
 
@@ -129,6 +134,8 @@ def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
         return "CUDA graphs are captured on GPUs alone"
     if model.spec.recurrent is not None:
         return "recurrent layers cannot be captured"
+    if isinstance(model, Model) and model.taps:
+        return "an EAGLE-3 head reads states within the model, which a captured step does not give"
     if model.ops.fixed_decode is None:
         return "only Triton's kernels can be captured (engine.kernels auto or triton, without engine.deterministic)"
     return ""

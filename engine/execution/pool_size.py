@@ -12,7 +12,7 @@ from core.errors import ConfigError
 from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv_room
 from engine.execution.devices import choose_device, host_cores, keeps_pool, memory_of
-from engine.execution.draft_size import DraftSize, size_draft
+from engine.execution.draft_size import DraftSize, Target, size_draft
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from engine.execution.recurrent_limits import check_recurrent
@@ -57,7 +57,7 @@ class PoolSize:
     num_threads: int
     """Compute threads of each rank."""
     draft: DraftSize | None = None
-    """The draft model beside it, with as many blocks."""
+    """What makes guesses beside it, with as many blocks."""
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
     on_device: bool = False
@@ -118,8 +118,19 @@ def size_pool(
         num_spare=num_spare,
         num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
     )
-    draft = size_draft(spec, folder, model, engine, mesh, role=role, device=device)
-    needs = [draft.beside(need) for need in needs] if draft else needs
+    target = Target(
+        spec=spec,
+        folder=folder,
+        config=model,
+        shards=shards,
+        mesh=mesh,
+        num_spare=num_spare,
+        role=role,
+        device=device,
+    )
+    draft = size_draft(target, engine)
+    needs = draft.beside(needs) if draft else needs
+    beside = _draft_bytes(draft, mesh)
     found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
     on_device = keeps_pool(device.type == "cpu", mesh.size) and not spec.encodes
     hosts = memories or (0,) * mesh.size
@@ -134,12 +145,12 @@ def size_pool(
             found,
             sharing=sharing,
             max_context_tokens=max_context_tokens,
-            draft_block_bytes=_draft_bytes(draft, 1),
+            draft_block_bytes=beside,
         )
         num_blocks = max(layout.state_blocks + 2, num_blocks - on_device)
     pools = lay_out(shards, num_blocks + on_device, groups, memories)
-    for memory, need, pool, shared in zip(found.devices, needs, pools, sharing, strict=True):
-        kv_bytes = pool.num_bytes + _draft_bytes(draft, pool.num_blocks)
+    for memory, need, pool, shared, own in zip(found.devices, needs, pools, sharing, beside, strict=True):
+        kv_bytes = pool.num_bytes + own * pool.num_blocks
         check_fit(memory, need, kv_bytes, engine.memory_utilization, shared)
     size = PoolSize(
         shard=KVShard.whole(layout),
@@ -159,8 +170,9 @@ def size_pool(
     return size
 
 
-def _draft_bytes(draft: DraftSize | None, num_blocks: int) -> int:
-    return draft.shard.pool_bytes(num_blocks) if draft else 0
+def _draft_bytes(draft: DraftSize | None, mesh: Mesh) -> list[int]:
+    """Return what each rank keeps of a block beside its pool."""
+    return [shard.pool_bytes(1) for shard in draft.shards] if draft else [0] * mesh.size
 
 
 def _threads(found: RankMemory) -> int:
@@ -196,21 +208,23 @@ def _blocks_with_room(
     *,
     sharing: Sequence[Sharing],
     max_context_tokens: int,
-    draft_block_bytes: int,
+    draft_block_bytes: Sequence[int],
 ) -> int:
     """Return the blocks of each group of ranks for which the fullest rank has room. It is at least two, with which `check_fit`
     then says what is missing, and at most what all sequences need at their longest. Mostly they are shorter, and prefixes have
     the rest."""
     state_blocks = shards[0].layout.state_blocks
     most = engine.max_num_seqs * (state_blocks + num_blocks_for(max_context_tokens, engine.block_size))
-    for shard, need, memory, shared in zip(shards, needs, found.devices, sharing, strict=True):
+    for shard, need, memory, shared, own in zip(
+        shards, needs, found.devices, sharing, draft_block_bytes, strict=True
+    ):
         if not shard.num_layers:
             break  # an encoder's blocks take no memory
         room = kv_room(memory, need, engine.memory_utilization, shared)
         if found.most_pool_bytes is not None:
             # A draft model's KV lies beside the memory that bounds the pool.
             most = min(most, found.most_pool_bytes // shard.pool_bytes(1))
-        most = min(most, room // (shard.pool_bytes(1) + draft_block_bytes))
+        most = min(most, room // (shard.pool_bytes(1) + own))
     return max(most, state_blocks + 2)
 
 

@@ -48,13 +48,15 @@ class Runner:
         draws: Draws | None = None,
         num_state_blocks: int = 0,
         steps: Steps | None = None,
+        on_hidden: Callable[[Tensor], None] | None = None,
     ) -> None:
         """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar. `num_state_blocks`: each
         sequence's first blocks, which have its recurrent state. `steps`: where inputs and results pass; without them a step's
-        launch waits for its results."""
+        launch waits for its results. `on_hidden` is called with each step's (T, hidden_size), which the next step may
+        overwrite."""
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._graphs, self._draws = graphs, draws or Draws(model)
-        self._num_state_blocks = num_state_blocks
+        self._num_state_blocks, self._on_hidden = num_state_blocks, on_hidden
         self._steps = steps or HostSteps(pool.device)
         self._seqs: dict[str, RankSeq] = {}
 
@@ -90,6 +92,8 @@ class Runner:
         asked = self._draws.ask(plan.work, seqs, pack)
         pack.send(io.upload)
         hidden, rows = self._computed(inputs, io, layer_done)
+        if self._on_hidden is not None:
+            self._on_hidden(hidden)
         read_prompts(self._model, hidden, plan.work, seqs)
         draws = self._draws.launch(rows, asked, io)
         return LaunchedStep(

@@ -43,6 +43,8 @@ class ModelPart:
     model: CausalModel
     part: ModelShare
     comms: Comms
+    shard: Sharding
+    """Which part of each of the model's tensors it has."""
     spread: Spread | None
     """Where the experts are; None where the model has none."""
 
@@ -80,10 +82,11 @@ def load_part(
     weights: WeightFormat = "full",
     load_format: LoadFormat = "auto",
     max_context_tokens: int = 0,
+    taps: tuple[int, ...] = (),
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
     where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights`,
-    `load_format` and `max_context_tokens` are as in `load_model`. Raises ConfigError and ReplicaLost."""
+    `load_format`, `max_context_tokens` and `taps` are as in `load_model`. Raises ConfigError and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)
@@ -111,8 +114,9 @@ def load_part(
         weights=weights,
         load_format=load_format,
         max_context_tokens=max_context_tokens,
+        taps=taps,
     )
-    return ModelPart(model, sharding.part, comms, spread)
+    return ModelPart(model, sharding.part, comms, sharding, spread)
 
 
 def _connect(device: torch.device, mesh: Mesh, rank: int, store: Any, address: str) -> Comms:

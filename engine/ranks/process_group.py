@@ -44,6 +44,7 @@ class _Step:
     layer_done: LayerDone | None
     sampled: dict[str, Sampled] = field(default_factory=dict[str, Sampled])
     duration_s: float = 0.0
+    proposing_s: float = 0.0
     loads: tuple[ExpertLoad, ...] = ()
 
 
@@ -158,6 +159,7 @@ class ProcessGroup:
         step = self._steps[result.step]
         step.num_left -= 1
         step.duration_s = max(step.duration_s, result.duration_s)
+        step.proposing_s = max(step.proposing_s, result.proposing_s)
         step.sampled.update({sampled.key: sampled for sampled in result.sampled})
         step.loads += (
             result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
@@ -172,7 +174,11 @@ class ProcessGroup:
                 )
                 step.future.set_result(
                     StepResult(
-                        step=result.step, sampled=drawn, duration_s=step.duration_s, expert_loads=step.loads
+                        step=result.step,
+                        sampled=drawn,
+                        duration_s=step.duration_s,
+                        expert_loads=step.loads,
+                        proposing_s=step.proposing_s,
                     )
                 )
 

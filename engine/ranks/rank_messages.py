@@ -13,6 +13,7 @@ from typing import Any
 from core.errors import ProtocolError
 from core.kv import RankPool
 from core.plan import StepPlan, StepResult
+from engine.execution.head_setup import HeadSetup
 from net.codec import decode_one_of, encode
 from parallel.mesh import Mesh
 from parallel.moves import Move
@@ -53,6 +54,8 @@ class RankSetup:
     """The number of slots for more copies of experts, over all ranks that share a layer's."""
     address: str = "127.0.0.1"
     """Where other ranks reach this one's host."""
+    head: HeadSetup | None = None
+    """Who guesses beside the model; None: nobody on the ranks."""
     meeting: Meeting = Meeting()
     """Where the ranks find each other, as the group says."""
 

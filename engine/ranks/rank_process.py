@@ -26,7 +26,9 @@ from engine.execution.draws import Draws, Peers
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.kv_pool import DevicePool
+from engine.execution.load_head import load_head
 from engine.execution.matching import GuidanceMatchers
+from engine.execution.proposing import Proposer, Proposing
 from engine.execution.runner import Runner
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -129,13 +131,15 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
         weights=cast(WeightFormat, setup.weights),
         load_format=cast(LoadFormat, setup.load_format),
         max_context_tokens=setup.max_context_tokens,
+        taps=setup.head.taps if setup.head is not None else (),
     )
     memory = _map(setup.memory_path, setup.memory_bytes)
     pool = make_pool(own, memory, device)
     place = setup.mesh.place(setup.rank)
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     draws = _draws(part, Path(setup.folder), speaks, line)
-    step = counted(_runner(part, pool, layout.block_size, _Sink(line), draws), part.model)
+    proposer = _proposer(setup, part, own.num_blocks, device)
+    step = counted(_runner(part, pool, layout.block_size, _Sink(line), draws, proposer), part.model)
     leave_out_all_there_is()
     line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
     while (word := read_frame(sock, TO_RANK)) is not None:
@@ -156,12 +160,34 @@ def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> D
     return Draws(part.model, grammars, peers)
 
 
+def _proposer(setup: RankSetup, part: ModelPart, num_blocks: int, device: torch.device) -> Proposer | None:
+    """Load what guesses here. Ranks that compute the same tokens have the same logits, and so make the same guesses."""
+    if setup.head is None:
+        return None
+    return load_head(
+        setup.head,
+        part.model,
+        num_blocks,
+        device,
+        kernels=cast(Kernels, setup.kernels),
+        load_format=cast(LoadFormat, setup.load_format),
+        shard=part.shard,
+    )
+
+
 def _runner(
-    part: ModelPart, pool: DevicePool, block_size: int, sink: _Sink, draws: Draws
+    part: ModelPart,
+    pool: DevicePool,
+    block_size: int,
+    sink: _Sink,
+    draws: Draws,
+    proposer: Proposer | None,
 ) -> Callable[[RankShare], StepResult]:
     if part.comms.pp.size == 1:
-        runner = Runner(part.model, pool, block_size, sink, draws=draws)
-        return lambda share: runner.step(share.plan)
+        hear = proposer.hear if proposer is not None else None
+        runner = Runner(part.model, pool, block_size, sink, draws=draws, on_hidden=hear)
+        step = runner.step if proposer is None else Proposing(runner.step, proposer).step
+        return lambda share: step(share.plan)
     stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink, draws=draws)
     return lambda share: stage.step(share.plan, share.most_tokens)
 

@@ -87,6 +87,7 @@ def setups_of(
             memory_bytes=memories[pool.memory][1],
             num_spare=num_spare,
             address=addresses[pool.memory],
+            head=size.draft.setup_of(rank) if size.draft is not None else None,
         )
         for rank, pool in enumerate(size.pools)
     ]

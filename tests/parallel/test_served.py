@@ -19,6 +19,8 @@ from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams, ThinkingBudget
 from parallel.comm import TIMEOUT_S
 from tests.models.checkpoints import FAMILIES, VOCAB, make
+from tests.models.eagle_checkpoints import make_right_eagle
+from tests.models.mtp_checkpoints import make_right_mtp
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -239,3 +241,40 @@ async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, 
             while not (status := await cluster.frontend.status()).instances[0].work.accepted_tokens:
                 await asyncio.sleep(0.05)
         assert status.instances[0].work.draft_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "keys"),
+    [
+        pytest.param("mtp", {"decode.tp": 2}, id="mtp, tp2"),
+        pytest.param("mtp", {"decode.ep": 2}, id="mtp, ep2"),
+        pytest.param("eagle", {"decode.tp": 2}, id="eagle, tp2"),
+    ],
+)
+async def test_heads_guess_alike_on_all_ranks(source: str, keys: dict[str, int], tmp_path: Path) -> None:
+    """A head that is right, so that ranks that guessed otherwise would part."""
+    speculate = source
+    if source == "mtp":
+        make_right_mtp(tmp_path)
+    else:
+        make_right_eagle(tmp_path / "head", tmp_path, num_heads=2)
+        speculate = f"eagle:{tmp_path / 'head'}"
+    prompts = [tuple(range(first, first + 20)) for first in (2, 9, 30)]
+    sampling = replace(SAMPLING, temperature=0.7, seed=3, max_tokens=40, min_tokens=40)
+    found: list[list[list[int]]] = []
+    # The EAGLE head knows one token.
+    with_guesses = {
+        **keys,
+        "engine.speculate": speculate,
+        "engine.speculate_tokens": 1 if source == "eagle" else 8,
+    }
+    for guessing in ({}, with_guesses):
+        async with LocalCluster.running(settings(tmp_path, prefill_instances=0, **guessing)) as cluster:
+            found.append([await answer(cluster, prompt, sampling) for prompt in prompts])
+            if guessing:
+                async with asyncio.timeout(PATIENCE_S):
+                    while not (status := await cluster.frontend.status()).instances[0].work.accepted_tokens:
+                        await asyncio.sleep(0.05)
+                work = status.instances[0].work
+                assert work.accepted_tokens > 0.9 * work.draft_tokens
+    assert found[0] == found[1]

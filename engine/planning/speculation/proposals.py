@@ -1,4 +1,4 @@
-"""Drafts by a model on the rank: the planner says of which sequences it is to propose tokens, and how many at most.
+"""Drafts by a model or a head on the rank: the planner says of which sequences it is to propose tokens, and how many at most.
 
 What the rank proposes is not known here. So a guess is as good as the sequence's last ones were."""
 

@@ -4,7 +4,7 @@ Guesses need known tokens, while a step that is planned ahead does not know what
 steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again.
 
 What a grammar forces is guessed, too, whoever else guesses: the ranks say so with the token before it (`Sequence.run`), so nobody
-has to look for it. A draft model on the rank proposes tokens that are not known here: then it is decided how many."""
+has to look for it. A draft model or a head on the rank proposes tokens that are not known here: then it is decided how many."""
 
 from collections import deque
 from collections.abc import Sequence as SeqOf

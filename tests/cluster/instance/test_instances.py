@@ -14,6 +14,8 @@ import transformers
 from core.messages import Message, NeedPrefill, Place, PrefillFailed, StartPrefill
 from core.reports import LoadReport
 from tests.cluster.instance.instance_world import world
+from tests.models.eagle_checkpoints import make_right_eagle
+from tests.models.mtp_checkpoints import make_right_mtp
 from tests.patience import PATIENCE_S
 
 VOCAB = 80
@@ -245,18 +247,26 @@ def repeating(count: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(2, VOCAB) for _ in range(5)) * 3 for _ in range(count)]
 
 
-@pytest.mark.parametrize("source", ["ngram", "suffix", "draft"])
+@pytest.mark.parametrize("source", ["ngram", "suffix", "draft", "mtp", "eagle"])
 async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
-    reference: tuple[Path, Any], source: str
+    reference: tuple[Path, Any], source: str, tmp_path: Path
 ) -> None:
     """One is killed in the middle of it, and then one of those that are left lets its sequences move."""
     folder, _ = reference
+    if source in ("mtp", "eagle"):
+        folder = tmp_path
+    if source == "mtp":
+        make_right_mtp(folder, VOCAB)
+    if source == "eagle":
+        make_right_eagle(folder / "head", folder, VOCAB)
     sampling = {"temperature": 0.3, "seed": 4, "num_logprobs": 0}
     batch = repeating(6)
     async with world(folder, 0, 1) as w:
         want = [await w.run(prompt, 80, **sampling) for prompt in batch]
     if source == "draft":
         source = f"draft:{folder}"  # the model itself, which is right as often as a model can be
+    if source == "eagle":
+        source = f"eagle:{folder}/head"
     keys = {"engine.speculate": source, "engine.host_cache_bytes": 1 << 20}
     async with world(folder, 1, 3, **keys) as w:
         for victim in ("killed", "drained"):

@@ -115,11 +115,11 @@ class Reading:
         self.unmade: list[int] = []
         self.has_time: list[bool] = []
         layers = draft_layers(KVShard.whole(model.spec.kv_layout(4, "float32")), 200, CPU)
-        self.draft = DraftModel(instance.run_step, model, layers, 4, VOCAB, most_read=most)
-        instance.run_step = self.step
+        instance.guess_by(DraftModel(model, layers, 4, VOCAB, most_read=most))
+        self.run_step, instance.run_step = instance.run_step, self.step
 
     def step(self, plan: StepPlan) -> StepResult:
-        result = self.draft.step(plan)
+        result = self.run_step(plan)
         self.unmade += [one.num_unmade for one in result.sampled]
         self.has_time.append(result.proposing_s > 0)
         return result
@@ -211,7 +211,7 @@ def test_its_weights_and_its_kv_are_counted(folder: Path, tmp_path: Path) -> Non
         size_pool(draft, ModelConfig(), EngineConfig(num_blocks=100), device=CPU),
     )
     assert both.needs[0].weight_bytes == plain.needs[0].weight_bytes + alone.needs[0].weight_bytes
-    assert both.draft.shard.pool_bytes(100) == alone.num_bytes
+    assert both.draft.shards[0].pool_bytes(100) == alone.num_bytes
     assert both.num_bytes == plain.num_bytes, "its KV is not in the memory that others write"
 
 
@@ -224,7 +224,7 @@ def test_it_leaves_less_room_for_kv(folder: Path, tmp_path: Path) -> None:
     plain = size_pool(folder, ModelConfig(), EngineConfig(**unsized, num_threads=1), device=CPU, found=found)
     assert 2 < both.num_blocks < plain.num_blocks
     left = (memory.free_bytes * 0.9 - both.needs[0].num_bytes) * HOST_KV_SHARE
-    taken = both.num_bytes + both.draft.shard.pool_bytes(both.num_blocks)
+    taken = both.num_bytes + both.draft.shards[0].pool_bytes(both.num_blocks)
     assert left * 0.9 < taken <= left + PAGE_BYTES
 
 

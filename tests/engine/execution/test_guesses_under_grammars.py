@@ -21,6 +21,7 @@ from core.plan import NewSeq, StepPlan
 from core.reports import WorkCounts
 from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
+from engine.execution.draft_head import DraftHead
 from engine.execution.draft_kv import draft_layers
 from engine.execution.draft_model import DraftModel
 from engine.execution.draws import Draws
@@ -28,6 +29,7 @@ from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import KVPool
 from engine.execution.matching import GuidanceMatchers, Mask, Matchers, Matching
+from engine.execution.proposing import Proposer, Proposing
 from engine.execution.runner import Runner
 from engine.loop import Engine
 from engine.planning.speculation.drafter import Drafter
@@ -35,11 +37,14 @@ from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.planning.step_time_fit import StepFits
 from models.causal_model import CausalModel
+from models.drafting_head import DraftingHead
 from models.hub import resolve
+from models.mtp import load_mtp
 from models.registry import load_model
 from tests.engine.execution.test_speculation import Adversary
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, FAMILIES
+from tests.models.mtp_checkpoints import with_mtp
 from tests.models.served import make_served
 
 VOCAB, END, CONTEXT = 4096, 0, 128
@@ -111,26 +116,31 @@ async def said(
     plain: bool = False,
     drafter: Drafter | None = None,
     draft: CausalModel | None = None,
+    head: DraftingHead | None = None,
     matchers: Matchers = MATCHERS,
     num_blocks: int = 400,
     lookahead: bool = True,
     **keys: Any,
 ) -> Said:
-    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's. `draft`: the model of
-    `speculate="draft:..."`."""
+    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's. `draft` and `head`:
+    of `speculate="draft:..."` and `"mtp"`."""
     config = EngineConfig(**{"block_size": 4, **keys})
     shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
     pool = KVPool(shard, num_blocks, memoryview(bytearray(shard.pool_bytes(num_blocks))))
     grammars = GrammarMasks(matchers)
-    runner = Runner(model, pool, 4, draws=Draws(model, grammars))
+    proposer: Proposer | None = None
+    if draft is not None:
+        layers = draft_layers(KVShard.whole(draft.spec.kv_layout(4, "float32")), num_blocks, CPU)
+        proposer = DraftModel(draft, layers, 4, VOCAB)
+    elif head is not None:
+        proposer = DraftHead(head, KVShard.whole(replace(shard.layout, num_layers=1)), num_blocks)
+    hear = proposer.hear if proposer is not None else None
+    runner = Runner(model, pool, 4, draws=Draws(model, grammars), on_hidden=hear)
     speculator = Speculator(drafter, config, CONTEXT) if drafter else make_speculator(config, CONTEXT)
     scheduler = StepScheduler(
         config, num_blocks, CONTEXT, FifoPolicy(), speculator=None if plain else speculator
     )
-    step = runner.step
-    if draft is not None:
-        layers = draft_layers(KVShard.whole(draft.spec.kv_layout(4, "float32")), num_blocks, CPU)
-        step = DraftModel(step, draft, layers, 4, VOCAB).step
+    step = runner.step if proposer is None else Proposing(runner.step, proposer).step
     group = InlineGroup(step, grammars)
     engine = Engine(scheduler, group, WallClock(), lookahead=lookahead, fits=TimeToSpare())
     for request in asked:
@@ -217,6 +227,19 @@ async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: P
             num_preempted += got.num_preempted
     assert num_right > 50
     assert num_preempted > 0
+
+
+async def test_no_guess_of_a_head_changes_a_token_under_a_grammar(tmp_path: Path) -> None:
+    """Draws that are put off, and runs that the grammar forces, leave it with states of the tokens that were drawn."""
+    with_mtp(tmp_path, make_served(tmp_path, "deepseek_v3", 0), "deepseek_v3")
+    model = load_model(tmp_path, "float32", CPU, deterministic=True)
+    head = load_mtp(tmp_path, model, CPU)
+    asked = requests(random.Random(4), 6)
+    plain = await said(model, asked, plain=True, lookahead=False)
+    for keys in ({}, {"num_blocks": 28, "lookahead": False}, {"max_batch_tokens": 9}):
+        got = await said(model, asked, head=head, speculate="mtp", **keys)
+        assert got.tokens == plain.tokens
+        assert got.work.draft_tokens > got.work.accepted_tokens > 0
 
 
 async def test_forced_runs_take_far_fewer_steps_and_are_never_wrong(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.kv import KVShard
+from core.kv import KVLayout, KVShard
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import LayerDone
@@ -19,11 +19,13 @@ from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
 from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.draft_head import DraftHead
 from engine.execution.draft_kv import draft_layers
 from engine.execution.draft_model import DraftModel
 from engine.execution.graph_capture import again
 from engine.execution.kv_pool import KVPool
 from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.proposing import Proposer, Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.planning.speculation.drafter import Drafter
@@ -31,6 +33,7 @@ from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
 from kernels.ops import ScaledKV
 from models.causal_model import CausalModel
+from models.drafting_head import DraftingHead
 from models.registry import load_model
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, DENSE, FAMILIES, VOCAB, make
@@ -62,10 +65,12 @@ class Instance:
     def __init__(
         self, model: CausalModel, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
         simulated: bool = False, kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None,
-        draft: CausalModel | None = None, **config: object,
+        draft: CausalModel | None = None, head: DraftingHead | None = None,
+        head_layout: KVLayout | None = None, **config: object,
     ) -> None:  # fmt: skip
         """`simulated`: on a device with memory of its own, where `sizes` of decode steps may be captured. `drafter`: in place of
-        the configuration's. `draft`: the model of `speculate="draft:..."`."""
+        the configuration's. `draft` and `head`: of `speculate="draft:..."`, and of `"mtp"` or an EAGLE-3 head, whose
+        KV is laid out as `head_layout` says, or as the model's."""
         settings = EngineConfig(**{"block_size": 4, **config})  # type: ignore[arg-type]
         layout = model.spec.kv_layout(settings.block_size, "float32")
         shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
@@ -86,16 +91,26 @@ class Instance:
             graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
         self.num_replayed = 0
         num_states = layout.state_blocks
-        self.runner = Runner(model, pool, settings.block_size, sink, graphs, num_state_blocks=num_states)
-        self.run_step = self.verify
-        self.on_step: Callable[[StepPlan], None] = lambda plan: None
-        """Hears of each plan with its guesses."""
+        self.proposer: Proposer | None = None
+        self.run_step: Callable[[StepPlan], StepResult] = self.verify
         if draft is not None:
             shape = KVShard.whole(draft.spec.kv_layout(settings.block_size, "float32"))
             layers = draft_layers(shape, num_blocks, CPU)
-            self.run_step = DraftModel(
-                self.verify, draft, layers, settings.block_size, model.spec.vocab_size
-            ).step
+            self.guess_by(DraftModel(draft, layers, settings.block_size, model.spec.vocab_size))
+        elif head is not None:
+            shape = KVShard.whole(replace(head_layout or layout, num_layers=1))
+            self.guess_by(DraftHead(head, shape, num_blocks))
+        self.runner = Runner(
+            model,
+            pool,
+            settings.block_size,
+            sink,
+            graphs,
+            num_state_blocks=num_states,
+            on_hidden=self.hear,
+        )
+        self.on_step: Callable[[StepPlan], None] = lambda plan: None
+        """Hears of each plan with its guesses."""
         speculator = Speculator(drafter, settings, 128) if drafter else make_speculator(settings, 128)
         self.scheduler = StepScheduler(
             settings,
@@ -108,6 +123,13 @@ class Instance:
         self.depth = depth
         self.said: dict[str, list[TokenOut]] = {}
         self.num_announced = self.num_copies = 0
+
+    def guess_by(self, proposer: Proposer) -> None:
+        self.proposer, self.run_step = proposer, Proposing(self.verify, proposer).step
+
+    def hear(self, hidden: torch.Tensor) -> None:
+        if self.proposer is not None:
+            self.proposer.hear(hidden)
 
     def verify(self, plan: StepPlan) -> StepResult:
         self.on_step(plan)

@@ -12,9 +12,11 @@ from core.types import Request, SamplingParams, ThinkingBudget, TokenOut
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.drafter import Draft
 from models.causal_model import CausalModel
+from models.mtp import load_mtp
 from models.registry import load_model
 from tests.engine.execution.test_runner import Instance
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
+from tests.models.mtp_checkpoints import make_right_mtp
 
 Said = dict[str, list[TokenOut]]
 
@@ -161,15 +163,20 @@ def test_sixty_four_seeds_at_any_temperature(tmp_path: Path) -> None:
         assert instance.scheduler.num_preempted > 0
 
 
-@pytest.mark.parametrize("source", ["suffix", "draft:itself"])
+@pytest.mark.parametrize("source", ["suffix", "draft:itself", "mtp"])
 def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(source: str, tmp_path: Path) -> None:
-    model = loaded(tmp_path, "qwen3", seed=3)
+    if source == "mtp":
+        make_right_mtp(tmp_path)
+        model = load_model(tmp_path, "float32", CPU, deterministic=True)
+    else:
+        model = loaded(tmp_path, "qwen3", seed=3)
     draft = model if source == "draft:itself" else None
+    head = load_mtp(tmp_path, model, CPU) if source == "mtp" else None
     asked = requests(random.Random(9), 8)
     want = one_at_a_time(model, asked)
     emitted = {request.id: tuple(token.token for token in want[request.id][:-1][:5]) for request in asked}
     again = said(
-        Instance(model, speculate=source, draft=draft),
+        Instance(model, speculate=source, draft=draft, head=head),
         [request.retry(emitted[request.id]) for request in asked],
     )
     for request in asked:

@@ -1,0 +1,44 @@
+"""Loads a head that guesses beside a rank's part of the model."""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from engine.execution.draft_head import DraftHead
+from engine.execution.head_setup import HeadSetup
+from kernels.select import Kernels
+from kernels.torch.prepacked import WeightFormat
+from models.causal_model import CausalModel
+from models.eagle import load_eagle
+from models.mtp import load_mtp
+from models.spec import LoadFormat
+from models.weights import Shard, whole
+
+
+def load_head(
+    setup: HeadSetup,
+    target: CausalModel,
+    num_blocks: int,
+    device: torch.device,
+    *,
+    kernels: Kernels,
+    load_format: LoadFormat,
+    shard: Shard = whole,
+) -> DraftHead:
+    """Load the head beside `target`, whose pool here has `num_blocks`. `shard` says which part of the model's own tensors is
+    this rank's; an EAGLE-3 head is whole on each. Raises ConfigError."""
+    folder = Path(setup.folder)
+    if setup.kind == "mtp":
+        return DraftHead(
+            load_mtp(folder, target, device, load_format, shard), setup.shard, num_blocks, device
+        )
+    head = load_eagle(
+        folder,
+        target,
+        device,
+        kernels=kernels,
+        block_size=setup.shard.layout.block_size,
+        weights=cast(WeightFormat, setup.weights),
+    )
+    return DraftHead(head, setup.shard, num_blocks, device)

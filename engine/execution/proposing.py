@@ -1,0 +1,132 @@
+"""Has the rank make the guesses that a plan asks for, and then execute the plan with them.
+
+A `Proposer` makes them: a draft model, or a head of the model. What it proposes is verified like any other guess, so that no
+token depends on it."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from core.plan import PROPOSED, NewSeq, SeqWork, StepPlan, StepResult
+from core.types import TokenId
+from engine.execution.batch import RankSeq
+from engine.execution.sampler import RowDraws
+from engine.execution.step_memory import HostSteps, Pack
+from engine.execution.verifying import LongerHistory
+from kernels.ops import Ops
+
+Step = Callable[[StepPlan], StepResult]
+
+
+@dataclass(slots=True)
+class Proposal:
+    """The guesses of one sequence, and how many the plan asks for."""
+
+    work: SeqWork
+    seq: RankSeq
+    guesses: list[int] = field(default_factory=list[int])
+
+    @property
+    def key(self) -> str:
+        return self.work.key
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        return self.work.block_ids
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.guesses) == len(self.work.drafts)
+
+    def guess(self, token: TokenId) -> None:
+        """Add a guess, and put it where the token that it guesses will be."""
+        self.seq.tokens[self.seq.num_tokens + len(self.guesses)] = token
+        self.guesses.append(token)
+
+
+class Proposer(Protocol):
+    """For one thread."""
+
+    def begin(self, key: str, seq: RankSeq) -> None:
+        """Take in a sequence. `seq` learns what it draws."""
+        ...
+
+    def end(self, key: str) -> None:
+        """Forget a sequence, known or not."""
+        ...
+
+    def guess(self, asked: Sequence[Proposal]) -> bool:
+        """Guess what each of `asked` draws next, as far as there is something to go by. Returns whether much had to be read
+        first, so that the time that it took says nothing of the next."""
+        ...
+
+    def hear(self, hidden: torch.Tensor) -> None:
+        """Take (T, hidden_size), the model's states of the tokens of a step, which the next step may overwrite."""
+        ...
+
+    def computed(self, plan: StepPlan) -> None:
+        """Take note that a plan is executed. Its states were heard, and its sequences have what they have drawn."""
+        ...
+
+
+class Proposing:
+    def __init__(self, step: Step, proposer: Proposer) -> None:
+        self._step, self._proposer = step, proposer
+        self._seqs: dict[str, RankSeq] = {}
+
+    def step(self, plan: StepPlan) -> StepResult:
+        self._take_in(plan)
+        started = time.perf_counter()
+        asked = [Proposal(work, self._seqs[work.key]) for work in plan.work if PROPOSED in work.drafts[:1]]
+        has_read = bool(asked) and self._proposer.guess(asked)
+        proposing_s = time.perf_counter() - started if asked and not has_read else 0.0
+        plan = _with_guesses(plan, asked)
+        result = self._step(plan)
+        for drawn in result.sampled:
+            for one in drawn.drawn:
+                self._seqs[drawn.key].append(one.token)
+        since = time.perf_counter()
+        self._proposer.computed(plan)
+        unmade = {one.key: len(one.work.drafts) - len(one.guesses) for one in asked}
+        sampled = tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in result.sampled)
+        took_s = result.duration_s + time.perf_counter() - since
+        return replace(result, sampled=sampled, duration_s=took_s, proposing_s=proposing_s)
+
+    def _take_in(self, plan: StepPlan) -> None:
+        for key in plan.drop:
+            self._seqs.pop(key, None)
+            self._proposer.end(key)
+        for new in plan.new:
+            seq = self._seqs[new.key] = RankSeq(_unscored(new))
+            self._proposer.begin(new.key, seq)
+
+
+def draw_guesses(asked: Sequence[Proposal], logits: torch.Tensor, ops: Ops) -> None:
+    """Draw one more guess of each from its row of (N, vocab_size) float32, by the settings and the number that the token itself
+    is drawn with: two distributions that are alike then give the same token at any temperature."""
+    longer = [LongerHistory(one.seq, one.seq.num_tokens + len(one.guesses)) for one in asked]
+    pack, io = Pack(), HostSteps(logits.device).begin()
+    rows = RowDraws(longer, pack)
+    pack.send(io.upload)
+    for one, token in zip(asked, rows.draw(logits, ops, io)[0].tolist(), strict=True):
+        one.guess(token)
+
+
+def _with_guesses(plan: StepPlan, asked: Sequence[Proposal]) -> StepPlan:
+    """Return the plan with the guesses in their places. What was asked for and is not there is left out."""
+    guesses = {one.key: tuple(one.guesses) for one in asked}
+    return replace(plan, work=tuple(_filled(work, guesses.get(work.key)) for work in plan.work))
+
+
+def _filled(work: SeqWork, guesses: tuple[TokenId, ...] | None) -> SeqWork:
+    if guesses is None:
+        return work
+    return replace(work, drafts=guesses, count=work.count - len(work.drafts) + len(guesses))
+
+
+def _unscored(new: NewSeq) -> NewSeq:
+    """Return the sequence without log-probabilities, which nobody hears of."""
+    return replace(new, sampling=replace(new.sampling, num_logprobs=-1, num_prompt_logprobs=-1))
