@@ -68,11 +68,18 @@ def _losses(content: Any, find: Find) -> list[float]:
 
 
 def _products(content: Any, find: Find) -> list[float]:
-    shares, rates = content["share_of_rate_in_registers"], content["gop_s"]
+    found = find(content["by_rows"], num_rows=96)
+    shares, rates = found["share_of_rate_in_registers"], found["gop_s"]
     return [
         min(row["bfloat16"] for row in shares.values()),
         min(row["bfloat16"] / row["oneDNN bfloat16"] for row in rates.values()),
     ]
+
+
+def _whole_products(content: Any, find: Find) -> list[float]:
+    """The worst matrix: int8 with 96 and 512 rows, int4 with as many."""
+    shares = [find(content["by_rows"], num_rows=rows)["share_of_rate_in_registers"] for rows in (96, 512)]
+    return [min(row[way] for row in found.values()) for way in ("int8", "int4") for found in shares]
 
 
 def _by_the_best(d: Any, _: Find) -> list[float]:
@@ -120,7 +127,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["products"][way]["share"] for way in ("half", "int8", "int4")],
         lambda d, _: [d["cpu_speed_over_former"]["decode 8"][way] for way in ("full", "half", "int8")],
     ],
-    "cpu_products.json": [_products],
+    "cpu_products.json": [_products, _whole_products],
     "cpu_step.json": [_native_attention],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],

@@ -11,16 +11,15 @@ struct DotPanels {
     template <int ROWS>
     static void multiply(const baton::PanelProduct& work) {
         constexpr int VECTORS = baton::PANEL / LANES;
-        float tile[ROWS * baton::PANEL];
-        read_tile(work, tile);
+        Ahead ahead(work, (work.inputs + 1) / 2);
         Floats sums[ROWS][VECTORS];
-        for (int row = 0; row < ROWS; ++row)
-            for (int v = 0; v < VECTORS; ++v) sums[row][v] = load(tile + row * baton::PANEL + v * LANES);
+        read_tile(work, 0, sums);
         const auto* x = static_cast<const int32_t*>(work.x);
-        const uint8_t* w = work.panel;
+        const uint8_t* w = work.numbers;
         for (int64_t k = 0; k < work.inputs; k += 2, w += baton::PANEL * 4, x += ROWS) {
             prefetch(w);
             prefetch(w + 64);
+            ahead.fetch();
             __m512bh pairs[VECTORS];
             for (int v = 0; v < VECTORS; ++v) pairs[v] = load_pairs(w + v * LANES * 4);
             for (int row = 0; row < ROWS; ++row) {
@@ -28,9 +27,7 @@ struct DotPanels {
                 for (int v = 0; v < VECTORS; ++v) sums[row][v] = _mm512_dpbf16_ps(sums[row][v], one, pairs[v]);
             }
         }
-        for (int row = 0; row < ROWS; ++row)
-            for (int v = 0; v < VECTORS; ++v) store(tile + row * baton::PANEL + v * LANES, sums[row][v]);
-        write_tile(work, tile);
+        write_tile(work, 0, sums);
     }
 };
 

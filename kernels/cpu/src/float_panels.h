@@ -34,28 +34,23 @@ template <class Number>
 struct FloatPanels {
     template <int ROWS>
     static void multiply(const baton::PanelProduct& work) {
-        constexpr int VECTORS = float_vectors(ROWS), STEP = baton::PANEL * SIDE<Number>;
-        float tile[ROWS * baton::PANEL];
-        read_tile(work, tile);
-        for (int first = 0; first < baton::PANEL; first += VECTORS * LANES) {
+        constexpr int VECTORS = float_vectors(ROWS), COLUMNS = VECTORS * LANES, STEP = baton::PANEL * SIDE<Number>;
+        for (int first = 0; first < baton::PANEL; first += COLUMNS) {
             const auto* x = static_cast<const float*>(work.x);
-            const auto* w = reinterpret_cast<const Number*>(work.panel) + first * SIDE<Number>;
+            const auto* w = reinterpret_cast<const Number*>(work.numbers) + first * SIDE<Number>;
             Floats sums[ROWS][VECTORS];
-            for (int row = 0; row < ROWS; ++row)
-                for (int v = 0; v < VECTORS; ++v)
-                    sums[row][v] = load(tile + row * baton::PANEL + first + v * LANES);
+            read_tile(work, first, sums);
+            Ahead ahead(work, work.inputs / SIDE<Number>);
             int64_t k = 0;
             for (; k + SIDE<Number> <= work.inputs; k += SIDE<Number>, w += STEP, x += ROWS * SIDE<Number>) {
                 for (int at = 0; at < STEP; at += 64 / static_cast<int>(sizeof(Number))) prefetch(w + at);
+                ahead.fetch();
                 add_input<0>(sums, w, x);
                 if constexpr (SIDE<Number> == 2) add_input<1>(sums, w, x + ROWS);
             }
             if (k < work.inputs) add_input<0>(sums, w, x);
-            for (int row = 0; row < ROWS; ++row)
-                for (int v = 0; v < VECTORS; ++v)
-                    store(tile + row * baton::PANEL + first + v * LANES, sums[row][v]);
+            write_tile(work, first, sums);
         }
-        write_tile(work, tile);
     }
 };
 

@@ -9,12 +9,16 @@ namespace baton {
 
 struct PanelProduct {
     const Layout* layout;
-    const uint8_t* panel;
-    const void* x;         // (K, rows) float, (K / 2, rows) of 2 bfloat16, or (K / 4, rows) of 4 bytes
-    const float* x_scales;  // (rows,): int8 and int4
-    const float* x_sums;    // (groups, rows): of the rounded inputs
+    const uint8_t* panel;     // whose scales and zero points count: int8 and int4
+    const uint8_t* numbers;   // the panel's, from the first input on
+    const uint8_t* ahead;     // what is multiplied next
+    int64_t ahead_bytes;      // how much of it is fetched meanwhile
+    const void* x;            // (K, rows) float, (K / 2, rows) of 2 bfloat16, or (K / 4, rows) of 4 bytes
+    const float* x_scales;    // (rows,): int8 and int4, as what follows
+    const int32_t* x_starts;  // (groups, rows): what sums begin with
+    const float* x_sums;      // (groups, rows): of the rounded inputs, where there are zero points
     int64_t rows;
-    int64_t inputs;     // how many of them: `panel` and `x` begin with the first; all of them but with floats
+    int64_t inputs;     // how many of them: `numbers` and `x` begin with the first; all of them but with floats
     bool goes_on;       // `out` has the sums of the inputs before
     const float* bias;  // (columns,) or null
     float* out;         // (rows, columns), rows `stride` floats apart
@@ -34,11 +38,19 @@ struct RowRounding {
     const float* x;  // (inputs,)
     int64_t inputs;
     int64_t padded_inputs;
-    int64_t group;
-    int64_t rows;  // of the block that the row is one of
     int8_t* out;   // (padded_inputs,)
     float* scale;  // the row's
-    float* sums;   // the row's first; the next group's follows `rows` floats further
+};
+
+// What a group's inputs add up to, in each row of a block.
+struct GroupSums {
+    const uint32_t* x;  // (groups, length, rows) of 4 bytes
+    int64_t groups;
+    int64_t length;
+    int64_t rows;
+    int32_t offset;   // by which the numbers are too large that the rows are multiplied with
+    int32_t* starts;  // (groups, rows): that many times less
+    float* sums;      // (groups, rows), or null
 };
 
 // Rows of queries against the keys and values of one KV head, as far as each row sees them. Row r's position is
@@ -77,10 +89,14 @@ struct RowDraw {
 using Multiply = void (*)(const PanelProduct&);
 
 struct Kernels {
-    Multiply multiply[5];   // by Format
-    int64_t most_rows[5];   // of a block, by Format
+    Multiply multiply[5];       // by Format
+    Multiply multiply_widened;  // with panels of int4 whose numbers `widen` has made bytes
+    int64_t most_rows[5];       // of a block, by Format
+    int32_t int8_offset;        // by which numbers of int8 are too large as they are multiplied
     void (*round_row)(const RowRounding&);
+    void (*sum_groups)(const GroupSums&);
     void (*interleave)(const Interleaving&);
+    void (*widen)(const uint8_t* lines, int64_t bytes, int32_t* out);
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
     int64_t (*first_largest)(const float* x, int64_t count);

@@ -4,22 +4,55 @@
 
 namespace {
 
+inline float largest_magnitude(const float* x, int64_t count) {
+    Floats most[4] = {none(), none(), none(), none()};
+    int64_t i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int64_t j = 0; j < 4; ++j) most[j] = larger(most[j], magnitude(load(x + i + j * LANES)));
+    for (; i < count; i += LANES) most[0] = larger(most[0], magnitude(load_some(x + i, count - i)));
+    float each[LANES], found = 0;
+    store(each, larger(larger(most[0], most[1]), larger(most[2], most[3])));
+    for (float one : each) found = one > found ? one : found;
+    return found;
+}
+
+// A row's scale, and quotients by it, found by products as division rounds them: the first product's error is known exactly. Where
+// that would be no normal number, there is division, which is slower.
+struct Divisor {
+    float scale, inverse;
+    bool by_products;
+
+    explicit Divisor(float scale) : scale(scale), inverse(1.0f / scale), by_products(scale > 1e-20f && scale < 1e20f) {}
+
+    Floats quotients(Floats x) const {
+        if (!by_products) return over(x, all(scale));
+        const Floats about = times(x, all(inverse));
+        return fma(minus_product(x, about, all(scale)), all(inverse), about);
+    }
+};
+
 // The row's largest magnitude becomes 127; a row of zeros has the scale 1.
 void round_row(const baton::RowRounding& work) {
-    const float most = largest(work.x, work.inputs);
-    const float scale = most > 0 ? most / 127.0f : 1.0f;
-    const Floats scales = all(scale);
+    const float most = largest_magnitude(work.x, work.inputs);
+    const Divisor divisor(most > 0 ? most / 127.0f : 1.0f);
     int64_t k = 0;
-    for (; k + LANES <= work.inputs; k += LANES) store_quotients(work.out + k, load(work.x + k), scales);
-    for (; k < work.inputs; ++k) work.out[k] = static_cast<int8_t>(quotient(work.x[k], scale));
+    for (; k + LANES <= work.inputs; k += LANES) store_nearest(work.out + k, divisor.quotients(load(work.x + k)));
+    for (; k < work.inputs; ++k) work.out[k] = static_cast<int8_t>(nearest(work.x[k] / divisor.scale));
     for (; k < work.padded_inputs; ++k) work.out[k] = 0;
-    for (int64_t start = 0, group = 0; start < work.padded_inputs; start += work.group, ++group) {
-        const int64_t left = work.padded_inputs - start;
-        int32_t sum = 0;
-        for (int64_t i = 0; i < (left < work.group ? left : work.group); ++i) sum += work.out[start + i];
-        work.sums[group * work.rows] = static_cast<float>(sum);
+    *work.scale = divisor.scale;
+}
+
+// The rows of a block at once, a lane each.
+void sum_groups(const baton::GroupSums& work) {
+    const Ints ones = all(0x01010101);
+    const uint32_t* x = work.x;
+    for (int64_t group = 0; group < work.groups; ++group) {
+        Sums sums = all_sums(0);
+        for (int64_t i = 0; i < work.length; ++i, x += work.rows)
+            sums = dot_halves(sums, ones, reinterpret_cast<Ints>(load_some(x, work.rows)));
+        store_some(work.starts + group * work.rows, reinterpret_cast<Floats>(sums * -work.offset), work.rows);
+        if (work.sums != nullptr) store_some(work.sums + group * work.rows, to_floats(sums), work.rows);
     }
-    *work.scale = scale;
 }
 
 void interleave(const baton::Interleaving& work) {
@@ -49,9 +82,9 @@ uint64_t read_memory(const uint8_t* from, int64_t bytes) {
 
 int64_t spin(baton::Format format, int64_t rounds) {
     if (format == baton::Format::int8 || format == baton::Format::int4) {
-        const uint8_t numbers[4 * LANES] = {};
-        Ints one = load_ints(numbers), sums[SPINNING];
-        for (auto& sum : sums) sum = no_ints();
+        Ints one = no_ints();
+        Sums sums[SPINNING];
+        for (auto& sum : sums) sum = all_sums(0);
         for (int64_t i = 0; i < rounds; ++i) {
             asm volatile("" : "+v"(one));
             for (auto& sum : sums) sum = dot_halves(sum, one, one);

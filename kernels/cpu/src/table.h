@@ -3,20 +3,23 @@
 #include "attention_head.h"
 #include "drawing.h"
 #include "float_panels.h"
-#include "int4_panels.h"
-#include "int8_panels.h"
 #include "rows.h"
+#include "whole_panels.h"
 
 namespace {
 
 constexpr baton::Kernels make_kernels() {
     return {
         {by_rows<FloatPanels<float>, FLOAT_ROWS>, by_rows<FloatPanels<baton::Bfloat16>, FLOAT_ROWS>,
-         by_rows<FloatPanels<baton::Float16>, FLOAT_ROWS>, by_rows<Int8Panels, INT8_ROWS>,
-         by_rows<Int4Panels, INT4_ROWS>},
-        {FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, INT8_ROWS, INT4_ROWS},
+         by_rows<FloatPanels<baton::Float16>, FLOAT_ROWS>, by_rows<WholePanels<Lines8>, WHOLE_ROWS>,
+         by_rows<WholePanels<Lines4>, WHOLE_ROWS>},
+        by_rows<WholePanels<WidenedLines4>, WHOLE_ROWS>,
+        {FLOAT_ROWS, FLOAT_ROWS, FLOAT_ROWS, WHOLE_ROWS, WHOLE_ROWS},
+        OFFSET,
         round_row,
+        sum_groups,
         interleave,
+        widen,
         {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
         LANES,
         first_largest,

@@ -1,4 +1,5 @@
-// What products by panels have in common: a tile of sums that is written out, and a choice by the number of rows.
+// What products by panels have in common: a tile of sums that `out` gives and takes, lines that are fetched ahead, and a choice by
+// the number of rows.
 #pragma once
 #include "kernels.h"
 
@@ -14,31 +15,58 @@ inline void prefetch(const void* at) {
     _mm_prefetch(static_cast<const char*>(at) + AHEAD, _MM_HINT_T0);
 }
 
-// The scales of LANES outputs, from the `number`-th of the panel on.
-inline Floats load_scales(const baton::PanelProduct& work, int64_t number) {
-    const uint8_t* scales = work.panel + work.layout->scales_at();
-    switch (work.layout->scales) {
-        case baton::Format::f32: return load(reinterpret_cast<const float*>(scales) + number);
-        case baton::Format::bf16: return load(reinterpret_cast<const baton::Bfloat16*>(scales) + number);
-        default: return load(reinterpret_cast<const baton::Float16*>(scales) + number);
+// What is at `at` is read from memory behind this, and written before it: the compiler would keep it in registers.
+inline void keep_in_memory(const void* at) { asm volatile("" : : "r"(at) : "memory"); }
+
+// Fetches what is multiplied next into the second cache, a little with each of `steps`.
+struct Ahead {
+    const uint8_t* at;
+    int64_t step;
+
+    Ahead(const baton::PanelProduct& work, int64_t steps)
+        : at(work.ahead), step(steps > 0 ? (work.ahead_bytes + steps - 1) / steps : 0) {}
+
+    void fetch() {
+        _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T1);
+        at += step;
     }
+};
+
+// LANES numbers of a row of `columns`, from the `first`-th on; zeros behind its end.
+inline Floats load_columns(const float* row, int64_t first, int64_t columns) {
+    const int64_t left = columns - first;
+    return left >= LANES ? load(row + first) : left > 0 ? load_some(row + first, left) : none();
 }
 
-// What the sums of a tile begin with.
-inline void read_tile(const baton::PanelProduct& work, float* tile) {
-    for (int64_t row = 0; row < work.rows; ++row)
-        for (int64_t n = 0; n < baton::PANEL; ++n)
-            tile[row * baton::PANEL + n] = work.goes_on && n < work.columns ? work.out[row * work.stride + n] : 0.0f;
+inline void store_columns(float* row, int64_t first, int64_t columns, Floats x) {
+    const int64_t left = columns - first;
+    if (left >= LANES)
+        store(row + first, x);
+    else if (left > 0)
+        store_some(row + first, x, left);
 }
 
-inline void write_tile(const baton::PanelProduct& work, const float* tile) {
-    for (int64_t row = 0; row < work.rows; ++row) {
-        float* out = work.out + row * work.stride;
-        const float* sums = tile + row * baton::PANEL;
-        if (work.bias == nullptr)
-            for (int64_t n = 0; n < work.columns; ++n) out[n] = sums[n];
-        else
-            for (int64_t n = 0; n < work.columns; ++n) out[n] = sums[n] + work.bias[n];
+inline Floats load_bias(const baton::PanelProduct& work, int64_t first) {
+    return work.bias == nullptr ? none() : load_columns(work.bias, first, work.columns);
+}
+
+// What the sums of a tile begin with, from the `first`-th column of the panel on.
+template <int ROWS, int VECTORS>
+inline void read_tile(const baton::PanelProduct& work, int first, Floats (&sums)[ROWS][VECTORS]) {
+    for (auto& row : sums)
+        for (auto& sum : row) sum = none();
+    if (!work.goes_on) return;
+    for (int row = 0; row < ROWS; ++row)
+        for (int v = 0; v < VECTORS; ++v)
+            sums[row][v] = load_columns(work.out + row * work.stride, first + v * LANES, work.columns);
+}
+
+template <int ROWS, int VECTORS>
+inline void write_tile(const baton::PanelProduct& work, int first, const Floats (&sums)[ROWS][VECTORS]) {
+    for (int v = 0; v < VECTORS; ++v) {
+        const Floats bias = load_bias(work, first + v * LANES);
+        for (int row = 0; row < ROWS; ++row)
+            store_columns(work.out + row * work.stride, first + v * LANES, work.columns, plus(sums[row][v], bias));
     }
 }
 

@@ -9,9 +9,10 @@ namespace {
 constexpr int LANES = 8;
 using Floats = __m256;
 using Ints = __m256i;
+using Sums = int32_t __attribute__((vector_size(32)));
 
 // Rows of a block, and vectors of outputs at once, by how many of the 16 registers they take.
-constexpr int FLOAT_ROWS = 6, INT8_ROWS = 4, INT4_ROWS = 4;
+constexpr int FLOAT_ROWS = 6, WHOLE_ROWS = 4;
 constexpr int float_vectors(int rows) { return rows <= 2 ? 4 : 2; }
 constexpr int int8_vectors(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
 constexpr int int4_vectors(int rows) { return rows <= 2 ? 2 : 1; }
@@ -33,11 +34,11 @@ inline Ints first_lanes(int64_t count) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes);
 }
 // The first `count` lanes; zeros in the others.
-inline Floats load_some(const uint32_t* at, int64_t count) {
-    return _mm256_castsi256_ps(_mm256_maskload_epi32(reinterpret_cast<const int*>(at), first_lanes(count)));
+inline Floats load_some(const void* at, int64_t count) {
+    return _mm256_castsi256_ps(_mm256_maskload_epi32(static_cast<const int*>(at), first_lanes(count)));
 }
-inline void store_some(uint32_t* at, Floats x, int64_t count) {
-    _mm256_maskstore_epi32(reinterpret_cast<int*>(at), first_lanes(count), _mm256_castps_si256(x));
+inline void store_some(void* at, Floats x, int64_t count) {
+    _mm256_maskstore_epi32(static_cast<int*>(at), first_lanes(count), _mm256_castps_si256(x));
 }
 inline Floats load_bytes(const uint8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at))));
@@ -56,15 +57,15 @@ inline void store(int32_t* at, Ints x) { _mm256_storeu_si256(reinterpret_cast<In
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm256_fnmadd_ps(a, b, c); }
 inline Floats times(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
-inline Floats to_floats(Ints x) { return _mm256_cvtepi32_ps(x); }
+inline Sums all_sums(int32_t x) { return reinterpret_cast<Sums>(all(x)); }
+inline Floats to_floats(Sums x) { return _mm256_cvtepi32_ps(reinterpret_cast<Ints>(x)); }
 inline Ints low_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
-inline Ints minus(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 inline Ints both(Ints a, Ints b) { return _mm256_xor_si256(a, b); }
 inline Ints high_halves(Ints x) { return low_halves(_mm256_srli_epi16(x, 4)); }
 
 // Each lane's 4 products of unsigned halves and signed bytes, added to it. 15 * 127 * 2 is far from 16 bits' end.
-inline Ints dot_halves(Ints sum, Ints halves, Ints x) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(halves, x), _mm256_set1_epi16(1)));
+inline Sums dot_halves(Sums sum, Ints halves, Ints x) {
+    return sum + reinterpret_cast<Sums>(_mm256_madd_epi16(_mm256_maddubs_epi16(halves, x), _mm256_set1_epi16(1)));
 }
 
 // Bytes with an offset of 128, made ready to be multiplied. Two products of whole unsigned bytes would not fit into 16 bits: they
@@ -77,7 +78,7 @@ inline Bytes load_weights(const uint8_t* at) {
     Ints value = _mm256_xor_si256(load_ints(at), _mm256_set1_epi8(-128));
     return {_mm256_abs_epi8(value), value};
 }
-inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) {
+inline Sums dot_bytes(Sums sum, const Bytes& w, Ints x) {
     return dot_halves(sum, w.magnitude, _mm256_sign_epi8(x, w.value));
 }
 
@@ -88,6 +89,7 @@ inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats less(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline Floats magnitude(Floats x) { return _mm256_andnot_ps(all(-0.0f), x); }
 inline Floats nearest(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // `x`, but 0 where `number` is below `least`.
 inline Floats zero_below(Floats x, Floats number, Floats least) {
@@ -128,27 +130,13 @@ inline void transpose(Floats (&x)[LANES]) {
     }
 }
 
-inline float largest(const float* x, int64_t count) {
-    Floats most = none(), sign = all(-0.0f);
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) most = _mm256_max_ps(most, _mm256_andnot_ps(sign, load(x + i)));
-    float each[LANES], found = 0;
-    store(each, most);
-    for (float one : each) found = one > found ? one : found;
-    for (; i < count; ++i) {
-        float one = x[i] < 0 ? -x[i] : x[i];
-        found = one > found ? one : found;
-    }
-    return found;
-}
-
-// Nearest integers of 8 quotients, ties to even; they are small enough for a byte.
-inline void store_quotients(int8_t* at, Floats x, Floats scale) {
-    Ints whole = _mm256_cvtps_epi32(_mm256_div_ps(x, scale));
+// Nearest integers, ties to even; they are small enough for a byte.
+inline void store_nearest(int8_t* at, Floats x) {
+    const Ints whole = _mm256_cvtps_epi32(x);
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(at), _mm_packs_epi16(words, words));
 }
 
-inline float quotient(float x, float scale) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x / scale), 8)); }
+inline float nearest(float x) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x), 8)); }
 
 }  // namespace

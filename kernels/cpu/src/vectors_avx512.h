@@ -9,12 +9,14 @@ namespace {
 constexpr int LANES = 16;
 using Floats = __m512;
 using Ints = __m512i;
+// Sums of 32 bits, by the type that the instruction has: where types change GCC copies registers, twice for each product.
+using Sums = int32_t __attribute__((vector_size(64)));
 
 // Rows of a block, and vectors of outputs at once, by how many of the 32 registers they take.
-constexpr int FLOAT_ROWS = 12, INT8_ROWS = 12, INT4_ROWS = 12;
+constexpr int FLOAT_ROWS = 12, WHOLE_ROWS = 12;
 constexpr int float_vectors(int) { return 2; }
-constexpr int int8_vectors(int rows) { return rows <= 8 ? 2 : 1; }
-constexpr int int4_vectors(int rows) { return rows <= 6 ? 2 : 1; }
+constexpr int int8_vectors(int) { return 2; }
+constexpr int int4_vectors(int) { return 2; }
 
 inline Floats none() { return _mm512_setzero_ps(); }
 inline Ints no_ints() { return _mm512_setzero_si512(); }
@@ -30,8 +32,8 @@ inline Floats load(const baton::Float16* at) {
 }
 inline __mmask16 first_lanes(int64_t count) { return static_cast<__mmask16>(count < LANES ? (1 << count) - 1 : 0xffff); }
 // The first `count` lanes; zeros in the others.
-inline Floats load_some(const uint32_t* at, int64_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), at); }
-inline void store_some(uint32_t* at, Floats x, int64_t count) { _mm512_mask_storeu_ps(at, first_lanes(count), x); }
+inline Floats load_some(const void* at, int64_t count) { return _mm512_maskz_loadu_ps(first_lanes(count), at); }
+inline void store_some(void* at, Floats x, int64_t count) { _mm512_mask_storeu_ps(at, first_lanes(count), x); }
 inline Floats load_bytes(const uint8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
 }
@@ -48,20 +50,22 @@ inline void store(int32_t* at, Ints x) { _mm512_storeu_si512(at, x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats minus_product(Floats c, Floats a, Floats b) { return _mm512_fnmadd_ps(a, b, c); }
 inline Floats times(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
-inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Sums all_sums(int32_t x) { return reinterpret_cast<Sums>(all(x)); }
+inline Floats to_floats(Sums x) { return _mm512_cvtepi32_ps(reinterpret_cast<Ints>(x)); }
 inline Ints low_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
-inline Ints minus(Ints a, Ints b) { return _mm512_sub_epi32(a, b); }
 inline Ints both(Ints a, Ints b) { return _mm512_xor_si512(a, b); }
 inline Ints high_halves(Ints x) { return low_halves(_mm512_srli_epi16(x, 4)); }
 
 // Each lane's 4 products of unsigned and signed bytes, added to it.
-inline Ints dot_halves(Ints sum, Ints halves, Ints x) { return _mm512_dpbusd_epi32(sum, halves, x); }
+inline Sums dot_halves(Sums sum, Ints halves, Ints x) {
+    return reinterpret_cast<Sums>(_mm512_dpbusd_epi32(reinterpret_cast<Ints>(sum), halves, x));
+}
 
 // Weights come with an offset of 128, so that they are unsigned: 128 times the sum of the inputs is to be taken off.
 constexpr int32_t OFFSET = 128;
 using Bytes = Ints;
 inline Bytes load_weights(const uint8_t* at) { return load_ints(at); }
-inline Ints dot_bytes(Ints sum, const Bytes& w, Ints x) { return _mm512_dpbusd_epi32(sum, w, x); }
+inline Sums dot_bytes(Sums sum, const Bytes& w, Ints x) { return dot_halves(sum, w, x); }
 
 inline Floats load(const int8_t* at) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at))));
@@ -70,6 +74,7 @@ inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats less(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // `x`, but 0 where `number` is below `least`.
 inline Floats zero_below(Floats x, Floats number, Floats least) {
@@ -110,24 +115,11 @@ inline void transpose(Floats (&x)[LANES]) {
     }
 }
 
-inline float largest(const float* x, int64_t count) {
-    Floats most = none();
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) most = _mm512_max_ps(most, _mm512_abs_ps(load(x + i)));
-    float found = _mm512_reduce_max_ps(most);
-    for (; i < count; ++i) {
-        float one = x[i] < 0 ? -x[i] : x[i];
-        found = one > found ? one : found;
-    }
-    return found;
+// Nearest integers, ties to even; they are small enough for a byte.
+inline void store_nearest(int8_t* at, Floats x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
-// Nearest integers of 16 quotients, ties to even; they are small enough for a byte.
-inline void store_quotients(int8_t* at, Floats x, Floats scale) {
-    Ints whole = _mm512_cvtps_epi32(_mm512_div_ps(x, scale));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), _mm512_cvtsepi32_epi8(whole));
-}
-
-inline float quotient(float x, float scale) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x / scale), 8)); }
+inline float nearest(float x) { return _mm_cvtss_f32(_mm_round_ss(_mm_setzero_ps(), _mm_set_ss(x), 8)); }
 
 }  // namespace

@@ -162,6 +162,19 @@ def test_the_largest_bytes_do_not_overflow(isa: Isa):
         assert torch.equal(got, torch.full_like(got, 3.0 * value * inputs))
 
 
+@pytest.mark.parametrize("magnitude", [1e-37, 1e-30, 1e-18, 1e18, 1e30])
+def test_rows_of_any_magnitude_are_rounded_alike(isa: Isa, magnitude: float):
+    weight, x = random(40, 264), random(5, 264) * magnitude
+    got = packed(weight, Layout.INT4, 8, isa).product(x, None)
+    assert error(got, in_bytes(x), in_four_bits(weight, 8), None) < MOST
+
+
+def test_numbers_half_way_between_two_bytes_go_to_the_even_one(isa: Isa):
+    x = torch.cat((torch.tensor([254.0]), torch.arange(-126.0, 127.0) * 2 + 1, torch.zeros(2))).repeat(30, 1)
+    got = packed(torch.eye(256), Layout.INT8, isa=isa).product(x, None)
+    assert torch.allclose(got, (x / 2).round() * 2, rtol=1e-6, atol=0)
+
+
 def test_rows_of_zeros_are_zeros(isa: Isa):
     for layout in Layout:
         assert not packed(random(40, 64), layout, 32, isa).product(torch.zeros(3, 64), None).any()
@@ -172,6 +185,13 @@ MAKE: dict[str, Callable[[Isa], Panels]] = {
 }
 MAKE["INT8 in groups"] = lambda isa: packed_int8(
     integers(-128, 128, 200, 300).to(torch.int8), random(200, 5).half(), integers(-128, 128, 200, 5), 60, isa
+)
+MAKE["INT4 with zero points"] = lambda isa: packed_int4(
+    integers(0, 16, 200, 300).to(torch.uint8),
+    random(200, 5).half(),
+    integers(0, 17, 200, 5).to(torch.uint8),
+    64,
+    isa,
 )
 
 

@@ -1,0 +1,153 @@
+// Products of rows of 8 bits and panels of 8 and 4: exact within a group of inputs, in float32 over groups. To be included behind
+// vectors.
+#pragma once
+#include "tiles.h"
+
+namespace {
+
+// The scales of LANES outputs, from the `number`-th on.
+inline Floats load_scales(baton::Format format, const uint8_t* scales, int64_t number) {
+    switch (format) {
+        case baton::Format::f32: return load(reinterpret_cast<const float*>(scales) + number);
+        case baton::Format::bf16: return load(reinterpret_cast<const baton::Bfloat16*>(scales) + number);
+        default: return load(reinterpret_cast<const baton::Float16*>(scales) + number);
+    }
+}
+
+// Lines of 8 bits: 4 inputs of each output.
+struct Lines8 {
+    static constexpr int INPUTS = 4;
+    static constexpr int vectors(int rows) { return int8_vectors(rows); }
+
+    template <int ROWS, int VECTORS>
+    static void add(Sums (&sums)[ROWS][VECTORS], const uint8_t* w, const int32_t* x) {
+        Bytes weights[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) weights[v] = load_weights(w + v * LANES * 4);
+        for (int row = 0; row < ROWS; ++row) {
+            const Ints four = all(x[row]);
+            for (int v = 0; v < VECTORS; ++v) sums[row][v] = dot_bytes(sums[row][v], weights[v], four);
+        }
+    }
+
+    static Floats zeros(const uint8_t* table, int64_t number) {
+        return load(reinterpret_cast<const baton::Float16*>(table) + number);
+    }
+};
+
+template <int ROWS, int VECTORS>
+inline void add_halves(Sums (&sums)[ROWS][VECTORS], const Ints (&halves)[VECTORS], const int32_t* x) {
+    for (int row = 0; row < ROWS; ++row) {
+        const Ints four = all(x[row]);
+        for (int v = 0; v < VECTORS; ++v) sums[row][v] = dot_halves(sums[row][v], halves[v], four);
+    }
+}
+
+// Lines of 4 bits: 8 inputs of each output.
+struct Lines4 {
+    static constexpr int INPUTS = 8;
+    static constexpr int vectors(int rows) { return int4_vectors(rows); }
+
+    template <int ROWS, int VECTORS>
+    static void add(Sums (&sums)[ROWS][VECTORS], const uint8_t* w, const int32_t* x) {
+        Ints bytes[VECTORS], halves[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) {
+            bytes[v] = load_ints(w + v * LANES * 4);
+            halves[v] = low_halves(bytes[v]);
+        }
+        add_halves(sums, halves, x);
+        for (int v = 0; v < VECTORS; ++v) halves[v] = high_halves(bytes[v]);
+        add_halves(sums, halves, x + ROWS);
+    }
+
+    static Floats zeros(const uint8_t* table, int64_t number) { return load_bytes(table + number); }
+};
+
+// The same in a byte each, as `widen` writes them.
+struct WidenedLines4 {
+    static constexpr int INPUTS = 4;
+    static constexpr int vectors(int rows) { return int4_vectors(rows); }
+
+    template <int ROWS, int VECTORS>
+    static void add(Sums (&sums)[ROWS][VECTORS], const uint8_t* w, const int32_t* x) {
+        Ints halves[VECTORS];
+        for (int v = 0; v < VECTORS; ++v) halves[v] = load_ints(w + v * LANES * 4);
+        add_halves(sums, halves, x);
+    }
+
+    static Floats zeros(const uint8_t* table, int64_t number) { return Lines4::zeros(table, number); }
+};
+
+template <class Lines>
+struct WholePanels {
+    template <int ROWS>
+    static void multiply(const baton::PanelProduct& work) {
+        constexpr int VECTORS = Lines::vectors(ROWS), COLUMNS = VECTORS * LANES;
+        for (int first = 0; first < baton::PANEL; first += COLUMNS) {
+            alignas(64) float totals[ROWS * COLUMNS];
+            if (work.layout->has_zeros)
+                add_groups<ROWS, VECTORS, true>(work, first, totals);
+            else
+                add_groups<ROWS, VECTORS, false>(work, first, totals);
+            for (int v = 0; v < VECTORS; ++v) {
+                const Floats bias = load_bias(work, first + v * LANES);
+                for (int row = 0; row < ROWS; ++row) {
+                    const Floats total = load(totals + row * COLUMNS + v * LANES);
+                    store_columns(work.out + row * work.stride, first + v * LANES, work.columns,
+                                  fma(total, all(work.x_scales[row]), bias));
+                }
+            }
+        }
+    }
+
+  private:
+    template <int ROWS, int VECTORS, bool HAS_ZEROS>
+    static void add_groups(const baton::PanelProduct& work, int first, float* totals) {
+        const baton::Layout& layout = *work.layout;
+        const auto* x = static_cast<const int32_t*>(work.x);
+        const int32_t* starts = work.x_starts;
+        const float* x_sums = work.x_sums;
+        const uint8_t* w = work.numbers + first * 4;
+        const uint8_t *scales = work.panel + layout.scales_at(), *zeros = work.panel + layout.zeros_at();
+        const int64_t groups = layout.num_groups(), steps = layout.group / Lines::INPUTS;
+        Ahead ahead(work, groups * steps);
+        for (int i = 0; i < ROWS * VECTORS; ++i) store(totals + i * LANES, none());
+        for (int64_t group = 0; group < groups; ++group, starts += ROWS, x_sums += HAS_ZEROS ? ROWS : 0) {
+            keep_in_memory(totals);  // The sums of a group need the registers.
+            Sums sums[ROWS][VECTORS];
+            for (int row = 0; row < ROWS; ++row)
+                for (auto& sum : sums[row]) sum = all_sums(starts[row]);
+            int64_t left = steps;
+            do {
+                prefetch(w);
+                prefetch(w + 64);
+                ahead.fetch();
+                Lines::add(sums, w, x);
+                w += baton::PANEL * 4;
+                x += ROWS * Lines::INPUTS / 4;
+            } while (--left > 0);
+            for (int v = 0; v < VECTORS; ++v) {
+                const int64_t number = group * baton::PANEL + first + v * LANES;
+                const Floats scale = load_scales(layout.scales, scales, number);
+                const Floats offset = HAS_ZEROS ? times(scale, Lines::zeros(zeros, number)) : none();
+                for (int row = 0; row < ROWS; ++row) {
+                    float* at = totals + (row * VECTORS + v) * LANES;
+                    Floats total = fma(to_floats(sums[row][v]), scale, load(at));
+                    if (HAS_ZEROS) total = minus_product(total, all(x_sums[row]), offset);
+                    store(at, total);
+                }
+            }
+        }
+    }
+};
+
+// Lines of 4 bits become twice as many of bytes, in the order of the inputs.
+void widen(const uint8_t* lines, int64_t bytes, int32_t* out) {
+    for (const uint8_t* end = lines + bytes; lines < end; lines += baton::PANEL * 4, out += 2 * baton::PANEL)
+        for (int64_t place = 0; place < baton::PANEL; place += LANES) {
+            const Ints pairs = load_ints(lines + place * 4);
+            store(out + place, low_halves(pairs));
+            store(out + baton::PANEL + place, high_halves(pairs));
+        }
+}
+
+}  // namespace
