@@ -16,7 +16,7 @@ from llguidance import grammar_from
 from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig
-from core.kv import KVShard
+from core.kv import KVLayout, KVShard
 from core.plan import NewSeq, StepPlan
 from core.reports import WorkCounts
 from core.steps import StepModel, StepModels
@@ -38,13 +38,14 @@ from engine.planning.step_scheduler import StepScheduler
 from engine.planning.step_time_fit import StepFits
 from models.causal_model import CausalModel
 from models.drafting_head import DraftingHead
+from models.eagle import load_eagle, read_eagle
+from models.families import read_spec
 from models.hub import resolve
-from models.mtp import load_mtp
 from models.registry import load_model
 from tests.engine.execution.test_speculation import Adversary
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, FAMILIES
-from tests.models.mtp_checkpoints import with_mtp
+from tests.models.eagle_checkpoints import make_eagle, make_target
 from tests.models.served import make_served
 
 VOCAB, END, CONTEXT = 4096, 0, 128
@@ -117,13 +118,14 @@ async def said(
     drafter: Drafter | None = None,
     draft: CausalModel | None = None,
     head: DraftingHead | None = None,
+    head_layout: KVLayout | None = None,
     matchers: Matchers = MATCHERS,
     num_blocks: int = 400,
     lookahead: bool = True,
     **keys: Any,
 ) -> Said:
-    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's. `draft` and `head`:
-    of `speculate="draft:..."` and `"mtp"`."""
+    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's. `draft`, and `head` with
+    its KV: of `speculate="draft:..."` and `"eagle:..."`."""
     config = EngineConfig(**{"block_size": 4, **keys})
     shard = KVShard.whole(model.spec.kv_layout(4, "float32"))
     pool = KVPool(shard, num_blocks, memoryview(bytearray(shard.pool_bytes(num_blocks))))
@@ -133,7 +135,8 @@ async def said(
         layers = draft_layers(KVShard.whole(draft.spec.kv_layout(4, "float32")), num_blocks, CPU)
         proposer = DraftModel(draft, layers, 4, VOCAB)
     elif head is not None:
-        proposer = DraftHead(head, KVShard.whole(replace(shard.layout, num_layers=1)), num_blocks)
+        assert head_layout is not None
+        proposer = DraftHead(head, KVShard.whole(head_layout), num_blocks)
     hear = proposer.hear if proposer is not None else None
     runner = Runner(model, pool, 4, draws=Draws(model, grammars), on_hidden=hear)
     speculator = Speculator(drafter, config, CONTEXT) if drafter else make_speculator(config, CONTEXT)
@@ -231,13 +234,15 @@ async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: P
 
 async def test_no_guess_of_a_head_changes_a_token_under_a_grammar(tmp_path: Path) -> None:
     """Draws that are put off, and runs that the grammar forces, leave it with states of the tokens that were drawn."""
-    with_mtp(tmp_path, make_served(tmp_path, "deepseek_v3", 0), "deepseek_v3")
-    model = load_model(tmp_path, "float32", CPU, deterministic=True)
-    head = load_mtp(tmp_path, model, CPU)
-    asked = requests(random.Random(4), 6)
+    make_eagle(tmp_path / "head", make_target(tmp_path, vocab_size=VOCAB), draft_vocab=300)
+    spec = read_eagle(tmp_path / "head", read_spec(tmp_path))
+    model = load_model(tmp_path, "float32", CPU, deterministic=True, taps=spec.taps)
+    head = load_eagle(tmp_path / "head", model, CPU, block_size=4)
+    asked = requests(random.Random(4), 4)
     plain = await said(model, asked, plain=True, lookahead=False)
-    for keys in ({}, {"num_blocks": 28, "lookahead": False}, {"max_batch_tokens": 9}):
-        got = await said(model, asked, head=head, speculate="mtp", **keys)
+    for keys in ({}, {"num_blocks": 28, "lookahead": False, "max_batch_tokens": 9}):
+        layout = spec.layer.kv_layout(4, "float32")
+        got = await said(model, asked, head=head, head_layout=layout, speculate="eagle:head", **keys)
         assert got.tokens == plain.tokens
         assert got.work.draft_tokens > got.work.accepted_tokens > 0
 
