@@ -17,7 +17,7 @@ from core.plan import StepPlan
 from engine.execution.batch import RankSeq
 from engine.execution.head_kv import HeadBlocks, HeadSeq
 from engine.execution.kv_pool import copy_slots, layers_of, pool_parts
-from engine.execution.proposing import Proposal, draw_guesses
+from engine.execution.proposing import Agree, Proposal, draw_guesses
 from kernels.ops import AttentionMeta
 from models.drafting_head import DraftingHead
 
@@ -38,10 +38,16 @@ class DraftHead:
     """A `Proposer`."""
 
     def __init__(
-        self, head: DraftingHead, shard: KVShard, num_blocks: int, device: torch.device = _CPU
+        self,
+        head: DraftingHead,
+        shard: KVShard,
+        num_blocks: int,
+        device: torch.device = _CPU,
+        agree: Agree | None = None,
     ) -> None:
-        """`shard` is of one layer, in blocks of as many tokens as the target's, of which there are `num_blocks`."""
-        self._head, self._device = head, device
+        """`shard` is of one layer, in blocks of as many tokens as the target's, of which there are `num_blocks`. `agree` is as
+        in `draw_guesses`, where several ranks guess."""
+        self._head, self._device, self._agree = head, device, agree
         self._block_size = shard.layout.block_size
         flat = torch.zeros(shard.pool_bytes(num_blocks), dtype=torch.uint8, device=device)
         self._parts = pool_parts(shard, num_blocks, flat)
@@ -64,7 +70,7 @@ class DraftHead:
         going = [one for one in asked if one.key in self._last]
         states = torch.stack([self._last[one.key] for one in going]) if going else None
         while states is not None:
-            draw_guesses(going, self._head.logits(states), self._head.ops)
+            draw_guesses(going, self._head.logits(states), self._head.ops, self._agree)
             rows = [row for row, one in enumerate(going) if not one.is_done]
             if not rows:
                 break

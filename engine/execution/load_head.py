@@ -7,6 +7,7 @@ import torch
 
 from engine.execution.draft_head import DraftHead
 from engine.execution.head_setup import HeadSetup
+from engine.execution.proposing import Agree
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
 from models.causal_model import CausalModel
@@ -25,9 +26,10 @@ def load_head(
     kernels: Kernels,
     load_format: LoadFormat,
     shard: Shard = whole,
+    agree: Agree | None = None,
 ) -> DraftHead:
     """Load the head beside `target`, whose pool here has `num_blocks`. `shard` says which part of the model's own tensors is
-    this rank's; an EAGLE-3 head is whole on each. Raises ConfigError."""
+    this rank's; an EAGLE-3 head is whole on each. `agree`: see `draw_guesses`. Raises ConfigError."""
     folder = Path(setup.folder)
     if setup.kind == "mtp":
         return DraftHead(
@@ -41,4 +43,4 @@ def load_head(
         block_size=setup.shard.layout.block_size,
         weights=cast(WeightFormat, setup.weights),
     )
-    return DraftHead(head, setup.shard, num_blocks, device)
+    return DraftHead(head, setup.shard, num_blocks, device, agree)

@@ -19,6 +19,8 @@ from engine.execution.verifying import LongerHistory
 from kernels.ops import Ops
 
 Step = Callable[[StepPlan], StepResult]
+Agree = Callable[[torch.Tensor], torch.Tensor]
+"""(N,) int64 guesses -> those of the rank that decides."""
 
 
 @dataclass(slots=True)
@@ -104,14 +106,18 @@ class Proposing:
             self._proposer.begin(new.key, seq)
 
 
-def draw_guesses(asked: Sequence[Proposal], logits: torch.Tensor, ops: Ops) -> None:
+def draw_guesses(
+    asked: Sequence[Proposal], logits: torch.Tensor, ops: Ops, agree: Agree | None = None
+) -> None:
     """Draw one more guess of each from its row of (N, vocab_size) float32, by the settings and the number that the token itself
-    is drawn with: two distributions that are alike then give the same token at any temperature."""
+    is drawn with: two distributions that are alike then give the same token at any temperature. `agree` says what all ranks of
+    the instance take in place of what each has drawn."""
     longer = [LongerHistory(one.seq, one.seq.num_tokens + len(one.guesses)) for one in asked]
     pack, io = Pack(), HostSteps(logits.device).begin()
     rows = RowDraws(longer, pack)
     pack.send(io.upload)
-    for one, token in zip(asked, rows.draw(logits, ops, io)[0].tolist(), strict=True):
+    tokens = rows.draw(logits, ops, io)[0]
+    for one, token in zip(asked, (agree(tokens) if agree is not None else tokens).tolist(), strict=True):
         one.guess(token)
 
 

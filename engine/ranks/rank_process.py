@@ -138,7 +138,7 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
     place = setup.mesh.place(setup.rank)
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     draws = _draws(part, Path(setup.folder), speaks, line)
-    proposer = _proposer(setup, part, own.num_blocks, device)
+    proposer = _proposer(setup, part, own.num_blocks, device, speaks)
     step = counted(_runner(part, pool, layout.block_size, _Sink(line), draws, proposer), part.model)
     leave_out_all_there_is()
     line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
@@ -160,10 +160,18 @@ def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> D
     return Draws(part.model, grammars, peers)
 
 
-def _proposer(setup: RankSetup, part: ModelPart, num_blocks: int, device: torch.device) -> Proposer | None:
-    """Load what guesses here. Ranks that compute the same tokens have the same logits, and so make the same guesses."""
+def _proposer(
+    setup: RankSetup, part: ModelPart, num_blocks: int, device: torch.device, decides: bool
+) -> Proposer | None:
+    """Load what guesses here. One rank decides, since kernels that each has chosen for itself may round otherwise."""
     if setup.head is None:
         return None
+    tp, ep = part.comms.tp, part.comms.ep
+
+    def agree(guesses: torch.Tensor) -> torch.Tensor:
+        own = guesses if decides else torch.zeros_like(guesses)
+        return ep.all_reduce(tp.all_reduce(own))
+
     return load_head(
         setup.head,
         part.model,
@@ -172,6 +180,7 @@ def _proposer(setup: RankSetup, part: ModelPart, num_blocks: int, device: torch.
         kernels=cast(Kernels, setup.kernels),
         load_format=cast(LoadFormat, setup.load_format),
         shard=part.shard,
+        agree=agree,
     )
 
 

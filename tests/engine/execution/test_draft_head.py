@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.draft_config import engine_of_role
@@ -204,6 +205,17 @@ def test_a_sequence_without_any_states_is_guessed_from_the_next_block_on(source:
     )
     guessed, right = instance.scheduler.draft_tokens
     assert right > 0.9 * guessed > 10
+
+
+def test_what_another_rank_has_decided_is_guessed(tmp_path: Path) -> None:
+    made = MAKE["eagle"](tmp_path)
+    asked = greedy_requests(random.Random(1), 2)
+    want = one_at_a_time(made.model, asked)
+    instance = made.instance()
+    shape = KVShard.whole(made.layout)
+    instance.guess_by(DraftHead(made.head, shape, 200, agree=lambda guesses: torch.full_like(guesses, 7)))
+    found = guesses_of(instance, asked, want)
+    assert {guess for _, _, drafts in found for guess in drafts} == {7}
 
 
 def sized(folder: Path, speculate: str, mesh: Mesh = ONE_RANK, **model: Any) -> PoolSize:
