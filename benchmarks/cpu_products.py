@@ -1,6 +1,6 @@
 """What of the processor's rate of multiplying a prompt's products reach, and what of the memory's those of one row.
 
-    python -m benchmarks.cpu_products [--json FILE] [--rows 96 512 2048] [--rounds 20] [--smoke]
+    python -m benchmarks.cpu_products [--json FILE] [--rows 96 512 2048] [--rounds 40] [--smoke]
 
 Matrices of a layer of Qwen2.5-0.5B, one thread. The rate of an instruction is that of a loop that multiplies and adds up in
 registers, by the instruction that the way uses; oneDNN's bfloat16 is PyTorch's, with packed matrices. `of bfloat16` rounds rows
@@ -104,7 +104,7 @@ def measured(num_rows: int, rounds: int, shapes: dict[str, tuple[int, int]]) -> 
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rows", type=int, nargs="+", default=[96, 512, 2048])
-    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--rounds", type=int, default=40)
     args = options.parse_args()
     rounds, counts = (1, [16]) if args.smoke else (args.rounds, args.rows)
     assert native() is not None, "this measures native kernels"
