@@ -41,16 +41,28 @@ class StepComposer:
         self._preemption.free_slots(now)
         decoding = [seq for seq in self._table.decoding if not seq.lacks_mask]
         taking = self._taking_part(decoding, steps, starts_s)
-        computed, drafts = taking[: self._limits.num_seqs], Drafts()
+        computed, drafts = taking[: self._num_slots(len(taking))], Drafts()
         if self._speculator is not None:
             drafts = self._speculator.draft(computed, self._table, steps)
         for seq in computed:
             self._plan_one(seq, builder, drafts.get(seq.key, ()))
-        self._plan_prompts(taking, builder, now, steps, starts_s)
+        self._plan_prompts(computed, builder, now, steps, starts_s)
         if not builder.work and len(taking) < len(decoding):
             # No sequence of a higher class can go on, so nothing is gained by waiting for it.
             for seq in decoding[: self._limits.num_seqs]:
                 self._plan_one(seq, builder)
+
+    def _num_slots(self, num_decoding: int) -> int:
+        """Return how many sequences a step decodes.
+
+        Sequences whose prompts were computed elsewhere may wait for a slot here. While more of them come, prompts that have been
+        begun and preempted sequences would never get one, so a slot is left for these."""
+        num_slots = self._limits.num_seqs
+        if num_decoding <= num_slots:
+            return num_slots
+        running, waiting = self._table.running, self._table.waiting
+        is_passed = any(seq.num_missing > 1 for seq in running) or any(seq.num_output for seq in waiting)
+        return max(1, num_slots - is_passed)
 
     def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
         """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
@@ -90,7 +102,8 @@ class StepComposer:
 
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
-        if len(self._table.running) >= self._limits.num_seqs:
+        num_running, num_slots = len(self._table.running), self._limits.num_seqs
+        if num_running >= num_slots and not (seq.num_output and num_running > num_slots):
             return False
         match = self._find(seq, builder)
         if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):

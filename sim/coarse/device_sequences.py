@@ -61,8 +61,10 @@ class DeviceSequences:
 
     def admit(self, seq: SimulatedSequence) -> bool:
         """Begin the prompt of a waiting sequence. Return False where it lacks a slot or blocks."""
-        num_running = self.num_running
-        if num_running >= self._info.max_num_seqs or not self._blocks.admit(seq, seq.num_known, num_running):
+        num_running, num_slots = self.num_running, self._info.max_num_seqs
+        if num_running >= num_slots and not (seq.num_output and num_running > num_slots):
+            return False
+        if not self._blocks.admit(seq, seq.num_known, num_running):
             return False
         self.waiting.remove(seq)
         self.prompts.append(seq)
@@ -72,22 +74,33 @@ class DeviceSequences:
         """Let those decode that were ready when the step was planned."""
         if not self.joining:
             return
+        num_slots = self._num_slots()
         left: list[SimulatedSequence] = []
         for seq in self.joining:
-            if seq.ready_s <= planned_s and len(self.decoding) < self._info.max_num_seqs:
+            if seq.ready_s <= planned_s and len(self.decoding) < num_slots:
                 self.decoding.insert(seq)
             else:
                 left.append(seq)
         self.joining = left
 
+    def _num_slots(self) -> int:
+        """Return how many sequences may decode. Where others wait for a slot, one is left for prompts and for preempted
+        sequences, as in production."""
+        num_slots = self._info.max_num_seqs
+        if len(self.decoding) + len(self.joining) <= num_slots:
+            return num_slots
+        is_passed = bool(self.prompts) or any(seq.num_output for seq in self.waiting)
+        return max(1, num_slots - is_passed)
+
     def enter_batch(self, seq: SimulatedSequence, now: float) -> None:
-        """Let a sequence decode whose prompt was computed here: the next step is planned already, and has it."""
+        """Let a sequence decode whose prompt was computed here, behind those that wait for a slot. Where there are slots, the
+        next step is planned already, and has it."""
         if seq.num_output >= seq.job.max_tokens:
             self._blocks.keep_output(seq)
             self._blocks.strip(seq)
             return
         seq.ready_s = now
-        if len(self.decoding) < self._info.max_num_seqs:
+        if len(self.decoding) + len(self.joining) < self._info.max_num_seqs:
             self.decoding.insert(seq)
         else:
             self.joining.append(seq)
@@ -109,7 +122,8 @@ class DeviceSequences:
         return True
 
     def _preemptible(self) -> list[SimulatedSequence]:
-        return [*self.decoding.counted(), *self.paused, *(s for s in self.prompts if s.holder is None)]
+        prompts = (seq for seq in self.prompts if seq.holder is None)
+        return [*self.decoding.counted(), *self.paused, *self.joining, *prompts]
 
     def put_classes_first(self, now: float) -> None:
         """Say which sequences sit the next step out, and take slots and blocks of lower classes for higher ones that wait."""
@@ -153,6 +167,8 @@ class DeviceSequences:
             self.decoding.remove(seq)
         elif seq in self.paused:
             self.paused.remove(seq)
+        elif seq in self.joining:
+            self.joining.remove(seq)
         else:
             self.prompts.remove(seq)
         self._blocks.preempt(seq)

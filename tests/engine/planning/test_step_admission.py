@@ -6,7 +6,7 @@ import pytest
 
 from core.config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
-from core.types import Request, SamplingParams
+from core.types import Request, SamplingParams, TokenOut
 from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import PrefixMatch, RadixCache
 from engine.planning.step_scheduler import StepScheduler
@@ -138,3 +138,44 @@ def test_who_waits_finds_what_was_kept_meanwhile(lookups: list[int]) -> None:
     assert finish(engine) == ["beside#0", "waiting#0"]
     assert engine.prefix_tokens[1] - before == 16
     assert lookups.count(28) > 1
+
+
+def handed_over(engine: StepScheduler, name: str, max_tokens: int) -> bool:
+    """Let a sequence go on whose prompt another instance has computed. Returns False where there are no blocks for it."""
+    prompt = (ord(name[0]), len(name), 7)
+    request = Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), reply_to="f")
+    if engine.reserve(request) is None:
+        return False
+    engine.activate(request.key, [TokenOut(request_id=name, attempt=0, index=0, token=40)], 0.0)
+    return True
+
+
+def test_sequences_from_elsewhere_wait_for_a_slot_in_the_order_in_which_they_came() -> None:
+    config = EngineConfig(block_size=4, max_batch_tokens=64, max_num_seqs=2)
+    engine = StepScheduler(config, 100, 1000, FifoPolicy())
+    assert all(handed_over(engine, name, 6) for name in "abcde")
+    ended: list[str] = []
+    while (plan := engine.plan(0.0)) is not None:
+        assert len(plan.work) <= 2
+        ended += [token.key for token in engine.commit(plan, run(plan), 0.0) if token.finish]
+        engine.check_integrity()
+    assert ended == [f"{name}#0" for name in "abcde"]
+
+
+def test_a_preempted_sequence_comes_back_though_others_always_wait_for_a_slot() -> None:
+    config = EngineConfig(block_size=4, max_batch_tokens=64, max_num_seqs=2, prefix_cache=False)
+    engine = StepScheduler(config, 13, 1000, FifoPolicy())
+    ended: list[str] = []
+    num_handed_over = 0
+    while len(ended) < 20:
+        while engine.num_running < 4 and handed_over(engine, f"s{'x' * num_handed_over}", 20):
+            num_handed_over += 1
+        plan = engine.plan(0.0)
+        assert plan is not None
+        ended += [token.key for token in engine.commit(plan, run(plan), 0.0) if token.finish]
+        engine.check_integrity()
+    assert engine.num_preempted
+    longest_wait = num_handed_over - len(ended)
+    assert longest_wait <= 5, "whoever came is served before many others that came later"
+    first = {f"s{'x' * number}#0" for number in range(15)}
+    assert first <= set(ended)
