@@ -206,6 +206,7 @@ class GlobalScheduler:
             compute_tokens=placed.compute_tokens,
             expected_tokens=placed.charged_tokens,
             moved_tokens=placed.moved_tokens,
+            growth_blocks=placed.growth_blocks,
         )
 
     def _pair(self) -> list[Send]:
@@ -241,6 +242,8 @@ class GlobalScheduler:
         placed_keys: list[str] = []
         queue = self._admission.queue
         passed, closed, num_levels = dict[int, int](), set[int](), queue.num_levels
+        lacking = set[tuple[str, int]]()
+        """Lines of which one in front found no slot in time."""
         self._placer.check_claim(queue)
         for waiter in queue.in_order(now) if len(queue) else ():
             level = waiter.level
@@ -248,12 +251,18 @@ class GlobalScheduler:
                 closed.add(level)
                 if len(closed) == num_levels:
                     break
-            if level in closed:
+            if level in closed or self._placer.can_wait(waiter, now):
                 continue
             blocked = self._yields(waiter, now) or self._placer.is_blocked(waiter, changed, now)
-            route = None if blocked else self._placer.try_to_place(waiter, now)
+            route = (
+                None
+                if blocked
+                else self._placer.try_to_place(waiter, now, may_be_early=lacking <= {waiter.line})
+            )
             if route is None:
                 passed[level] = passed.get(level, 0) + 1
+                if waiter.lacks_slot:
+                    lacking.add(waiter.line)
             else:
                 queue.served(waiter, now)
                 place = waiter.place

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.scheduler.fleet.member import Member, Promise
+from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.prefix_index import PrefixIndex
+from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
 from core.config import ScheduleConfig

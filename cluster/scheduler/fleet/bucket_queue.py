@@ -79,6 +79,11 @@ class BucketQueue:
         """Return the first bucket that is not empty, or NOWHERE when there is none."""
         return (self._filled & -self._filled).bit_length() - 1
 
+    @property
+    def highest_bucket(self) -> int:
+        """Return the last bucket that is not empty, or NOWHERE when there is none."""
+        return self._filled.bit_length() - 1
+
     def one_low(self, rng: RequestRng) -> Member | None:
         """Return one member of the lowest bucket, or None when the queue is empty."""
         return _one(self._buckets[self.lowest_bucket], rng) if self._filled else None

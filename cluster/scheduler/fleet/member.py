@@ -4,13 +4,13 @@ Invariant: every promise is counted once, as unsettled (no report can show it ye
 with no promises all sums are zero."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 from typing import Final
 
 from cluster.scheduler.fleet.link_model import Spot
 from cluster.scheduler.fleet.out_links import OutLinks
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
+from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_share
 from cluster.scheduler.fleet.promised_prefixes import PromisedPrefixes
 from core.kv import num_blocks_for
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
@@ -21,62 +21,9 @@ DEFAULT_TOKENS_PER_S: Final = 4000.0
 DEFAULT_STEP_S: Final = 0.02
 NO_LEVEL: Final = 1 << 30
 """A level above every class's priority."""
-_WAY_STEPS: Final = 2.5
-"""The steps from when a slot is free until a sequence that is sent there computes: the report, the step that runs, the one
-planned."""
-_MAX_SPARE_SHARE: Final = 0.125
-"""The largest share of all slots that is counted as about to be free. Where more were, outputs would be so short that slots do
-not matter."""
-
-
-class Promise:
-    """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
-
-    __slots__ = (
-        "compute_tokens", "context_tokens", "hashes", "late_tokens", "level", "made_at", "num_blocks", "num_seqs", "receiver",
-        "sent_bytes", "tpot_s",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        made_at: float,
-        num_seqs: int,
-        num_blocks: int,
-        compute_tokens: int,
-        *,
-        hashes: tuple[int, ...],
-        context_tokens: float = 0.0,
-        tpot_s: float = inf,
-        level: int = 0,
-        late: bool = False,
-        receiver: str = "",
-        sent_bytes: int = 0,
-    ) -> None:
-        """`hashes` are the full prompt blocks that it will hold here. `context_tokens` is the average length of a sequence that
-        will decode here, `tpot_s` its target for the time per output token, and `level` its class's priority. `sent_bytes` of
-        KV will go from here to the instance `receiver`."""
-        self.made_at = made_at
-        self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
-        self.hashes, self.context_tokens = hashes, context_tokens
-        self.tpot_s, self.level = tpot_s, level
-        self.late_tokens = compute_tokens if late else 0
-        self.receiver, self.sent_bytes = receiver, sent_bytes
-
-
-class Turnover:
-    """How many sequence slots come free while a request is on its way to them."""
-
-    __slots__ = ("spare_share",)
-
-    def __init__(self) -> None:
-        self.spare_share = 0.0
-        """The share of all slots that come free."""
-
-    def learn(self, mean_output_tokens: float) -> None:
-        """Learn how long outputs are on average: a sequence ends after as many steps, so one in as many of a step's sequences
-        ends with it."""
-        self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / max(1.0, mean_output_tokens))
-
+_ROUNDING: Final = 1e-6
+_SPARE_TOKENS: Final = 16
+"""An instance gives a newcomer blocks only where so many tokens, a usual block, are left for each sequence that runs."""
 
 CachedBlocks = PrefixHolders | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
@@ -128,6 +75,10 @@ class Member:
         self.capacity_tokens = info.capacity_tokens
         self.free_blocks = info.num_blocks
         """The number of blocks that nothing uses and that no promise takes."""
+        self.room_blocks = info.num_blocks
+        """As many of them as a newcomer may take."""
+        self.growth_share = 1.0
+        """The share of the promised room for outputs that is kept (`growth_share`)."""
         self.num_seqs = 0
         """The number of sequences that are or will be here."""
         self._used_blocks = 0
@@ -136,8 +87,8 @@ class Member:
         self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
         self._unsettled: dict[str, Promise] = {}
         self._settled: dict[str, Promise] = {}
-        self._unsettled_sum = _Sum()
-        self._settled_sum = _Sum()
+        self._unsettled_sum = PromiseSum()
+        self._settled_sum = PromiseSum()
         self._chains = PromisedPrefixes()
         self._tpots: dict[float, int] = {}
         self._levels: dict[int, int] = {}
@@ -149,9 +100,12 @@ class Member:
         self.tightest_tpot_s = inf
         """The tightest target of the sequences that were placed here to decode."""
         self.batch_seqs = 0
-        """The number of sequences that decode or will decode here."""
+        """The number of sequences that a step decodes here, or will: no more than there are slots."""
         self.batch_context_tokens = 0.0
         """The sum of their lengths, on average until they end."""
+        self._num_to_decode = 0
+        self._context_to_decode = 0.0
+        """The same of all that decode or will decode here, also without a slot."""
 
     @property
     def num_promises(self) -> int:
@@ -174,13 +128,32 @@ class Member:
         slots = self.max_num_seqs
         return self.num_seqs < slots + int(slots * self._turnover.spare_share)
 
-    def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
-        """Return whether there is room for `num_tokens`. What is cached is looked up only where that decides."""
-        free_blocks = self.free_blocks
-        if num_tokens <= (free_blocks - self.state_blocks) * self.block_size:
+    @property
+    def steps_to_slot(self) -> float:
+        """Return how many steps pass until one more sequence finds a slot, if those here end evenly; infinite while it is not
+        known how long outputs are."""
+        num_before = self.num_seqs + 1 - self.max_num_seqs
+        if num_before <= 0:
+            return 0.0
+        return num_before * self._turnover.mean_output_tokens / max(1, self.max_num_seqs)
+
+    def has_blocks(
+        self, num_tokens: int, growth_tokens: int, hashes: Sequence[int], cached: CachedBlocks
+    ) -> bool:
+        """Return whether there is room for a prompt of `num_tokens`, and for its share of an output of `growth_tokens`. What is
+        cached is looked up only where that decides."""
+        growth = self.growth_share * self.growth_blocks(num_tokens, growth_tokens)
+        if self.blocks_needed(num_tokens, (), 0) + growth <= self.room_blocks:
             return True
         num_cached = cached.get(self.address, 0)
-        return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= free_blocks
+        return bool(num_cached) and (
+            self.blocks_needed(num_tokens, hashes, num_cached) + growth <= self.room_blocks
+        )
+
+    def growth_blocks(self, num_tokens: int, growth_tokens: int) -> int:
+        """Return how many blocks more a sequence takes once it has `growth_tokens` of output."""
+        size = self.block_size
+        return num_blocks_for(num_tokens + growth_tokens, size) - num_blocks_for(num_tokens, size)
 
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
         """Return how many of `free_blocks` a sequence of `num_tokens` would take.
@@ -272,7 +245,7 @@ class Member:
     def _without_below(self, level: int) -> "Member":
         """Return the instance without its lower classes. Their sequences are preempted or left out of steps (`core.precedence`),
         and their prompts come later."""
-        lower, tightest_s = _Sum(), inf
+        lower, tightest_s = PromiseSum(), inf
         for promise in (*self._unsettled.values(), *self._settled.values()):
             if promise.level < level:
                 lower.add(promise, 1)
@@ -285,12 +258,17 @@ class Member:
         rest.lowest_level = level
         later = sum(tokens for priority, tokens in self._waiting_by_priority if priority < level)
         later += sum(one.compute_tokens for one in self._unsettled.values() if one.level < level)
-        rest.free_blocks = min(self.num_blocks, self.free_blocks + lower.num_blocks)
+        lower_blocks = lower.kept_blocks(self.growth_share)
+        rest.free_blocks = min(self.num_blocks, self.free_blocks + floor(lower_blocks))
+        rest.room_blocks = min(self.num_blocks, self.room_blocks + floor(lower_blocks))
+        rest.growth_share = self.growth_share
         rest.num_seqs = max(0, self.num_seqs - lower.num_seqs)
         rest._waiting_tokens = max(0, self.queued_tokens - later)
         rest.tightest_tpot_s = tightest_s
-        rest.batch_seqs = max(0, self.batch_seqs - lower.num_seqs)
-        rest.batch_context_tokens = max(0.0, self.batch_context_tokens - lower.context_tokens)
+        rest._set_batch(
+            max(0, self._num_to_decode - lower.num_seqs),
+            max(0.0, self._context_to_decode - lower.context_tokens),
+        )
         rest._chains, rest.out_links = self._chains, self.out_links
         return rest
 
@@ -326,30 +304,29 @@ class Member:
         self.version += 1
         self._changed[self.address] = self
         settled, unsettled = self._settled_sum, self._unsettled_sum
-        known_blocks = max(self._used_blocks, settled.num_blocks)
-        self.free_blocks = self.num_blocks - known_blocks - unsettled.num_blocks
-        self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
         promised = settled.num_seqs + unsettled.num_seqs
-        self.batch_seqs = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
+        share = self.growth_share = growth_share(promised, self.max_num_seqs)
+        kept, used = settled.kept_blocks(share), float(self._used_blocks)
+        others = self.num_blocks - unsettled.kept_blocks(share) + _ROUNDING
+        spare = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
+        self.free_blocks = floor(others - max(used, kept))
+        self.room_blocks = floor(others - max(used + spare, kept))
+        self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
+        num_to_decode = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
         context = settled.context_tokens + unsettled.context_tokens
         # Sequences that other schedulers have placed here are taken to have contexts like those of this scheduler's own.
-        self.batch_context_tokens = context * self.batch_seqs / promised if promised else self.context_tokens
+        self._set_batch(
+            num_to_decode, context * num_to_decode / promised if promised else self.context_tokens
+        )
 
-
-@dataclass(slots=True)
-class _Sum:
-    num_seqs: int = 0
-    num_blocks: int = 0
-    compute_tokens: int = 0
-    late_tokens: int = 0
-    context_tokens: float = 0.0
-
-    def add(self, promise: Promise, sign: int) -> None:
-        self.num_seqs += sign * promise.num_seqs
-        self.num_blocks += sign * promise.num_blocks
-        self.compute_tokens += sign * promise.compute_tokens
-        self.late_tokens += sign * promise.late_tokens
-        self.context_tokens += sign * promise.context_tokens
+    def _set_batch(self, num_seqs: int, context_tokens: float) -> None:
+        """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no
+        step."""
+        self._num_to_decode, self._context_to_decode = num_seqs, context_tokens
+        self.batch_seqs = min(num_seqs, self.max_num_seqs)
+        self.batch_context_tokens = context_tokens
+        if num_seqs > self.batch_seqs:
+            self.batch_context_tokens *= self.batch_seqs / num_seqs
 
 
 def _take_one(counter: dict[float, int], key: float) -> None:

@@ -5,8 +5,9 @@ from itertools import islice
 from typing import Final
 
 from cluster.scheduler.fleet.buddies import Buddies
-from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member, Turnover
+from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
 from cluster.scheduler.fleet.prefix_index import PrefixHolders, PrefixIndex
+from cluster.scheduler.fleet.promise import Turnover
 from cluster.scheduler.fleet.rng import RequestRng
 from cluster.scheduler.fleet.shortlist import (
     NUM_CACHED,
@@ -144,10 +145,19 @@ class Roster:
         return self._buddies.replica_of(lost)
 
     def any_headroom(self, level: int) -> bool:
-        """Return whether any instance has headroom for a request of that level, to which lower ones give way."""
+        """Return whether any instance may have blocks for a request of that level, to which lower ones give way."""
         if not self.scans:
             self._settle()
             return self._shortlist.any_headroom(level)
+        return any(
+            m.decodes and (m.lowest_level < level or m.free_blocks > 0) for m in self._members.values()
+        )
+
+    def any_slot(self, level: int) -> bool:
+        """Return whether any of those has a slot as well."""
+        if not self.scans:
+            self._settle()
+            return self._shortlist.any_slot(level)
         return any(
             m.decodes and (m.lowest_level < level or (m.has_slot and m.free_blocks > 0))
             for m in self._members.values()

@@ -30,6 +30,8 @@ NUM_NEAR: Final = 1
 _BACKLOG_UNIT_S: Final = 0.01
 _STEP_UNIT_S: Final = 0.002
 _ROOM_UNIT_TOKENS: Final = 1024.0
+_NO_SLOT: Final = 64
+"""Instances that have a slot are above this bucket."""
 _LEVEL_ZERO: Final = 32
 """The bucket of priority 0. Classes of -32 and below count as one."""
 _IDLE = (-1, False)
@@ -47,7 +49,8 @@ class Shortlist:
         """Instances that decode, by the time of a step. The keys are (tightness of its targets, whether prompts are to be
         computed first)."""
         self._room = BucketQueue()
-        """Instances that decode and have a sequence slot, by free blocks."""
+        """Instances that decode and have free blocks: those with a sequence slot by how many, and below them the others by how
+        soon they have one."""
         self._levels = BucketQueue()
         """Instances that decode, by the lowest class that was placed there."""
         self._neighbours = Neighbours()
@@ -81,8 +84,12 @@ class Shortlist:
                 self._put_decoding(standing, backlog)
 
     def any_headroom(self, level: int) -> bool:
-        """Return whether any decode instance has room for another sequence, or a sequence of a lower level."""
+        """Return whether any decode instance has blocks for another sequence, or a sequence of a lower level."""
         return len(self._room) > 0 or self._has_below(level)
+
+    def any_slot(self, level: int) -> bool:
+        """Return whether any of those has a slot as well, or a sequence of a lower level."""
+        return self._room.highest_bucket > _NO_SLOT or self._has_below(level)
 
     def shortest_queue(self, rng: RequestRng) -> Member | None:
         return self._prompts.one_low(rng)
@@ -118,9 +125,9 @@ class Shortlist:
 
     def _put_decoding(self, standing: "_Standing", backlog: int) -> None:
         member = standing.member
-        room = (member.free_blocks - member.state_blocks) * member.block_size if member.has_slot else 0
+        room = (member.free_blocks - member.state_blocks) * member.block_size
         if room > 0:
-            self._room.put(standing.room, bucket_of(room, _ROOM_UNIT_TOKENS))
+            self._room.put(standing.room, _room_bucket(member, room))
         else:
             self._room.take(standing.room)
         if member.lowest_level == NO_LEVEL:
@@ -187,6 +194,12 @@ def _nearest(near: _Near, rng: RequestRng) -> Member | None:
         if (found := buckets.one_low(rng)) is not None:
             return found
     return None
+
+
+def _room_bucket(member: Member, room_tokens: int) -> int:
+    if member.has_slot:
+        return min(HIGHEST, _NO_SLOT + bucket_of(room_tokens, _ROOM_UNIT_TOKENS))
+    return max(0, _NO_SLOT - bucket_of(member.num_seqs - member.max_num_seqs + 1, 1.0))
 
 
 def _level_bucket(level: int) -> int:

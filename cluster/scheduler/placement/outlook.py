@@ -32,6 +32,7 @@ class Outlook:
         "is_learned",
         "lag_s",
         "queue_s",
+        "slot_s",
         "version",
     )
 
@@ -59,6 +60,8 @@ class Outlook:
         """Seconds until all prompts that are there and not late are computed."""
         self.all_s = self.prompt_s(member.queued_tokens)
         """Seconds until all are."""
+        self.slot_s = member.steps_to_slot * (decode_step_s(member, 0, 0.0) or member.step_s)
+        """Seconds until one more sequence finds a slot; infinite while that cannot be foreseen."""
         num_tokens = min(member.queued_tokens, member.max_batch_tokens)
         self._longest_s = 0.0
         if num_tokens:

@@ -1,23 +1,27 @@
 """From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that promises.
 
-Invariants: a request is placed only on a decode instance with headroom for its prompt and expected growth, by the last report and
+Invariants: a request is placed only on a decode instance with blocks for its prompt and expected growth, by the last report and
 everything promised since; and a prompt only where less than about a second of prompt work is queued. What was promised to an
 instance is given back by `finish`.
+
+A request waits here until its sequence finds a slot when it gets there. Where its prompt must be begun before, it is computed
+early, if the policy foresees a slot in time. None is while one that goes before it waits for such a place: those with
+much time would else keep all slots from those with little.
 
 A request that finds no headroom is passed by smaller ones, but once it has been passed by for PATIENCE_S the first such request
 claims the decode instance with the most free blocks that could hold it: nothing else is placed there until the claimant is. One
 claim at a time. Prompt room is asked before a prompt is counted, so a long prompt gets it as soon as a short one."""
 
 from collections.abc import Callable, Sequence
-from math import inf
 from typing import Final
 
-from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member, Promise
-from cluster.scheduler.fleet.output_lengths import OutputLengths
+from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member
+from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.fleet.roster import Candidates, Roster
 from cluster.scheduler.placement.outlook import idle_estimate
 from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
+from cluster.scheduler.placement.placement_queries import PlacementQueries
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
@@ -25,12 +29,8 @@ from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
 from core.types import Route
 
-GROWTH_TOKENS: Final = 256
-"""The room that is kept for a sequence's output while nothing is known of how long outputs are."""
-GROWTH_SHARE: Final = 0.75
-"""Room is kept for what this share of the outputs needs. Longer ones rely on others ending before."""
-SHORT_SHARE: Final = 0.05
-"""The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
+EARLY_S: Final = 0.4
+"""A prompt that must be begun this soon is computed before a slot is free for its sequence."""
 PATIENCE_S: Final = 1.0
 RETRY_S: Final = 0.05
 """In a large fleet a waiting request is tried again when the instance it waits for has changed, or after this long."""
@@ -49,7 +49,7 @@ class Placer:
     ) -> None:
         self._roster, self._policy, self._peers, self._log = roster, policy, peers, log
         self._threshold, self._counters = local_threshold_tokens, counters
-        self._lengths = OutputLengths()
+        self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
         self._claim: tuple[str, str] | None = None
         """(key of the waiter, address of the decode instance that is kept for it)."""
@@ -65,42 +65,48 @@ class Placer:
     def get(self, key: str) -> Placement | None:
         return self._placements.get(key)
 
-    def try_to_place(self, waiter: Waiter, now: float) -> Route | None:
-        """Bind the request to the instances that suit it best now, and return the route. None means that it waits."""
+    def try_to_place(self, waiter: Waiter, now: float, *, may_be_early: bool = True) -> Route | None:
+        """Bind the request to the instances that suit it best now, and return the route. None means that it waits.
+
+        With `may_be_early` its prompt may be computed before a slot is free for its sequence."""
         place = waiter.place
         candidates = self._roster.candidates(place, waiter.num_tries)
         waiter.num_tries, waiter.tried_at, waiter.waits_for = waiter.num_tries + 1, now, None
+        waiter.lacks_slot = False
         wanted = place.prefer or self._roster.replica_of(place.exclude)
         roster = self._roster
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
-        growth_tokens = self._growth(place)
         cached = _cached(place, candidates)
-        ask = self._ask(place, cached, growth_tokens, waiter.due_at, late=waiter.is_late(now))
-        decodes = self._with_headroom(waiter, ask, usable, wanted)
+        ask = self._queries.of(place, cached, waiter.due_at, late=waiter.is_late(now))
+        early, level = may_be_early and _is_urgent(waiter, now), place.slo.priority
+        decodes = self._with_blocks(waiter, ask, usable, wanted)
         found = self._choose(waiter, ask, decodes, candidates, now)
-        level = place.slo.priority
         if (found is None or found.late) and any(m.lowest_level < level for m in usable):
-            roomier = self._with_headroom(waiter, ask, [m.above(level) for m in usable], wanted)
+            roomier = self._with_blocks(waiter, ask, [m.above(level) for m in usable], wanted)
             over_lower = self._choose(waiter, ask, roomier, candidates, now, level=level)
             if found is None or (over_lower is not None and not over_lower.late):
                 found, decodes = over_lower, roomier
+        if (found is None or found.late) and early:
+            in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=level)
+            found = in_line or found
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since = None
         if found is None:
+            waiter.lacks_slot = early and waiter.waits_for is None
             return None
         waiter.waits_for = None
         return self._bind(waiter, ask, found, now)
 
-    def _with_headroom(
+    def _with_blocks(
         self, waiter: Waiter, ask: PlacementQuery, usable: Sequence[Member], wanted: str
     ) -> list[Member]:
-        """Return the instances that have room for it; `wanted` alone where that has."""
-        num_tokens = ask.num_tokens + ask.growth_tokens
-        decodes = [m for m in usable if self._has_headroom(m, waiter, num_tokens, ask.cached_blocks)]
+        """Return the instances that have blocks for it; `wanted` alone where that has them, and a slot."""
+        growth_tokens, cached = ask.growth_tokens, ask.cached_blocks
+        decodes = [m for m in usable if self._has_blocks(m, waiter, growth_tokens, cached)]
         if wanted:
-            decodes = [m for m in decodes if m.address == wanted] or decodes
+            decodes = [m for m in decodes if m.address == wanted and m.has_slot] or decodes
         return decodes
 
     def _choose(
@@ -111,12 +117,15 @@ class Placer:
         candidates: Candidates,
         now: float,
         *,
+        early: bool = False,
         level: int = -NO_LEVEL,
     ) -> PlacementChoice | None:
         """Return the policy's choice. It is None where the policy has none, or the prompt would only wait on its instance.
 
-        With a `level`, `decodes` are seen without lower ones (`Member.above`), and so are the instances that may compute the
-        prompt."""
+        Instances without a slot are left out unless it may be `early`. With a `level`, `decodes` are seen without lower ones
+        (`Member.above`), and so are the instances that may compute the prompt."""
+        if not early:
+            decodes = [m for m in decodes if m.has_slot]
         if not decodes:
             return None
         place = waiter.place
@@ -141,15 +150,24 @@ class Placer:
             self._policy.has_prompt_room(m.above(level), late=False) for m in self._roster.shortest_queues()
         )
 
+    def can_wait(self, waiter: Waiter, now: float) -> bool:
+        """Return whether it waits for a slot that is free, and there is none."""
+        place = waiter.place
+        if place.ends_with_prompt or _is_urgent(waiter, now):
+            return False
+        return not self._roster.any_slot(place.slo.priority)
+
     def is_blocked(self, waiter: Waiter, changed: Member | None, now: float) -> bool:
         """Return whether it found no place before and would not find one because `changed` has news. None means that any instance
         may."""
         if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
-            num_tokens = waiter.place.num_tokens + self._growth(waiter.place)
             able = changed.answers if waiter.place.ends_with_prompt else changed.decodes
-            return not able or not self._has_headroom(
-                changed.above(waiter.place.slo.priority), waiter, num_tokens, match
+            return not able or not self._has_blocks(
+                changed.above(waiter.place.slo.priority),
+                waiter,
+                self._queries.growth_tokens(waiter.place),
+                match,
             )
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
             return False
@@ -164,7 +182,7 @@ class Placer:
                 old.release(key)
             place = placement.place
             candidates = self._roster.candidates(place)
-            ask = self._ask(place, candidates.match, self._growth(place), missing_tokens=need.num_tokens)
+            ask = self._queries.of(place, candidates.match, missing_tokens=need.num_tokens)
             able = self._roster.prefills(place, candidates, (holder,), ())
             prefills = [m for m in able if m.address not in (need.lost, decode)]
             choice = self._policy.choose_prefill(ask, holder, prefills, now)
@@ -187,6 +205,7 @@ class Placer:
                 taken.num_blocks,
                 compute_tokens=taken.compute_tokens,
                 charged_tokens=taken.expected_tokens,
+                growth_blocks=taken.growth_blocks,
                 moved_tokens=taken.moved_tokens,
                 scheduler=taken.scheduler,
             )
@@ -208,8 +227,8 @@ class Placer:
         place, num_output = placement.place, ended.num_output_tokens
         self._counters.charge(place, num_output - placement.charged_tokens)
         if ended.complete and num_output:
-            self._lengths.observe(place.tenant, place.slo.name, num_output)
-            self._roster.turnover.learn(self._lengths.mean("", "") or inf)
+            self._queries.observe(place, num_output)
+            self._roster.turnover.learn(self._queries.mean_output_tokens)
 
     def at(self, address: str) -> list[str]:
         """Return the keys of requests that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
@@ -238,14 +257,15 @@ class Placer:
             place, candidates, exclude
         )
 
-    def _has_headroom(self, member: Member, waiter: Waiter, num_tokens: int, cached: CachedBlocks) -> bool:
-        claim, address = self._claim, member.address
+    def _has_blocks(self, member: Member, waiter: Waiter, growth_tokens: int, cached: CachedBlocks) -> bool:
+        """Return whether an instance has blocks for it and is not kept for another."""
+        claim, address, place = self._claim, member.address, waiter.place
         is_mine = claim is not None and claim[1] == address
         if claim is not None and is_mine and claim[0] != waiter.key:
             return False
         if self._peers.is_kept(address, is_mine):
             return False
-        return member.has_slot and member.has_blocks(num_tokens, waiter.place.block_hashes, cached)
+        return member.has_blocks(place.num_tokens, growth_tokens, place.block_hashes, cached)
 
     def _has_prompt_room(self, place: Place, ask: PlacementQuery, choice: PlacementChoice) -> bool:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
@@ -282,6 +302,7 @@ class Placer:
             num_blocks,
             compute_tokens=compute_tokens,
             charged_tokens=ask.expected_tokens,
+            growth_blocks=decode.growth_blocks(place.num_tokens, ask.growth_tokens),
             moved_tokens=0 if prefill is None else ask.to_move(decode),
         )
         self._promise(key, placement, decode, prefill, now, late=ask.late)
@@ -315,6 +336,7 @@ class Placer:
                     placed.num_blocks,
                     compute_tokens,
                     hashes=place.block_hashes,
+                    growth_blocks=placed.growth_blocks,
                     context_tokens=context,
                     tpot_s=tpot_s,
                     level=place.slo.priority,
@@ -339,36 +361,10 @@ class Placer:
         members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
         return idle_estimate(PlacementQuery(place.num_tokens, 0, candidates.match), members)
 
-    def _ask(
-        self,
-        place: Place,
-        cached: CachedBlocks,
-        growth_tokens: int,
-        due_at: float = inf,
-        missing_tokens: int | None = None,
-        *,
-        late: bool = False,
-    ) -> PlacementQuery:
-        lengths, tenant, name, most = self._lengths, place.tenant, place.slo.name, place.max_new_tokens
-        mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
-        expected = min(most, GROWTH_TOKENS if mean is None else mean)
-        few = min(most, GROWTH_TOKENS if short is None else short)
-        return PlacementQuery(
-            place.num_tokens,
-            growth_tokens,
-            cached,
-            missing_tokens,
-            slo=place.slo,
-            due_at=due_at,
-            expected_tokens=expected,
-            short_tokens=few,
-            late=late,
-        )
 
-    def _growth(self, place: Place) -> int:
-        """Return the output tokens that room is kept for."""
-        usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
-        return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)
+def _is_urgent(waiter: Waiter, now: float) -> bool:
+    """Return whether it must be begun before long, and is not late yet. What goes on after a lost instance always must."""
+    return waiter.place.attempt > 0 or (waiter.start_by - now <= EARLY_S and not waiter.is_late(now))
 
 
 def _cached(place: Place, candidates: Candidates) -> CachedBlocks:

@@ -14,7 +14,10 @@ decode batches fill up as far as targets allow, instances without them compute p
 load, without draining. The time of an instance that may only compute prompts costs a tenth, since nothing else can use it: it
 gets all prompts until its queue endangers a target, and from then on instances that decode compute some themselves.
 
-A late request has no target left to keep, so it goes where it costs others and itself least."""
+A late request has no target left to keep, so it goes where it costs others and itself least.
+
+Where all slots of a decode instance are taken, a prompt may be computed elsewhere before one is free: the sequence then waits for
+it after its first token. That wait is predicted and counts as time per token, and no such place is taken that would be late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -104,9 +107,10 @@ class SloPolicy:
             for source in self._ways(ask, decode, to_move, sources, nearest):
                 if not late and best < use_s + source.paid_s + delay_weight * source.ttft_s:
                     continue
-                is_late, cost = self._cost(
-                    ask, decode, to_move, source, use_s=use_s, tpot_share=tpot_share, now=now
-                )
+                found = self._cost(ask, decode, to_move, source, use_s=use_s, tpot_share=tpot_share, now=now)
+                if found is None:
+                    continue
+                is_late, cost = found
                 if chosen is None or (late if is_late is not late else cost < best):
                     late, best, chosen, computes = is_late, cost, decode, source.member
         return (
@@ -194,22 +198,36 @@ class SloPolicy:
         use_s: float,
         tpot_share: float,
         now: float,
-    ) -> tuple[bool, float]:
-        """Return (late, cost)."""
+    ) -> tuple[bool, float] | None:
+        """Return (late, cost). None where a slot would not be free in time."""
         model = self._model
+        slot_s = self._slot_wait_s(decode, source)
+        if slot_s == inf:
+            return None
         exposed_s = link_s = 0.0
         if source.member is not decode:
             exposed_s, link_s = self._transfer_s(source, decode, to_move)
-            wait_s = exposed_s + self.outlook(decode).joins_s(source.ttft_s)
+            wait_s = max(slot_s, exposed_s + self.outlook(decode).joins_s(source.ttft_s))
             tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_at - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
         risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
         gpu_s = use_s + source.paid_s + model.link_share * link_s
-        delay_s = source.ttft_s + exposed_s
+        delay_s = source.ttft_s + max(slot_s, exposed_s)
+        if risk > 1 and not decode.has_slot:
+            return None
         if risk > 1 and ask.due_at < inf:
             return True, gpu_s + model.late_weight * delay_s
         return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * delay_s
+
+    def _slot_wait_s(self, decode: Member, source: "_Source") -> float:
+        """Return how long the sequence waits for a slot after its first token; infinite where no slot is foreseen, or where
+        computing the prompt needs one, too."""
+        if decode.has_slot:
+            return 0.0
+        if source.member.decodes and not source.member.has_slot:
+            return inf
+        return max(0.0, self.outlook(decode).slot_s - source.ttft_s)
 
     def _transfer_s(self, source: "_Source", decode: Member, to_move: int) -> tuple[float, float]:
         """Return (the time that a hand-over adds before the second token, the time that its link moves the KV)."""

@@ -41,6 +41,7 @@ class Waiter:
         "due_at",
         "frontend",
         "key",
+        "lacks_slot",
         "level",
         "num_tries",
         "number",
@@ -73,6 +74,8 @@ class Waiter:
         """Since when no decode instance has had headroom for it. None means that it was not tried, or that one had."""
         self.deferred = False
         """Whether it is too dear for what its tenant's share of the fleet can do in time, as things stand."""
+        self.lacks_slot = False
+        """Whether no instance was found to have a slot in time for it when it was last tried and was in a hurry."""
         self.num_tries = 0
         self.tried_at = -inf
         """When it last found no place."""

@@ -13,7 +13,7 @@ import transformers
 
 from core.messages import Message, NeedPrefill, Place, PrefillFailed, StartPrefill
 from core.reports import LoadReport
-from tests.cluster.instance.instance_world import world
+from tests.cluster.instance.instance_world import World, world
 from tests.models.eagle_checkpoints import make_right_eagle
 from tests.models.mtp_checkpoints import make_right_mtp
 from tests.patience import PATIENCE_S
@@ -286,3 +286,67 @@ async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
         await w.idle()
         reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
         assert max(work.accepted_tokens for work in reports) > 0
+
+
+SLOTS = {"engine.max_num_seqs": 2}
+"""More begin than that: their prompts are computed before a slot is free for them on decode."""
+
+
+class Counted:
+    """Requests of which it is known how many have had their first token and not their last."""
+
+    def __init__(self, w: World) -> None:
+        self._world, self.num_begun, self.most_begun = w, 0, 0
+
+    async def run(self, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+        tokens: list[int] = []
+        async for token in self._world.frontend.generate(self._world.request(prompt, max_tokens)):
+            if not tokens:
+                self.num_begun += 1
+                self.most_begun = max(self.most_begun, self.num_begun)
+            tokens.append(token.token)
+        self.num_begun -= 1
+        return tokens
+
+
+@pytest.mark.parametrize("num_blocks", [200, 60], ids=["room for all", "preempts"])
+async def test_more_begin_than_there_are_slots_and_every_token_is_right(
+    reference: tuple[Path, Any], num_blocks: int
+) -> None:
+    folder, model = reference
+    async with world(folder, 1, 1, **SLOTS, **{"engine.num_blocks": num_blocks}) as w:
+        batch, counted = prompts(7, seed=3, longest=40), Counted(w)
+        got = await asyncio.gather(*(counted.run(p, 60) for p in batch))
+        assert got == [greedy(model, p, 60) for p in batch]
+        assert num_blocks < 200 or counted.most_begun > 3
+        await w.idle()
+
+
+async def test_clients_that_leave_while_they_wait_for_a_slot_leave_nothing_behind(
+    reference: tuple[Path, Any],
+) -> None:
+    folder, model = reference
+    async with world(folder, 1, 1, **SLOTS) as w:
+        batch, counted = prompts(8, seed=4), Counted(w)
+        running = [asyncio.create_task(counted.run(p, 40)) for p in batch]
+        while counted.num_begun < 5:
+            await asyncio.sleep(0)
+        for task in running[1::2]:
+            task.cancel()
+        assert await asyncio.gather(*running[::2]) == [greedy(model, p, 40) for p in batch[::2]]
+        await w.idle()
+
+
+@pytest.mark.parametrize("victim", ["prefill", "decode"])
+async def test_a_death_while_sequences_wait_for_a_slot_costs_no_token(
+    reference: tuple[Path, Any], victim: str
+) -> None:
+    folder, model = reference
+    async with world(folder, 2, 2, **SLOTS) as w:
+        batch, counted = prompts(10, seed=6), Counted(w)
+        running = [asyncio.create_task(counted.run(p, 40)) for p in batch]
+        while counted.num_begun < 5:
+            await asyncio.sleep(0)
+        await w.kill((w.prefills if victim == "prefill" else w.decodes)[0])
+        assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        await w.idle()

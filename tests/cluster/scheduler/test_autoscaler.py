@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from cluster.scheduler.fleet.member import Member, Promise
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scaling.pool_loads import WAIT_S, UseMeter
 from cluster.scheduler.scaling.scaler import PoolName

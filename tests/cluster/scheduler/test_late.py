@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.scheduler.fleet.member import Member, Promise
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.promise import Promise
 from core.messages import Finished, Placed
 from tests.cluster.scheduler.routing_world import instance, report
 from tests.cluster.scheduler.test_slo_policy import fleet, told, wants
