@@ -4,7 +4,7 @@ Invariant: every reference that the pool counts belongs to a sequence, to a step
 in the block, or to a restore."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass
 
@@ -193,6 +193,15 @@ class BlockLedger:
         for copy in plan.copies:
             if copy.dst in own:
                 seq.num_computed = min(seq.num_computed, own.index(copy.dst) * self._block_size)
+
+    def uncomputed(self, seq: Sequence) -> list[int]:
+        """Return the sequence's blocks that do not have all of their KV yet."""
+        return seq.block_ids[self.num_state_blocks :][seq.num_computed // self._block_size :]
+
+    def relies_on(self, seq: Sequence, blocks: Container[int]) -> bool:
+        """Return whether any of `blocks` is one that the sequence takes for computed."""
+        full = seq.block_ids[self.num_state_blocks :][: seq.num_computed // self._block_size]
+        return any(block in blocks for block in full)
 
     def undone(self, step: int) -> None:
         """Give back what `committed` would: the step was taken back."""

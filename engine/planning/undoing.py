@@ -51,13 +51,16 @@ class Undoing:
         that are lost (`TakenBack`)."""
         paused: list[str] = []
         lost: list[str] = []
+        missing = {block for seq in seqs for block in self._ledger.uncomputed(seq)}
         for seq in seqs:
+            # One that was given blocks of its sibling, which an undone plan was to compute first, cannot go on without them.
+            begins_anew = _begins_anew(seq) or self._ledger.relies_on(seq, missing)
             if seq.state is not State.RUNNING:
                 self._lifecycle.settle(seq)
             elif seq.push is not None:
                 self._lifecycle.pause(seq)
-                (lost if _begins_anew(seq) else paused).append(seq.key)
-            elif _begins_anew(seq):
+                (lost if begins_anew else paused).append(seq.key)
+            elif begins_anew:
                 self._lifecycle.preempt(seq)
         return paused, lost
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence as SeqOf
 from typing import Literal
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from core.config import EngineConfig
@@ -320,6 +320,10 @@ def check_output(drive: Drive, request: Request, aborted: bool) -> None:
     speculate=st.sampled_from(["none", "suffix"]),
     no_memory=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
 )
+@example(  # a sibling that was given blocks which the step that is taken back was to compute
+    seed=2635237701, num_blocks=6, block_size=4, budget=6, depth=2, cache=False, num_groups=1, put_off=0.0,
+    speculate="none", no_memory=0.3,
+)  # fmt: skip
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     seed: int,
     num_blocks: int,
