@@ -180,7 +180,7 @@ class BlockLedger:
 
     def committed(self, step: int) -> None:
         for made in self._checkpoints.pop(step, []):
-            seq, own = made.seq, made.seq.block_ids[self.num_state_blocks :]
+            seq, own = made.seq, self._token_blocks(made.seq)
             if seq.num_kept == made.num_full:
                 self._cache.keep_checkpoint(made.blocks, own, seq.num_kept, seq.twins)
             else:  # it had left when the step before ended
@@ -189,19 +189,23 @@ class BlockLedger:
 
     def undo_copies(self, seq: Sequence, plan: StepPlan) -> None:
         """Let what a plan that was taken back would have copied into the sequence be computed."""
-        own = seq.block_ids[self.num_state_blocks :]
+        own = self._token_blocks(seq)
         for copy in plan.copies:
             if copy.dst in own:
                 seq.num_computed = min(seq.num_computed, own.index(copy.dst) * self._block_size)
 
     def uncomputed(self, seq: Sequence) -> list[int]:
         """Return the sequence's blocks that do not have all of their KV yet."""
-        return seq.block_ids[self.num_state_blocks :][seq.num_computed // self._block_size :]
+        return self._token_blocks(seq)[seq.num_computed // self._block_size :]
 
     def relies_on(self, seq: Sequence, blocks: Container[int]) -> bool:
         """Return whether any of `blocks` is one that the sequence takes for computed."""
-        full = seq.block_ids[self.num_state_blocks :][: seq.num_computed // self._block_size]
+        full = self._token_blocks(seq)[: seq.num_computed // self._block_size]
         return any(block in blocks for block in full)
+
+    def _token_blocks(self, seq: Sequence) -> list[int]:
+        """Return the sequence's blocks without those of its recurrent state."""
+        return seq.block_ids[self.num_state_blocks :]
 
     def undone(self, step: int) -> None:
         """Give back what `committed` would: the step was taken back."""
@@ -237,7 +241,7 @@ class BlockLedger:
             twins = self._cache.insert(
                 seq.tokens,
                 num_full,
-                seq.block_ids[self.num_state_blocks :],
+                self._token_blocks(seq),
                 seq.request.salt,
                 seq.num_kept,
                 seq.twins,
