@@ -68,7 +68,7 @@ def answer(question: PlanQuestion, output: Path | None, picture: Path | None) ->
         took = {"wall_s": time.perf_counter() - began_s}
         output.write_text(json.dumps(as_json(found) | took, indent=1) + "\n")
     if picture is not None:
-        from baton.plan_picture import draw_plan  # noqa: PLC0415 (seconds, of the time to answer)
+        from baton.plan_picture import draw_plan  # noqa: PLC0415 (matplotlib takes seconds to import)
 
         draw_plan(found.plan.trials, found.plan.best, wanted, found.sentence, picture)
     if found.plan.best is None:

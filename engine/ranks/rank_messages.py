@@ -55,7 +55,7 @@ class RankSetup:
     address: str = "127.0.0.1"
     """Where other ranks reach this one's host."""
     head: HeadSetup | None = None
-    """Who guesses beside the model; None: nobody on the ranks."""
+    """What makes guesses beside the model. None: the ranks make none."""
     meeting: Meeting = Meeting()
     """Where the ranks find each other, as the group says."""
 

@@ -120,7 +120,7 @@ def greedy_requests(rng: random.Random, count: int) -> list[Request]:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_guesses_are_what_its_definition_says_of_the_known_tokens(source: str, tmp_path: Path) -> None:
-    """Whatever chunks they came in, behind wrong guesses, and after a preemption."""
+    """The guesses do not depend on a prompt's chunks, on wrong guesses before them, or on a preemption."""
     made = MAKE[source](tmp_path)
     rng = random.Random(source)
     asked = greedy_requests(rng, 6)
