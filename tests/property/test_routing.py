@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
@@ -142,6 +142,7 @@ def test_the_same_events_give_the_same_log(steps: list[tuple[object, ...]]) -> N
 
 @given(st.lists(st.tuples(st.integers(1, 900), st.integers(-1, 2)), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
+@example([(1, 1), (1, 1), (7, 0), (199, 1), (679, 1)])
 def test_everyone_is_served_when_everyone_finishes(asks: list[tuple[int, int]]) -> None:
     """No starvation: with requests that end, every waiter gets its place, large or small."""
     run = Run()

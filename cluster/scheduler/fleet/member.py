@@ -77,6 +77,7 @@ class Member:
         """The number of blocks that nothing uses and that no promise takes."""
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
+        self._exact_free = self._exact_room = float(info.num_blocks)
         self.growth_share = 1.0
         """The share of the promised room for outputs that is kept (`growth_share`)."""
         self.num_seqs = 0
@@ -259,8 +260,7 @@ class Member:
         later = sum(tokens for priority, tokens in self._waiting_by_priority if priority < level)
         later += sum(one.compute_tokens for one in self._unsettled.values() if one.level < level)
         lower_blocks = lower.kept_blocks(self.growth_share)
-        rest.free_blocks = min(self.num_blocks, self.free_blocks + floor(lower_blocks))
-        rest.room_blocks = min(self.num_blocks, self.room_blocks + floor(lower_blocks))
+        rest._set_blocks(self._exact_free + lower_blocks, self._exact_room + lower_blocks)
         rest.growth_share = self.growth_share
         rest.num_seqs = max(0, self.num_seqs - lower.num_seqs)
         rest._waiting_tokens = max(0, self.queued_tokens - later)
@@ -309,8 +309,7 @@ class Member:
         kept, used = settled.kept_blocks(share), float(self._used_blocks)
         others = self.num_blocks - unsettled.kept_blocks(share) + _ROUNDING
         spare = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
-        self.free_blocks = floor(others - max(used, kept))
-        self.room_blocks = floor(others - max(used + spare, kept))
+        self._set_blocks(others - max(used, kept), others - max(used + spare, kept))
         self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
         num_to_decode = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
         context = settled.context_tokens + unsettled.context_tokens
@@ -318,6 +317,12 @@ class Member:
         self._set_batch(
             num_to_decode, context * num_to_decode / promised if promised else self.context_tokens
         )
+
+    def _set_blocks(self, free: float, room: float) -> None:
+        """Note how much is free. Parts of blocks stay known, so that what lower classes keep is rounded with them, not apart."""
+        self._exact_free, self._exact_room = free, room
+        self.free_blocks = min(self.num_blocks, floor(free))
+        self.room_blocks = min(self.num_blocks, floor(room))
 
     def _set_batch(self, num_seqs: int, context_tokens: float) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no
