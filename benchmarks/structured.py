@@ -8,13 +8,14 @@ schema in turns; its growth is the median of the rounds' ratios. `first token` i
 ingress and the rank know, or that is new to both, less the same without a schema. `bomb`: p99 of the same gaps of 16 sequences,
 every other one held to a schema, while new costly schemas come one after the other: in turns one of 3,000 optional members, which
 the ingress' checker refuses, and one of 375 branches, which it compiles, then the rank, and which is then answered. Its growth is
-the median of the ratios of neighbouring rounds."""
+the median of the ratios of neighbouring rounds. The same beside a process that only counts says what the other core costs."""
 
 import asyncio
 import json
 import mmap
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -224,22 +225,35 @@ async def beside_bombs(
                     await bench.ended[bench.add(16, 8, bomb)]
                     ends["answered"] += 1
 
-    streams = ["", known] * 8
-    quiet, loud = list[list[float]](), list[list[float]]()
+    beside = {"quiet": lambda: asyncio.sleep(0), "loud": bombs, "busy": busy}
+    found = {kind: list[float]() for kind in beside}
     for number in range(2 * rounds):
-        for exploding in (False, True)[:: 1 if number % 2 else -1]:
-            task = asyncio.create_task(bombs() if exploding else asyncio.sleep(0))
-            (loud if exploding else quiet).append(await bench.itls(streams))
+        kinds = [*beside]
+        for _ in range(number % 3):  # each comes behind each other one
+            kinds.append(kinds.pop(0))
+        for kind in kinds[:: 1 if number % 2 else -1]:
+            task = asyncio.create_task(beside[kind]())
+            found[kind].append(quantile(await bench.itls(["", known] * 8), 0.99))
             task.cancel()
             for failed in await asyncio.gather(task, return_exceptions=True):
                 if isinstance(failed, Exception):  # not that it was cancelled
                     raise failed
-    p99 = {
-        "quiet_p99_ms": ms(statistics.median(quantile(gaps, 0.99) for gaps in quiet)),
-        "loud_p99_ms": ms(statistics.median(quantile(gaps, 0.99) for gaps in loud)),
+    growth = {
+        kind: round(statistics.median(b / a for a, b in zip(found["quiet"], found[kind], strict=True)) - 1, 4)
+        for kind in ("loud", "busy")
     }
-    ratios = [quantile(b, 0.99) / quantile(a, 0.99) for a, b in zip(quiet, loud, strict=True)]
-    return {**p99, "growth": round(statistics.median(ratios) - 1, 4), "schemas": ends}
+    p99 = {f"{kind}_p99_ms": ms(statistics.median(each)) for kind, each in found.items()}
+    return {**p99, "growth": growth["loud"], "growth_beside_a_busy_loop": growth["busy"], "schemas": ends}
+
+
+async def busy() -> None:
+    """Another process that computes without end: what anything at all on the other core costs here."""
+    loop = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    try:
+        await loop.wait()
+    finally:
+        loop.kill()
+        await loop.wait()
 
 
 def members_schema(number: int, count: int) -> str:
