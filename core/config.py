@@ -178,7 +178,7 @@ class ScheduleConfig(Section):
     aging_s: float = Field(default=10.0, ge=0)
     """A tenant's requests of one class rank one priority higher for each time so long in which none was placed; 0: never."""
     local_threshold_tokens: int = Field(default=32, ge=0)
-    """Uncached prompt tokens up to which decode computes the prompt itself, whatever the load."""
+    """Uncached prompt tokens up to which decode computes the prompt itself, however busy it is, while it has a slot."""
     link_bytes_per_s: float = Field(default=1.2e9, gt=0)
     """What KV is taken to move at, in bytes per second, between hosts whose network cards are not known, until some has been
     moved; `baton doctor` measures it."""

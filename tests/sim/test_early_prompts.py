@@ -3,6 +3,8 @@
 import random
 from dataclasses import replace
 
+import pytest
+
 from baton.bench.traces import TraceRow
 from core.types import Slo
 from sim.coarse.coarse_workload import Load, jobs
@@ -18,18 +20,19 @@ def in_time(job: SimulatedRequest) -> bool:
     return job.first_s - job.request.arrival_s <= SLO.ttft_s and job.last_s - job.first_s <= steady_s
 
 
-def offered(rate: float, burst: int) -> list[SimulatedRequest]:
+def offered(rate: float, burst: int, num_tokens: int = 300) -> list[SimulatedRequest]:
     """A steady load, and a burst in its middle."""
     rng, at_s = random.Random(0), list[float]()
     while not at_s or at_s[-1] < 12.0:
         at_s.append((at_s[-1] if at_s else 0.0) + rng.expovariate(rate))
     at_s += [8.0 + 0.02 * number for number in range(burst)]
-    rows = [TraceRow(arrival_s=one, input_tokens=300, output_tokens=100) for one in sorted(at_s)]
+    rows = [TraceRow(arrival_s=one, input_tokens=num_tokens, output_tokens=100) for one in sorted(at_s)]
     return jobs(Load(rows=rows, duration_s=20.0), SLO, FLEET.block_tokens)
 
 
-def test_a_burst_waits_for_slots_after_its_first_tokens() -> None:
-    load = offered(rate=8.0, burst=20)
+@pytest.mark.parametrize("num_tokens", [20, 300])
+def test_a_burst_waits_for_slots_after_its_first_tokens(num_tokens: int) -> None:
+    load = offered(rate=8.0, burst=20, num_tokens=num_tokens)
     simulate(FLEET, load)
     assert sum(map(in_time, load)) >= 0.98 * len(load)
 

@@ -16,8 +16,9 @@ gets all prompts until its queue endangers a target, and from then on instances 
 
 A late request has no target left to keep, so it goes where it costs others and itself least.
 
-Where all slots of a decode instance are taken, a prompt may be computed elsewhere before one is free: the sequence then waits for
-it after its first token. That wait is predicted and counts as time per token, and no such place is taken that would be late."""
+Where all slots of a decode instance are taken, a prompt may be computed elsewhere before one is free, however short it is: the
+sequence then waits for a slot after its first token. That wait is predicted and counts as time per token, and no such place is
+taken that would be late."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -150,9 +151,10 @@ class SloPolicy:
         sources: Sequence["_Source"],
         nearest: "Nearest[_Source] | None",
     ) -> list["_Source"]:
-        """Yield the instances that may compute the prompt: `decode`, the quickest few, and the quickest of the nearest."""
+        """Return the instances that may compute the prompt: `decode`, the quickest few, and the quickest of the nearest. A short
+        one is left to `decode`, as long as that has a slot for it."""
         ways = [self._source(ask, decode, to_move)]
-        if nearest is None or to_move <= self._threshold:
+        if nearest is None or (to_move <= self._threshold and decode.has_slot):
             return ways
         ways += [source for source in sources if source.member is not decode]
         near = nearest.to(decode.spot)

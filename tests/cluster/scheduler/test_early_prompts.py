@@ -39,8 +39,10 @@ def with_output(event: RequestArrived, num_tokens: int = 1000) -> RequestArrived
     return replace(event, place=replace(event.place, max_new_tokens=num_tokens))
 
 
-def hurried(name: str, *, tpot_s: float = 0.05, num_output: int = 1000) -> RequestArrived:
-    return with_output(wants(name, 500, ttft_s=0.45, tpot_s=tpot_s), num_output)
+def hurried(
+    name: str, *, tpot_s: float = 0.05, num_output: int = 1000, num_tokens: int = 500
+) -> RequestArrived:
+    return with_output(wants(name, num_tokens, ttft_s=0.45, tpot_s=tpot_s), num_output)
 
 
 def test_a_prompt_that_is_due_soon_is_computed_before_a_slot_is_free() -> None:
@@ -79,6 +81,14 @@ def test_as_many_are_begun_early_as_keep_their_time_per_token(tpot_s: float) -> 
     assert per_token_s(num_early) <= tpot_s
     assert per_token_s(num_early + 4) > 0.85 * tpot_s
     assert world.scheduler.num_queued == 1
+
+
+def test_a_short_prompt_leaves_its_decode_instance_only_where_that_has_no_slot() -> None:
+    world = full()
+    assert world.placed(hurried("early", num_tokens=20)) == "p>d"
+    for number in range(2):
+        world.on(Finished(f"running{number}", 0, OUTPUT_TOKENS, complete=True))
+    assert world.placed(hurried("in a slot", num_tokens=20)) == "d"
 
 
 def test_nothing_is_begun_early_while_nobody_knows_how_long_outputs_are() -> None:
