@@ -67,15 +67,15 @@ Grid = Sequence[tuple[str, str]]
 
 
 @cache
-def window(folder: Path, trace: str, seed: int) -> Window:
+def window(folder: Path, trace: str, seed: int, window_s: float = WINDOW_S) -> Window:
     """Each seed has a window of its own, of a trace that is long enough; arrivals are shifted by the seed in any case."""
     rows = read_trace(folder / TRACES[trace])
     start_s = FIRST_WINDOW_S + seed * BETWEEN_WINDOWS_S
-    if start_s + WINDOW_S > rows[-1].arrival_s:
+    if start_s + window_s > rows[-1].arrival_s:
         start_s = 0.0
-    while sum(start_s <= row.arrival_s < start_s + WINDOW_S for row in rows) < LEAST_REQUESTS:
-        start_s += WINDOW_S
-    return Window(rows, start_s, WINDOW_S, natural_block_tokens(rows))
+    while sum(start_s <= row.arrival_s < start_s + window_s for row in rows) < LEAST_REQUESTS:
+        start_s += window_s
+    return Window(rows, start_s, window_s, natural_block_tokens(rows))
 
 
 def fleet_of(num_prefill: int) -> Fleet:

@@ -10,6 +10,7 @@ Each router of `sim.baselines` is run as its authors run it and with any role, w
 (`sim.baselines.table`); one of each is left out by name. `baton:2` has fixed roles,
 with two prefill instances of four. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
 synthetic trace, agents' sessions in closed loop (`sim.agent_sessions`), and windows whose requests are of two classes in turn.
+One of another length than 20 s has its seconds behind it: `deepseek-r1/standard/0/60`.
 Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S.
 Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
 where prompts are hopeless (agents, synthetic) Baton is below it."""
@@ -40,6 +41,7 @@ from benchmarks.goodput import (
 from benchmarks.goodput import window as tuned_window
 from benchmarks.report import parser, write
 from core.config import load
+from core.errors import ConfigError
 from core.types import Slo
 from sim.agent_sessions import SessionLoad, read_sessions
 from sim.baselines.table import OURS, entry_of
@@ -92,7 +94,7 @@ DEVICES: dict[str, Gpu] = {
 class Cell:
     traces: Path
     window: str
-    """trace/targets/seed"""
+    """trace/targets/seed, or trace/targets/seed/seconds for a longer window or a shorter one"""
     device: str
     scheduler: str
     """As `sim.baselines.table.entry_of` names it; `:2` behind it: a fixed fleet with so many prefill instances."""
@@ -100,6 +102,12 @@ class Cell:
     @property
     def key(self) -> str:
         return f"{self.window}|{self.device}|{self.scheduler}"
+
+    @property
+    def named(self) -> tuple[str, str, int, float]:
+        """(trace, targets, seed, seconds)."""
+        trace, targets, seed, *seconds = self.window.split("/")
+        return trace, targets, int(seed), float(seconds[0]) if seconds else WINDOW_S
 
 
 def fleet_of(cell: Cell) -> Fleet:
@@ -112,9 +120,12 @@ def fleet_of(cell: Cell) -> Fleet:
 
 
 @cache
-def offered(traces: Path, trace: str, seed: int) -> Window | SessionLoad:
+def offered(traces: Path, trace: str, seed: int, window_s: float = WINDOW_S) -> Window | SessionLoad:
+    """Raise ConfigError for a length that a trace's windows cannot have."""
     if trace in TRACES:
-        return tuned_window(traces, trace, seed)
+        return tuned_window(traces, trace, seed, window_s)
+    if window_s != WINDOW_S:
+        raise ConfigError(f"a window of {trace!r} is {WINDOW_S:g} s long, not {window_s:g} s")
     if trace == "agents":
         return SessionLoad(sessions=read_sessions(traces / SESSIONS), start_within_s=60.0)
     rows = read_trace(traces / SYNTHETIC)
@@ -126,13 +137,13 @@ def offered(traces: Path, trace: str, seed: int) -> Window | SessionLoad:
 
 def run_cell(cell: Cell, target: float, max_steps: int) -> tuple[str, dict[str, Any]]:
     """Return the cell's highest rate, in requests per second and GPU. Its curve is a bound below the target: runs are cut."""
-    trace, targets, seed = cell.window.split("/")
-    part, fleet = offered(cell.traces, trace, int(seed)), fleet_of(cell)
+    trace, targets, seed, window_s = cell.named
+    part, fleet = offered(cell.traces, trace, seed, window_s), fleet_of(cell)
     entry = entry_of(cell.scheduler.partition(":")[0])
     per_copy = part.rate / NUM_GPUS
 
     def measure(copies: float) -> float:
-        return attained(part, copies, int(seed), TARGETS[targets], fleet=fleet, entry=entry, least=target)
+        return attained(part, copies, seed, TARGETS[targets], fleet=fleet, entry=entry, least=target)
 
     curve = Curve(measure)
     found = highest(curve, target, 10.0 / per_copy / _SLOW.get(trace, 1.0), max_steps=max_steps)
@@ -187,7 +198,7 @@ def run(
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--traces", type=Path, required=True)
-    options.add_argument("--windows", nargs="*", default=[*WINDOWS], help="trace/targets/seed")
+    options.add_argument("--windows", nargs="*", default=[*WINDOWS], help="trace/targets/seed[/seconds]")
     options.add_argument("--devices", nargs="*", choices=[*DEVICES], default=["base"])
     options.add_argument("--schedulers", nargs="*", default=[OURS, *ROUTERS])
     options.add_argument("--target", type=float, default=0.9)
