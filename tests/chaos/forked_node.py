@@ -1,26 +1,23 @@
-"""Chaos nodes (`tests/chaos/node.py`) that are forked from one process which has imported their code once.
-
-The import takes several seconds of a processor, and the matrix starts a node for nearly every case."""
+"""Chaos nodes (`tests/chaos/node.py`), forked: the matrix starts one for nearly every case."""
 
 import asyncio
 import ctypes
 import json
-import multiprocessing
 import os
 import socket
 import sys
 from pathlib import Path
 from typing import Any
 
+from tests.forked import FORKED
+
 _CLONE_NEWNET = 0x40000000
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.chaos.node"])
 
 
 class ForkedNode:
     def __init__(self, spec: dict[str, Any], log: Path) -> None:
         self._sock, theirs = socket.socketpair()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, json.dumps(spec), log))
+        self._process = FORKED.Process(target=_serve, args=(theirs, json.dumps(spec), log))
         self._process.start()
         theirs.close()
         self._writer: asyncio.StreamWriter | None = None

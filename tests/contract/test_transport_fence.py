@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import multiprocessing
 import os
 import signal
 import struct
@@ -36,6 +35,7 @@ from tests.contract.transports import (
     source_for,
     until,
 )
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 
 DEADLINE_S = 120.0
@@ -58,9 +58,8 @@ def _write_forever(kind: str, region: RegionKey, grant_id: str, started: Any) ->
 async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind: str) -> None:
     holder = Holder(kind)
     grant = holder.grant([2])
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    writer = context.Process(
+    started = FORKED.Event()
+    writer = FORKED.Process(
         target=_write_forever, args=(kind, grant.regions[0], grant.id, started), daemon=True
     )
     writer.start()
@@ -89,9 +88,8 @@ async def test_after_the_fence_of_a_writer_process_nothing_changes_any_more(kind
 async def test_a_stopped_writer_is_fenced_in_time_and_changes_nothing_when_it_goes_on(kind: str) -> None:
     holder = Holder(kind)
     grant = holder.grant([2])
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    writer = context.Process(
+    started = FORKED.Event()
+    writer = FORKED.Process(
         target=_write_forever, args=(kind, grant.regions[0], grant.id, started), daemon=True
     )
     writer.start()
@@ -304,9 +302,8 @@ def _die_with_a_segment(queue: Any) -> None:
 
 
 def test_the_segment_of_a_killed_owner_is_removed() -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    owner = context.Process(target=_die_with_a_segment, args=(queue,), daemon=True)
+    queue = FORKED.Queue()
+    owner = FORKED.Process(target=_die_with_a_segment, args=(queue,), daemon=True)
     owner.start()
     path = queue.get(timeout=PATIENCE_S)
     remove_orphans()

@@ -1,5 +1,5 @@
 """A cluster whose instances' ranks are on hosts of which one process cannot map the other's memory: real mail, transports, ranks and
-memory servers, all children of this process."""
+memory servers. The memory servers are children of this process."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,10 +14,11 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, TransferConfig
 from engine.execution.devices import host_memory
-from engine.ranks.child_ranks import Child, start_children
+from engine.ranks.child_ranks import Child
 from engine.ranks.rank import Rank, Spawner
 from net.mail import TcpMail
 from parallel.mesh import Mesh
+from tests.parallel.forked_ranks import start_forked
 
 KEY = b"0123456789abcdef"
 NAME = "tests.parallel.memory_server_child"
@@ -31,7 +32,7 @@ def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
 
     memories = tuple(mesh.place(rank).pp for rank in range(mesh.size))
     spawner = Spawner(
-        start_children,
+        start_forked,
         ("cpu",) * mesh.size,
         (host_memory(),) * mesh.size,
         memories,

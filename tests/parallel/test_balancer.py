@@ -71,6 +71,7 @@ def test_little_evidence_and_an_interval_of_zero_move_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("family", "axis"), [("mixtral", "ep"), ("deepseek_v3", "dp")])
 async def test_tokens_stay_the_same_while_experts_move(
     family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from models.tokenizer import load_tokenizer
 from tests.models.served import make_served, some_prompts
 from tests.parallel.test_served import answer, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("forked")]
 LARGE = schema_grammar(
     {
         "type": "object",

@@ -10,7 +10,7 @@ from cluster.local import LocalCluster
 from core.types import Request, SamplingParams
 from tests.parallel.test_served import answers, checkpoint, ranks, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("forked")]
 LONG = SamplingParams(temperature=0.0, max_tokens=60, min_tokens=60, masked_until_min=(1,))
 HOST = {"engine.host_cache_bytes": 1 << 24}
 

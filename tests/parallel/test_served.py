@@ -21,9 +21,11 @@ from parallel.comm import TIMEOUT_S
 from tests.models.checkpoints import FAMILIES, VOCAB, make
 from tests.models.eagle_checkpoints import make_right_eagle
 from tests.models.mtp_checkpoints import make_right_mtp
+from tests.parallel.forked_ranks import forked_ranks
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+forked = pytest.mark.usefixtures("forked")
 LENGTH = 12
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))
 
@@ -105,8 +107,10 @@ def ranks() -> list[psutil.Process]:
     """The ranks of all instances, in the order in which they were started; those of the prefill instance are the last.
 
     Process ids do not tell: they begin again when they have run out."""
-    found = [child for child in psutil.Process().children() if "engine.ranks.rank_process" in child.cmdline()]
-    return sorted(found, key=lambda child: child.create_time())
+    children = [
+        child for child in psutil.Process().children() if "engine.ranks.rank_process" in child.cmdline()
+    ]
+    return sorted([*children, *forked_ranks()], key=lambda rank: rank.create_time())
 
 
 async def fails(instance: Instance) -> None:
@@ -116,6 +120,7 @@ async def fails(instance: Instance) -> None:
             await asyncio.sleep(0.01)
 
 
+@forked
 @pytest.mark.parametrize("keys", MESHES)
 async def test_tokens_equal_transformers_on_other_meshes_also_when_a_rank_is_killed(
     keys: dict[str, int], tmp_path: Path
@@ -123,6 +128,7 @@ async def test_tokens_equal_transformers_on_other_meshes_also_when_a_rank_is_kil
     await serve_and_kill(keys, tmp_path, "llama")
 
 
+@forked
 @pytest.mark.parametrize(("family", "keys"), EXPERT_MESHES)
 async def test_the_same_with_experts(family: str, keys: dict[str, int], tmp_path: Path) -> None:
     await serve_and_kill(keys, tmp_path, family)
@@ -159,6 +165,7 @@ def ranks_of(keys: dict[str, int], role: str) -> range:
 
 
 async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:
+    """Ranks are started as instances start them."""
     prompts, want = checkpoint(tmp_path)
     keys = {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2}
     async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
@@ -167,6 +174,8 @@ async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
         ranks()[0].send_signal(signal.SIGKILL)
         await fails(cluster.instances[0])
+        assert "rank 0 of 2" in str(cluster.instances[0].failure)
+        assert "was killed by SIGKILL" in str(cluster.instances[0].failure)
         assert await running == want
         assert cluster.instances[1].failure is None
         assert await answers(cluster, prompts) == want
@@ -183,6 +192,7 @@ async def test_a_spent_budget_ends_reasoning_on_either_side_of_a_hand_over(tmp_p
             assert len(found) == LENGTH
 
 
+@forked
 @pytest.mark.parametrize("keys", [MESHES[0], MESHES[1]])
 async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int], tmp_path: Path) -> None:
     prompts, _ = checkpoint(tmp_path)
@@ -221,6 +231,7 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
                 torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
 
 
+@forked
 @pytest.mark.parametrize(
     ("family", "keys"),
     [
@@ -243,6 +254,7 @@ async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, 
         assert status.instances[0].work.draft_tokens > 0
 
 
+@forked
 @pytest.mark.parametrize(
     ("source", "keys"),
     [

@@ -11,7 +11,6 @@ from models.tokenizer import load_tokenizer
 from tests.models.checkpoints import DENSE, FAMILIES
 from tests.models.served import greedy, make_served_as
 from tests.parallel.families import awkward
-from tests.parallel.forked_ranks import start_forked
 from tests.parallel.served_grid import (
     EXPERT_MESHES,
     LENGTH,
@@ -42,11 +41,9 @@ def smallest(family: str, axis: str) -> Pair:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("family", "axis"), [("gemma2", "tp"), ("gpt_oss", "ep"), ("qwen2_moe", "pp")])
-async def test_answers_over_http_equal_transformers(
-    family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.ranks.child_ranks.start_children", start_forked)
+async def test_answers_over_http_equal_transformers(family: str, axis: str, tmp_path: Path) -> None:
     prompts, want = prepare(family, tmp_path)
     found = await serve(smallest(family, axis), tmp_path, prompts, want)
     assert is_right(found), found

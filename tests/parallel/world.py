@@ -1,7 +1,6 @@
 """A few processes that stand ready to be ranks; starting them once serves many tests."""
 
 import itertools
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.forked import FORKED
+
 DEADLINE_S = 100.0
 
 
@@ -18,13 +19,12 @@ class World:
     """`run(work, *args)` calls `work(rank, store, *args)` in the first so many processes; `work` is a module's function."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="baton-test-")
         self._numbers = itertools.count()
         self.pipes, self.processes = [], []
         for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            ours, theirs = FORKED.Pipe()
+            process = FORKED.Process(target=_serve, args=(rank, theirs), daemon=True)
             process.start()
             self.pipes.append(ours)
             self.processes.append(process)

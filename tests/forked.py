@@ -1,0 +1,13 @@
+"""Processes that tests fork from one that has imported the code once, since the import takes several seconds of a processor."""
+
+import multiprocessing
+
+FORKED = multiprocessing.get_context("forkserver")
+PRELOADED = [
+    "tests.chaos.node",
+    "engine.ranks.rank_process",
+    "tests.contract.transports",
+    "tests.models.checkpoints",
+]
+"""A test process has one server that forks, and it imports what it was told last: so everything is named here."""
+FORKED.set_forkserver_preload(PRELOADED)
