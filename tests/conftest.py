@@ -1,5 +1,6 @@
 """For all tests: which of them share a worker, and in which order they run."""
 
+import os
 import signal
 from typing import Any
 
@@ -9,6 +10,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 # A shell starts background jobs with SIGINT ignored, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Ray runs its workers at niceness 15 by default: tests of the other worker would come before all they do, for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 # How long an example takes is the business of a machine that others share.
 settings.register_profile("baton", deadline=None)

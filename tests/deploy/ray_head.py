@@ -2,7 +2,6 @@
 
 python -m tests.deploy.ray_head NUM_CPUS"""
 
-import os
 import sys
 
 import ray
@@ -12,7 +11,6 @@ from cluster.deploy.ray_node import PatientNode
 
 
 def main() -> None:
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112
     node.Node = PatientNode
     context = ray.init(
         address="local",
