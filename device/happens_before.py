@@ -5,7 +5,6 @@ missing wait is found whether or not it does harm this time."""
 
 import numpy as np
 
-HOST_ACTOR = 0
 _GRANULE = 4
 """Bytes that are judged together: no vector or scale is smaller."""
 
@@ -30,31 +29,32 @@ class AccessLog:
     """When each actor last read and wrote each granule of one allocation, as far as nobody has written it since."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._num = -(-num_bytes // _GRANULE)
-        self._writes: dict[int, np.ndarray] = {}
-        self._reads: dict[int, np.ndarray] = {}
+        self.num_granules = -(-num_bytes // _GRANULE)
+        self.writes: dict[int, np.ndarray] = {}
+        self.reads: dict[int, np.ndarray] = {}
 
     def read(self, start: int, num_bytes: int, clock: VectorClock) -> int | None:
         """Returns an actor whose writing of these bytes is not ordered before this."""
         span = _span(start, num_bytes)
-        found = _unordered(self._writes, span, clock)
-        self._of(self._reads, clock.actor)[span] = clock.ticks[clock.actor]
+        found = _unordered(self.writes, span, clock)
+        self.marks_of(self.reads, clock.actor)[span] = clock.ticks[clock.actor]
         return found
 
     def write(self, start: int, num_bytes: int, clock: VectorClock) -> int | None:
         """Returns an actor whose reading or writing of these bytes is not ordered before this."""
         span = _span(start, num_bytes)
-        found = _unordered(self._writes, span, clock)
+        found = _unordered(self.writes, span, clock)
         if found is None:
-            found = _unordered(self._reads, span, clock)
-        for marks in (*self._writes.values(), *self._reads.values()):
+            found = _unordered(self.reads, span, clock)
+        for marks in (*self.writes.values(), *self.reads.values()):
             marks[span] = 0
-        self._of(self._writes, clock.actor)[span] = clock.ticks[clock.actor]
+        self.marks_of(self.writes, clock.actor)[span] = clock.ticks[clock.actor]
         return found
 
-    def _of(self, marks: dict[int, np.ndarray], actor: int) -> np.ndarray:
+    def marks_of(self, marks: dict[int, np.ndarray], actor: int) -> np.ndarray:
+        """Return an actor's own among the `reads` or the `writes`."""
         if actor not in marks:
-            marks[actor] = np.zeros(self._num, np.int32)
+            marks[actor] = np.zeros(self.num_granules, np.int32)
         return marks[actor]
 
 

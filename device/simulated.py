@@ -5,23 +5,42 @@ Each access is judged by `device/happens_before.py`. What is not ordered raises 
 `violations`, since whoever gave it may take the Bug for a failed transfer. What the host puts on `compute` it does itself, at
 once, as torch on processors does: so it declares with `uses` what it touches, and waiting there holds it up."""
 
+import itertools
+import os
 import queue
 import random
 import threading
 import time
 from collections.abc import Callable, Container, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
 from core.errors import Bug, DeviceError, OutOfMemory
-from device.happens_before import HOST_ACTOR, AccessLog, VectorClock
+from device.happens_before import AccessLog, VectorClock
 from device.seam import HOST, Copy, Event, Region
+from device.shared_accesses import HANDLE_BYTES, SharedLog, open_shared, share
 
 _MAX_DELAY_S = 300e-6
 _FIRST_ADDRESS = 1 << 56
 """No processor has memory there: the host that takes an address of the device for its own ends at once."""
 _GAP = 1 << 32
+_ACTORS = itertools.count()
+"""Numbers of streams and hosts in this process. With the process's own, no two anywhere are alike."""
+
+
+@dataclass(slots=True)
+class _Allocation:
+    region: Region
+    memory: np.ndarray
+    log: AccessLog
+    handle: bytes = b""
+    """By which other processes open it; none: nobody has asked."""
+    is_opened: bool = False
+    """Whether it is another process's."""
+    is_seen: bool = False
+    """Whether somebody has its memory as an array."""
 
 
 class SimulatedEvent:
@@ -96,7 +115,7 @@ class _ComputeStream(SimulatedStream):
 
 
 class SimulatedDevice:
-    """device.seam.ComputeDevice. `close` it, and see that there are no `violations`."""
+    """device.seam.SharingDevice. `close` it, and see that there are no `violations`."""
 
     number = 0
     asks_for_uses = True
@@ -106,9 +125,9 @@ class SimulatedDevice:
         self.violations: list[str] = []
         self._random = random.Random(seed)
         self._lock = threading.RLock()
-        self._host = VectorClock(HOST_ACTOR)
-        self._names = ["the host"]
-        self._memory: dict[int, tuple[Region, np.ndarray, AccessLog]] = {}
+        self._names: dict[int, str] = {}
+        self._host = VectorClock(self._actor("the host"))
+        self._kept: dict[int, _Allocation] = {}
         self._next_address = _FIRST_ADDRESS
         self._streams: list[SimulatedStream] = []
         self._turn = threading.Event()
@@ -130,19 +149,20 @@ class SimulatedDevice:
 
     def allocate(self, num_bytes: int) -> Region:
         self.allocates()
-        with self._lock:
-            region = Region(self.number, self._next_address, num_bytes)
-            self._next_address += (-(-num_bytes // _GAP) + 1) * _GAP
-        return self._keep(region, np.zeros(num_bytes, np.uint8))
+        memory = np.zeros(num_bytes, np.uint8)
+        return self._keep(_Allocation(self._place(num_bytes), memory, AccessLog(num_bytes)))
 
     def pinned(self, num_bytes: int) -> Region:
         memory = np.zeros(num_bytes, np.uint8)
-        return self._keep(Region(HOST, int(memory.ctypes.data), num_bytes), memory)
+        region = Region(HOST, int(memory.ctypes.data), num_bytes)
+        return self._keep(_Allocation(region, memory, AccessLog(num_bytes)))
 
     def free(self, region: Region) -> None:
         with self._lock:
-            if self._memory.pop(region.address, None) is None:
+            kept = self._kept.get(region.address)
+            if kept is None or kept.is_opened:
                 raise DeviceError(f"there is no allocation at {region.address:#x}")
+            del self._kept[region.address]
 
     def host_view(self, region: Region, *, write: bool) -> memoryview:
         if region.device != HOST:
@@ -154,7 +174,38 @@ class SimulatedDevice:
 
     def array(self, region: Region) -> object:
         """For work on `compute`."""
+        with self._lock:
+            if (kept := self._find(region)) is not None:
+                kept.is_seen = True
         return self._bytes(region)
+
+    def export(self, region: Region) -> tuple[bytes, int]:
+        """As of CUDA, but before anybody has an array of the allocation: its bytes move to memory that can be shared."""
+        with self._lock:
+            kept = self._containing(region) if region.device != HOST else None
+            if kept is None or kept.is_opened:
+                raise DeviceError("only memory that was allocated here can be shared with other processes")
+            if not kept.handle:
+                if kept.is_seen:
+                    raise DeviceError("simulated memory is shared before somebody has it as an array")
+                kept.handle, kept.memory, kept.log = share(kept.memory, kept.log)
+            return kept.handle, region.address - kept.region.address
+
+    def open(self, handle: bytes, num_bytes: int) -> Region:
+        if len(handle) != HANDLE_BYTES:
+            raise DeviceError(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
+        memory, log = open_shared(handle)
+        if num_bytes > len(memory):
+            raise DeviceError(f"the allocation has {len(memory)} bytes, not {num_bytes}")
+        whole = self._keep(_Allocation(self._place(len(memory)), memory, log, handle, is_opened=True))
+        return whole.part(0, num_bytes)
+
+    def shut(self, region: Region) -> None:
+        with self._lock:
+            kept = self._kept.get(region.address)
+            if kept is None or not kept.is_opened:
+                raise DeviceError(f"no other process's memory is open at {region.address:#x}")
+            del self._kept[region.address]
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -180,7 +231,10 @@ class SimulatedDevice:
             raise OutOfMemory(f"the simulated device has no memory for allocation {number}")
 
     def host_saw(self, ticks: dict[int, int]) -> None:
-        self.joined(self._host, ticks)
+        with self._lock, self._with_others():
+            self._host.join(ticks)
+            for log in self._shared():
+                log.see(self._host.ticks)
 
     def joined(self, clock: VectorClock, ticks: dict[int, int]) -> None:
         with self._lock:
@@ -193,7 +247,7 @@ class SimulatedDevice:
 
     def given(self, name: str, clock: VectorClock, reads: Iterable[Region], writes: Iterable[Region]) -> None:
         """Work that follows all that the host has done so far. Raises Bug."""
-        with self._lock:
+        with self._lock, self._with_others():
             clock.join(self._host.ticks)
             clock.tick()
             for region in reads:
@@ -206,43 +260,64 @@ class SimulatedDevice:
             self._bytes(copy.destination)[:] = self._bytes(copy.source)
 
     def _actor(self, name: str) -> int:
-        self._names.append(name)
-        return len(self._names) - 1
+        actor = os.getpid() << 32 | next(_ACTORS)
+        self._names[actor] = name
+        return actor
 
-    def _keep(self, region: Region, memory: np.ndarray) -> Region:
+    def _place(self, num_bytes: int) -> Region:
         with self._lock:
-            self._memory[region.address] = region, memory, AccessLog(region.num_bytes)
+            region = Region(self.number, self._next_address, num_bytes)
+            self._next_address += (-(-num_bytes // _GAP) + 1) * _GAP
         return region
+
+    def _keep(self, made: _Allocation) -> Region:
+        with self._lock:
+            self._kept[made.region.address] = made
+        return made.region
+
+    def _shared(self) -> list[SharedLog]:
+        logs = [kept.log for kept in self._kept.values() if isinstance(kept.log, SharedLog)]
+        return sorted(logs, key=lambda log: log.number)
+
+    @contextmanager
+    def _with_others(self) -> Generator[None]:
+        """Have the logs that are shared with other processes for oneself, and know what those have seen done."""
+        with ExitStack() as stack:
+            for log in self._shared():
+                stack.enter_context(log.held())
+                self._host.join(log.seen())
+            yield
 
     def _judge(self, name: str, clock: VectorClock, region: Region, write: bool) -> None:
         found = self._find(region)
         if found is None:
             return  # the host's own memory, which a copy takes as it is
-        whole, _, log = found
-        check = log.write if write else log.read
-        other = check(region.address - whole.address, region.num_bytes, clock)
+        check = found.log.write if write else found.log.read
+        other = check(region.address - found.region.address, region.num_bytes, clock)
         if other is not None:
             what = "writes" if write else "reads"
-            self.violations.append(
-                f"{name} {what} {region} and nothing orders that behind {self._names[other]}"
-            )
+            behind = self._names.get(other, "another process")
+            self.violations.append(f"{name} {what} {region} and nothing orders that behind {behind}")
             raise Bug(self.violations[-1])
 
-    def _find(self, region: Region) -> tuple[Region, np.ndarray, AccessLog] | None:
+    def _find(self, region: Region) -> _Allocation | None:
         """Raises Bug for memory of the device that is not allocated."""
+        found = self._containing(region)
+        if found is None and region.device != HOST:
+            raise Bug(f"{region} is not allocated on the simulated device")
+        return found
+
+    def _containing(self, region: Region) -> _Allocation | None:
         with self._lock:
-            for whole, memory, log in self._memory.values():
-                start = region.address - whole.address
-                if start >= 0 and start + region.num_bytes <= whole.num_bytes:
-                    return whole, memory, log
-        if region.device == HOST:
-            return None
-        raise Bug(f"{region} is not allocated on the simulated device")
+            for kept in self._kept.values():
+                start = region.address - kept.region.address
+                if start >= 0 and start + region.num_bytes <= kept.region.num_bytes:
+                    return kept
+        return None
 
     def _bytes(self, region: Region) -> np.ndarray:
         found = self._find(region)
         if found is None:
             raise Bug(f"a simulated device copies from and to pinned memory, which {region} is not")
-        whole, memory, _ = found
-        start = region.address - whole.address
-        return memory[start : start + region.num_bytes]
+        start = region.address - found.region.address
+        return found.memory[start : start + region.num_bytes]
