@@ -30,7 +30,7 @@ from core.config import EngineConfig, ModelConfig
 from engine.execution.pool_size import size_pool
 from engine.ranks.child_ranks import start_children
 from engine.ranks.rank import start_all
-from engine.ranks.rank_messages import Meeting
+from engine.ranks.rank_messages import Meeting, MemoryPlace
 from engine.ranks.start_ranks import setups_of
 from parallel.comm import Comm, connect
 from parallel.mesh import Mesh
@@ -100,7 +100,9 @@ def loading(folder: Path, meshes: Sequence[Mesh]) -> dict[str, dict[str, float]]
         memory, path = take_memory(size.num_bytes)
         with tempfile.TemporaryDirectory() as store:
             devices = ["cpu"] * mesh.size
-            setups = setups_of(folder, engine, size, mesh, memories=[(path, size.num_bytes)], devices=devices)
+            setups = setups_of(
+                folder, engine, size, mesh, memories=[MemoryPlace(size.num_bytes, path)], devices=devices
+            )
             met = [replace(setup, meeting=Meeting(f"{store}/store")) for setup in setups]
             ranks, ready = start_all(start_children, met, 300)
             for rank in ranks:

@@ -351,11 +351,11 @@ def _check_device_transport(config: ClusterConfig) -> None:
             "transfer.transport is nccl, which instances do not hand KV over by: between GPUs use auto, cuda_ipc or tcp"
         )
     several = any(pool.num_ranks > 1 for pool in (config.prefill, config.decode))
-    if transport == "cuda_ipc" and (several or config.engine.device == "cpu"):
-        why = "instances of several ranks" if several else "CPUs"
+    tiered = several and (config.engine.host_cache_bytes or config.engine.disk_cache_bytes)
+    if transport == "cuda_ipc" and (tiered or config.engine.device == "cpu"):
+        why = "instances of several ranks with host or disk caches" if tiered else "CPUs"
         raise ConfigError(
-            f"transfer.transport is cuda_ipc, which moves KV in GPU memory; {why} hand KV over in host memory: use auto, shm, "
-            "tcp or nixl"
+            f"transfer.transport cuda_ipc moves GPU memory; {why} hand KV over in host memory: use auto, shm, tcp or nixl"
         )
 
 

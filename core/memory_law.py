@@ -9,6 +9,8 @@ from core.errors import ConfigError
 GPU_RESERVE_BYTES = 2 << 30
 """CUDA's context, workspaces of libraries, captured graphs, NCCL's buffers and fragmentation. This is an assumption: no GPU has
 been measured yet."""
+MEMORY_SERVER_BYTES = 512 << 20
+"""CUDA's context of another process on the same GPU, which hands a rank's KV over. This is an assumption, too."""
 HOST_KV_SHARE = 0.5
 """The share that a pool takes of the host memory that is left for it. The other half is for the page cache."""
 

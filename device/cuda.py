@@ -165,3 +165,8 @@ class CudaDevice:
             self.runtime.eventDestroy(handle)
         except Exception:  # the driver is gone, and the event with it
             return
+
+
+def cuda_device(name: str) -> CudaDevice:
+    """Return the device that torch gives this name: `cuda`, `cuda:0` and so on. Raises ConfigError."""
+    return CudaDevice(int(name.partition(":")[2] or 0))

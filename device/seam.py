@@ -4,7 +4,7 @@ Work on one stream is done in its order. Work on two streams is ordered by an ev
 waits for. The host may touch memory that a stream works on once it has seen an event behind that work as done, and whatever the
 host has done before it gives a stream work is done before that work."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -123,3 +123,7 @@ class SharesMemory(Protocol):
 
 
 class SharingDevice(ComputeDevice, SharesMemory, Protocol): ...
+
+
+DeviceOf = Callable[[str], SharingDevice]
+"""(name, as torch says it) -> the device. Raises ConfigError."""

@@ -60,9 +60,9 @@ class Pusher:
     ) -> None:
         """`source` is how senders read the pool; none means where it lies.
         `staging` is where KV is converted for holders that store it otherwise. Without it they are refused, as they are where
-        pools lie on several hosts. `pools` are those of the instance's ranks; none means one rank with all of `shard`. `senders`
-        read this process's memory, number 0, and each of `remote_senders` one of another host, from 1 on. Ranks that hold the
-        same share the work.
+        pools lie in several memories. `pools` are those of the instance's ranks; none means one rank with all of `shard`.
+        `senders` read this process's memory, number 0, and each of `remote_senders` another process's, from 1 on. Ranks that
+        hold the same share the work.
 
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
@@ -71,6 +71,7 @@ class Pusher:
         self._mail, self._staging = mail, None if remote_senders else staging
         self._senders = [sender for memory in (senders, *remote_senders) for sender in memory]
         self._routes = [Routes(memory) for memory in (senders, *remote_senders)]
+        self._memories = {pool.memory for pool in self._pools}
         self._agreed: dict[str, set[RegionKey]] = {}
         self._loop = asyncio.get_running_loop()
         self._now = now or self._loop.time
@@ -100,8 +101,11 @@ class Pusher:
         `on_failed(grant_id, reason)` may be called once before, and expects `stop`."""
         check_grant(grant)
         self._agree(grant)
-        ways = [routes.choose(grant.holder, grant.regions) for routes in self._routes]
-        duty = self._duties([region.shard for _, region in ways[0]])
+        ways = [
+            routes.choose(grant.holder, grant.regions) if memory in self._memories else []
+            for memory, routes in enumerate(self._routes)
+        ]
+        duty = self._duties([region.shard for _, region in next(filter(None, ways))])
         self._pushes[grant.id] = ActivePush(
             grant=grant,
             ways=ways,

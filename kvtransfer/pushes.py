@@ -22,7 +22,7 @@ class ActivePush:
 
     grant: Grant
     ways: list[list[tuple[Sender, RegionKey]]]
-    """The transport from each memory of the writer to each of the holder's ranks."""
+    """The transport from each memory of the writer that has pools to each of the holder's ranks."""
     urgency: Urgency
     on_delivered: Callable[[str], None]
     on_quiet: Callable[[str], None]
@@ -54,7 +54,7 @@ class ActivePush:
 
     @property
     def transport(self) -> str:
-        return self.ways[0][0][0].name
+        return next(pairs[0][0].name for pairs in self.ways if pairs)
 
     def carried(self) -> Carried | None:
         """Return what has arrived over all ways to the holder. None where the end of a write says it."""

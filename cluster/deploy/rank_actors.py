@@ -1,5 +1,5 @@
-"""An instance's ranks as Ray actors in its replica's placement group, and the memory servers of its other hosts. Ray places them,
-gives them GPUs and ends them with the replica.
+"""An instance's ranks as Ray actors in its replica's placement group, and the memory servers of its other hosts or of its ranks'
+GPUs. Ray places them, gives ranks GPUs and ends all of them with the replica.
 
 No plan goes through Ray. Each actor dials its instance, and both prove that they know a secret of this start alone. From then on
 a rank is what it is everywhere: a process that reads plans from its socket."""
@@ -27,6 +27,7 @@ from cluster.instance.remote_memory.memory_server import serve_memory
 from core.config import ClusterConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost
 from core.memory_law import DeviceMemory
+from device.cuda import has_cupy
 from engine.execution.devices import choose_device, host_memory, memory_of
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
@@ -85,8 +86,11 @@ def rank_actors(
     nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
     hosts = _hosts(config, role, [nodes[share.bundle] for share in granted])
 
+    made: list[Any] = []
+    """Actors of ranks that are not started yet."""
+
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
-        actors = [_in_bundle(BatonRank, group, share).remote() for share in granted]
+        actors = made or [_in_bundle(BatonRank, group, share).remote() for share in granted]
         return _met(actors, [rank_name(setup) for setup in setups], host, deadline_s)
 
     def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
@@ -99,6 +103,18 @@ def rank_actors(
         ]
         return _met(actors, [f"the memory server of host {setup.host}" for setup in setups], host, deadline_s)
 
+    def keep_on_devices(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
+        made.extend(_in_bundle(BatonRank, group, share).remote() for share in granted)
+        actors = [
+            _in_bundle(BatonMemoryServer, group, BundleShare(share.bundle, 0.0, 0), gpu).remote(
+                config.transfer, key
+            )
+            for share, gpu in zip(granted, _gpus_of(made), strict=True)
+        ]
+        return _met(
+            actors, [f"the memory server of rank {rank}" for rank in range(len(setups))], host, deadline_s
+        )
+
     devices = tuple("cuda:0" if share.num_gpus else "cpu" for share in granted)
     memories = tuple(hosts.index(nodes[share.bundle]) for share in granted)
     spawner = Spawner(
@@ -108,7 +124,18 @@ def rank_actors(
         memories,
         _addresses(hosts, host),
     )
-    return InstancePlace(spawner, keep if len(hosts) > 1 else None)
+    has_gpus = bool(granted[0].num_gpus) and has_cupy()
+    return InstancePlace(spawner, keep if len(hosts) > 1 else None, keep_on_devices if has_gpus else None)
+
+
+def _gpus_of(ranks: Sequence[Any]) -> list[str]:
+    """Return which GPU Ray has given to each rank, as CUDA_VISIBLE_DEVICES says it. Raises ReplicaLost."""
+    try:
+        return ray.get([rank.visible_devices.remote() for rank in ranks], timeout=_PROBE_S)
+    except (RayError, TimeoutError) as error:
+        for rank in ranks:
+            ray.kill(rank)
+        raise ReplicaLost(f"a rank has not said which GPU it has: {_first_line(error)}") from error
 
 
 def _hosts(config: ClusterConfig, role: Role, nodes: Sequence[str]) -> list[str]:
@@ -155,6 +182,9 @@ def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: flo
 class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
+    def visible_devices(self) -> str:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
     def serve(self, address: str, secret: bytes, number: int) -> None:
         """Serve. Returns when the instance has ended the conversation."""
         serve_instance(asyncio.run(dial(address, secret, number)))
@@ -162,7 +192,7 @@ class BatonRank:
 
 @ray.remote(max_restarts=0)
 class BatonMemoryServer:
-    """The process that keeps an instance's memory on another host than its own."""
+    """The process that keeps an instance's memory on another host than its own, or on the GPU of a rank."""
 
     def __init__(self, transfer: TransferConfig, key: bytes) -> None:
         self._transfer, self._key = transfer, key
@@ -196,9 +226,16 @@ class ActorRank:
         self.sock.close()
 
 
-def _in_bundle(kind: Any, group: Any, share: BundleShare) -> Any:
+def _in_bundle(kind: Any, group: Any, share: BundleShare, gpu: str = "") -> Any:
+    """`gpu`: what the process sees beside what Ray gives it, from its beginning on; CUDA looks only once."""
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=share.bundle)
-    return kind.options(num_cpus=share.num_cpus, num_gpus=share.num_gpus, scheduling_strategy=strategy)
+    sees = {"CUDA_VISIBLE_DEVICES": gpu, "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+    return kind.options(
+        num_cpus=share.num_cpus,
+        num_gpus=share.num_gpus,
+        scheduling_strategy=strategy,
+        **({"runtime_env": {"env_vars": sees}} if gpu else {}),
+    )
 
 
 async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float) -> list[Rank]:

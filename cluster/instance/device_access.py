@@ -34,8 +34,9 @@ DeviceMedia = Mapping[str, Callable[[PoolMemory], Medium]]
 
 
 def take_device_memory(device: ComputeDevice, num_bytes: int) -> PoolMemory:
-    """Allocate a pool, which is given back with its last user. Raises DeviceError."""
+    """Allocate a pool, zeroed, which is given back with its last user. Raises DeviceError."""
     memory = PoolMemory(device, device.allocate(num_bytes), Poller())
+    memory.poller.wait([device.compute.record()])  # a device is asked for zeros, and writes them later
     finalizer = weakref.finalize(memory, device.free, memory.region)
     finalizer.atexit = False  # the driver frees the memory of a process that ends
     return memory

@@ -30,7 +30,7 @@ class PoolAccess:
     make_receivers: Callable[[Holder], list[Receiver]]
     make_senders: Callable[[], list[Sender]]
     path: str
-    """The path by which the instance's ranks can map the memory; empty: it is a GPU's, of this process."""
+    """The path by which the instance's ranks can map the memory; empty: it is a GPU's, or there is none."""
     source: Source | None = None
     """How senders read the pool. None means that it is where they read."""
     staging: Staging | None = None
@@ -80,6 +80,11 @@ def remote_access(
     return PoolAccess(
         buffer=memory[:num_bytes], make_receivers=receivers, make_senders=senders, path=path, staging=staging
     )
+
+
+def no_access() -> PoolAccess:
+    """Return the access to the memory of an instance all of whose pools lie in others'."""
+    return PoolAccess(buffer=memoryview(b""), make_receivers=lambda _: [], make_senders=lambda: [], path="")
 
 
 def _ways(config: TransferConfig) -> tuple[str, ...]:

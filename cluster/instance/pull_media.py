@@ -1,14 +1,15 @@
 """The media of KV transports for a pool in this process's memory, by name; each refuses by name what this machine cannot do."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 
 from cluster.instance.pool_access import has_rdma
 from core.config import TransferConfig
 from core.errors import ConfigError
-from device.cuda import CudaDevice
 from device.port import PoolMemory
+from device.seam import SharingDevice
 from kvtransfer.transport.collective import CollectiveMedium, check
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
@@ -43,17 +44,12 @@ MEDIA: Mapping[str, Callable[[memoryview, str], Medium]] = {
 }
 
 
-def device_media(config: TransferConfig) -> dict[str, Callable[[PoolMemory], Medium]]:
-    """Return what moves pools in a GPU's memory here, the fastest first."""
-    made: dict[str, Callable[[PoolMemory], Medium]] = {"cuda_ipc": _shared}
+def device_media(config: TransferConfig, device: SharingDevice) -> dict[str, Callable[[PoolMemory], Medium]]:
+    """Return what moves pools in this GPU's memory here, the fastest first."""
+    made: dict[str, Callable[[PoolMemory], Medium]] = {"cuda_ipc": partial(CudaIpcMedium, device)}
     if config.transport == "nixl" or (available() and has_rdma()):
         made["nixl"] = _registered
     return made
-
-
-def _shared(memory: PoolMemory) -> Medium:
-    assert isinstance(memory.device, CudaDevice)
-    return CudaIpcMedium(memory.device, memory)
 
 
 def _registered(memory: PoolMemory) -> Medium:

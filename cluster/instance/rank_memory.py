@@ -1,4 +1,4 @@
-"""What memory an instance's ranks find where they are started, and how many others share it."""
+"""What memory an instance's ranks find where they are started, how many others share it, and whether pools keep to a GPU's."""
 
 import shutil
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.instance.instance_parts import Role
 from core.config import ClusterConfig, ParallelConfig
-from core.memory_law import DeviceMemory, Sharing
+from core.memory_law import MEMORY_SERVER_BYTES, DeviceMemory, Sharing
 from core.pools import pools_of
 from engine.execution.devices import (
     choose_device,
@@ -28,11 +28,25 @@ def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: 
     return _found(config, parallel, spawner, num_on_host=num_ranks, num_in_process=num_ranks)
 
 
+def why_copied(config: ClusterConfig) -> str:
+    """Return a clause that says what needs a copy in host memory of the KV of several ranks on GPUs; empty where nothing does."""
+    if config.engine.host_cache_bytes or config.engine.disk_cache_bytes:
+        return "host_cache_bytes and disk_cache_bytes reach the KV of several ranks through host memory"
+    if config.transfer.transport not in ("auto", "tcp", "cuda_ipc", "nixl"):
+        return f"transfer.transport {config.transfer.transport} moves host memory"
+    return ""
+
+
 def memory_of_replica(
-    config: ClusterConfig, role: Role, parallel: ParallelConfig, spawner: Spawner | None
+    config: ClusterConfig,
+    role: Role,
+    parallel: ParallelConfig,
+    spawner: Spawner | None,
+    *,
+    ranks_keep: bool = False,
 ) -> RankMemory:
     """Return the memory where the instance has its process, and its GPUs, for itself. As many others may be beside it as the host
-    has processors and GPUs for."""
+    has processors and GPUs for. `ranks_keep` says that several ranks on GPUs have their pools there and nowhere else."""
     memories = spawner.memories if spawner else ()
     own = max(map(memories.count, memories)) if memories else -(-parallel.num_ranks // parallel.hosts)
     with_room = [
@@ -42,12 +56,8 @@ def memory_of_replica(
     if num_gpus := host_gpus():
         with_room.append(num_gpus)
     on_host = max(own, min(with_room))
-    found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1)
-    if (
-        role == "prefill"
-        or config.transfer.transport not in ("auto", "shm")
-        or keeps_pool(found.devices[0].is_host, parallel.num_ranks)
-    ):
+    found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1, ranks_keep=ranks_keep)
+    if role == "prefill" or config.transfer.transport not in ("auto", "shm") or found.on_device:
         return found
     # Others write into this pool through /dev/shm, where a container often has little.
     shared, utilization = shutil.disk_usage(_SHARED_MEMORY), config.engine.memory_utilization
@@ -63,6 +73,7 @@ def _found(
     *,
     num_on_host: int,
     num_in_process: int,
+    ranks_keep: bool = False,
 ) -> RankMemory:
     devices = _devices(config, parallel, spawner)
     if all(device.is_host for device in devices):
@@ -78,12 +89,24 @@ def _found(
             for device in devices
         )
         return RankMemory(devices=left, num_sharers=num_on_host)
+    if parallel.num_ranks > 1 and ranks_keep:
+        left = tuple(_beside_server(device) for device in devices)
+        return RankMemory(devices=left, num_sharers=num_in_process, on_device=True)
     if keeps_pool(devices[0].is_host, parallel.num_ranks):
-        return RankMemory(devices=devices, num_sharers=num_in_process)
+        return RankMemory(devices=devices, num_sharers=num_in_process, on_device=True)
     # The pool is mirrored in host memory, which bounds it, too.
     host = host_memory()
     most = host.budget_bytes(config.engine.memory_utilization, Sharing(num_on_host))
     return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most)
+
+
+def _beside_server(device: DeviceMemory) -> DeviceMemory:
+    """Return what a rank finds beside the memory server on its GPU."""
+    return replace(
+        device,
+        total_bytes=max(0, device.total_bytes - MEMORY_SERVER_BYTES),
+        free_bytes=max(0, device.free_bytes - MEMORY_SERVER_BYTES),
+    )
 
 
 def _devices(

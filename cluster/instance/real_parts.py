@@ -1,5 +1,6 @@
 """The parts of a real instance on this host: a model's ranks, a pool in memory that the chosen transports can reach."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,9 @@ import torch
 
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.instance_parts import InstanceParts, Role
-from cluster.instance.pool_access import PoolAccess, remote_access
+from cluster.instance.pool_access import PoolAccess, no_access, remote_access
 from cluster.instance.pull_media import MEDIA, device_media
-from cluster.instance.rank_memory import memory_in_process, memory_of_replica
+from cluster.instance.rank_memory import memory_in_process, memory_of_replica, why_copied
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
@@ -25,6 +26,7 @@ from engine.execution.model_dims import mesh_of
 from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from engine.ranks.child_ranks import children
 from engine.ranks.rank import Spawner
+from engine.ranks.rank_messages import MemoryPlace
 from engine.ranks.start_ranks import start_ranks
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
@@ -36,14 +38,18 @@ from models.revision import weights_revision
 from net.mail import TcpMail
 from parallel.mesh import Mesh
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class InstancePlace:
-    """What starts an instance's ranks, and the memory servers of its other hosts."""
+    """What starts an instance's ranks, and the memory servers of its other hosts or of its ranks' GPUs."""
 
     ranks: Spawner
     keep: Keep | None = None
     """None where there are no other hosts."""
+    keep_on_devices: Keep | None = None
+    """Starts a memory server on each rank's device, in the ranks' order, before the ranks. None where that cannot be."""
 
 
 def local_parts(
@@ -98,18 +104,23 @@ def remote_parts(
     parallel = config.prefill if role == "prefill" else config.decode
     placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
     spawner = placement.ranks if placement else None
-    found = memory_of_replica(config, role, parallel, spawner)
+    found = memory_of_replica(config, role, parallel, spawner, ranks_keep=_ranks_keep(config, placement))
     size = _size(config, folder, role, parallel, spawner=spawner, found=found)
     host = mail.address.rpartition(":")[0]
-    if size.on_device:
-        memory = take_device_memory(CudaDevice(0), size.num_bytes)
-        media = device_media(config.transfer)
+    if size.on_device and placement is None:
+        device = CudaDevice(0)
+        memory = take_device_memory(device, size.num_bytes)
+        media = device_media(config.transfer, device)
         access = device_access(config.transfer, mail.me, host, key=key, memory=memory, media=media)
         return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=None)
-    access = remote_access(
-        config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
+    access = (
+        no_access()
+        if size.on_device
+        else remote_access(
+            config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
+        )
     )
-    remote = _memory_servers(config, role, mail, size, placement) if placement and placement.keep else ()
+    remote = _memory_servers(config, role, mail, size, placement) if placement else ()
     try:
         return _parts(
             config, folder, size, parallel, access=access, host=host_id(), spawner=spawner, remote=remote
@@ -119,23 +130,37 @@ def remote_parts(
         raise
 
 
+def _ranks_keep(config: ClusterConfig, placement: InstancePlace | None) -> bool:
+    """Return whether ranks on GPUs have their pools there and nowhere else."""
+    if placement is None or placement.keep_on_devices is None:
+        return False
+    if why := why_copied(config):
+        log.info("KV of ranks on GPUs has a copy in host memory: %s", why)
+    return not why
+
+
 def _memory_servers(
     config: ClusterConfig, role: Role, mail: TcpMail, size: PoolSize, placement: InstancePlace
 ) -> tuple[RemoteHost, ...]:
-    addresses = placement.ranks.addresses
+    """Start what serves the memories that are not this process's."""
+    keep, ranks = placement.keep_on_devices if size.on_device else placement.keep, placement.ranks
+    if keep is None:
+        return ()
+    firsts = {pool.memory: rank for rank, pool in reversed(list(enumerate(size.pools)))}
     setups = [
         MemorySetup(
             memory=memory,
             address=mail.address,
             incarnation=mail.me.incarnation,
             receives=role != "prefill",
-            host=addresses[memory],
+            host=ranks.address_of(rank),
             pools=tuple(pool for pool in size.pools if pool.memory == memory),
+            device=ranks.devices[rank] if size.on_device else "",
         )
-        for memory in range(1, len(addresses))
+        for memory, rank in sorted(firsts.items())
+        if memory
     ]
-    assert placement.keep is not None
-    return start_memories(placement.keep, setups, config.mail)
+    return start_memories(keep, setups, config.mail)
 
 
 def _end(remote: Sequence[RemoteHost]) -> None:
@@ -181,7 +206,7 @@ def _parts(
 ) -> InstanceParts:
     def group(sink: LayerSink | None) -> WorkerGroup:
         if spawner is not None:
-            memories = [(access.path, size.num_bytes), *(host.memory for host in remote)]
+            memories = [MemoryPlace(size.num_bytes, access.path), *(host.memory for host in remote)]
             try:
                 return start_ranks(
                     folder,

@@ -4,12 +4,13 @@ law."""
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster.instance.rank_memory import memory_of_replica
+from cluster.instance.rank_memory import memory_of_replica, why_copied
 from cluster.preflight.findings import Finding, Verdict
 from core.config import ClusterConfig, ParallelConfig
 from core.draft_config import draft_path, engine_of_role
 from core.errors import ConfigError
 from core.pools import PoolName, pools_of
+from device.cuda import has_cupy
 from engine.execution.model_dims import mesh_of
 from engine.execution.pool_size import size_pool
 from models.hub import folder_of
@@ -47,7 +48,9 @@ def _check_pool(
             mesh_of(parallel),
             role=name,
             num_spare=parallel.ep_redundant_experts,
-            found=memory_of_replica(config, name, parallel, None),
+            found=memory_of_replica(
+                config, name, parallel, None, ranks_keep=has_cupy() and not why_copied(config)
+            ),
         )
     except ConfigError as error:
         return Finding(

@@ -22,8 +22,8 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def keeps_pool(device_is_host: bool, num_ranks: int) -> bool:
-    """Whether an instance's KV lies in a GPU's memory alone. Ranks in processes of their own, and processes without cupy, have a
-    copy in host memory, which transports and lower tiers read."""
+    """Whether the KV of an instance without memory servers lies in a GPU's memory alone. Several ranks, and processes without
+    cupy, have a copy in host memory, which transports and lower tiers read."""
     return not device_is_host and num_ranks == 1 and has_cupy()
 
 

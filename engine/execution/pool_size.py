@@ -37,6 +37,8 @@ class RankMemory:
     """The number of ranks, of this instance and of others, that share one device's memory evenly."""
     most_pool_bytes: int | None = None
     """The most that each rank's pool may take of memory beside the device's, to which it is copied or in which it is shared."""
+    on_device: bool = False
+    """Whether pools lie in that memory, a GPU's, and nowhere else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class PoolSize:
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
     on_device: bool = False
-    """Whether the pool lies in a GPU's memory alone. Its layout has a block more then, which is nobody's."""
+    """Whether pools lie in GPUs' memory alone. With several ranks each is then in a memory of its own, from number 1 on. That
+    of one rank, whose steps may be captured, has a block more, which is nobody's."""
 
     @property
     def num_bytes(self) -> int:
@@ -131,8 +134,9 @@ def size_pool(
     draft = size_draft(target, engine)
     needs = draft.beside(needs) if draft else needs
     beside = _draft_bytes(draft, mesh)
-    found = found or RankMemory(devices=(memory_of(device),) * mesh.size, num_sharers=mesh.size)
-    on_device = keeps_pool(device.type == "cpu", mesh.size) and not spec.encodes
+    found = found or _found_here(device, mesh.size)
+    on_device = found.on_device and not spec.encodes
+    num_idle = int(on_device and mesh.size == 1)
     hosts = memories or (0,) * mesh.size
     sharing = [Sharing(found.num_sharers, hosts.count(host)) for host in hosts]
     if engine.num_blocks or engine.kv_bytes:
@@ -147,8 +151,9 @@ def size_pool(
             max_context_tokens=max_context_tokens,
             draft_block_bytes=beside,
         )
-        num_blocks = max(layout.state_blocks + 2, num_blocks - on_device)
-    pools = lay_out(shards, num_blocks + on_device, groups, memories)
+        num_blocks = max(layout.state_blocks + 2, num_blocks - num_idle)
+    own_memories = range(1, mesh.size + 1) if on_device and mesh.size > 1 else memories
+    pools = lay_out(shards, num_blocks + num_idle, groups, own_memories)
     for memory, need, pool, shared, own in zip(found.devices, needs, pools, sharing, beside, strict=True):
         kv_bytes = pool.num_bytes + own * pool.num_blocks
         check_fit(memory, need, kv_bytes, engine.memory_utilization, shared)
@@ -168,6 +173,13 @@ def size_pool(
     )
     _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())
     return size
+
+
+def _found_here(device: torch.device, num_ranks: int) -> RankMemory:
+    """Return the memory of ranks that have all of this process's device."""
+    found = memory_of(device)
+    on_device = keeps_pool(found.is_host, num_ranks)
+    return RankMemory(devices=(found,) * num_ranks, num_sharers=num_ranks, on_device=on_device)
 
 
 def _draft_bytes(draft: DraftSize | None, mesh: Mesh) -> list[int]:

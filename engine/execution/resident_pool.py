@@ -3,7 +3,7 @@
 Whoever is told of a layer orders itself behind the compute stream by an event. The compute stream waits only for reads of
 blocks that may be written by now.
 
-Invariant: the last block of the layout is nobody's. Rows that only fill up a step write there."""
+Where steps are captured the last block of the layout is nobody's: rows that only fill up a step write there."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,7 +21,7 @@ class ResidentPool:
     """engine.execution.kv_pool.DevicePool. For the compute thread."""
 
     def __init__(self, shard: KVShard, num_blocks: int, memory: PoolMemory, device: torch.device) -> None:
-        """`num_blocks` counts the last block, too. `device` is torch's name of the memory's."""
+        """`num_blocks` counts a block that is nobody's, too. `device` is torch's name of the memory's."""
         flat = torch.as_tensor(memory.device.array(memory.region), device=device)
         self._parts = pool_parts(shard, num_blocks, flat)
         self._shard, self._num_blocks, self._memory = shard, num_blocks, memory

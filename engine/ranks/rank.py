@@ -61,6 +61,10 @@ class Spawner:
         """The number of hosts beside the instance's own."""
         return max(self.memories, default=0)
 
+    def address_of(self, rank: int) -> str:
+        """Return where the other ranks reach this one."""
+        return self.addresses[self.memories[rank] if self.memories else 0]
+
 
 def rank_name(setup: RankSetup) -> str:
     return f"rank {setup.rank} of {setup.mesh.size} ({setup.mesh.place(setup.rank)})"

@@ -32,6 +32,19 @@ class Meeting:
     """This start's secret, for a store at an address."""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlace:
+    """How a rank reaches the memory that its pool lies in."""
+
+    num_bytes: int
+    path: str = ""
+    """Where it can be mapped, if it is the host's."""
+    handle: bytes = b""
+    """By which the rank's device opens it, if it is a device's."""
+    offset: int = 0
+    """Where it begins in what is behind the handle."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSetup:
     rank: int
@@ -47,9 +60,8 @@ class RankSetup:
     deterministic: bool
     num_threads: int
     pools: tuple[RankPool, ...]
-    """The pools of all ranks. This rank's pool lies in the memory behind `memory_path`."""
-    memory_path: str
-    memory_bytes: int
+    """The pools of all ranks. This rank's pool lies in `memory`."""
+    memory: MemoryPlace
     num_spare: int = 0
     """The number of slots for more copies of experts, over all ranks that share a layer's."""
     address: str = "127.0.0.1"

@@ -19,8 +19,12 @@ from typing import cast
 import torch
 
 from core.garbage import leave_out_all_there_is
-from core.plan import StepPlan, StepResult
-from core.ports import LayerDone
+from core.plan import StepResult
+from core.ports import LayerSink
+from device.cuda import cuda_device
+from device.poller import Poller
+from device.port import PoolMemory
+from device.seam import DeviceOf
 from engine.execution.build_group import make_pool
 from engine.execution.draws import Draws, Peers
 from engine.execution.expert_load import counted
@@ -29,7 +33,9 @@ from engine.execution.kv_pool import DevicePool
 from engine.execution.load_head import load_head
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.proposing import Proposer, Proposing
+from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
+from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
 from engine.ranks.rank_messages import (
@@ -68,18 +74,6 @@ class _Line:
             self.say(MaskReady(key, num_tokens))
 
 
-class _Sink:
-    """The instance's core.ports.LayerSink, reached over the socket."""
-
-    def __init__(self, line: _Line) -> None:
-        self._line = line
-
-    def step_started(self, plan: StepPlan) -> LayerDone | None:
-        if not any(work.push for work in plan.work):
-            return None
-        return lambda _, layer: self._line.say(LayerReady(plan.step, layer))
-
-
 def main() -> None:
     _die_with_parent()
     # Ctrl-C reaches every process of the terminal. The instance decides when its ranks end.
@@ -90,13 +84,14 @@ def main() -> None:
     os._exit(code)
 
 
-def serve_instance(sock: socket.socket) -> int:
-    """Until the instance ends the stream, or something fails here. Returns the process' exit code."""
+def serve_instance(sock: socket.socket, device_of: DeviceOf = cuda_device) -> int:
+    """Until the instance ends the stream, or something fails here. Returns the process' exit code. `device_of` returns the device
+    of a name that a pool lies on."""
     line = _Line(sock)
     try:
         setup = read_frame(sock, TO_RANK)
         if setup is not None:
-            _serve(setup, sock, line)
+            _serve(setup, sock, line, device_of)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the instance has ended
     except Exception as error:
@@ -106,7 +101,7 @@ def serve_instance(sock: socket.socket) -> int:
     return 0
 
 
-def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
+def _serve(setup: RankSetup, sock: socket.socket, line: _Line, device_of: DeviceOf) -> None:
     torch.set_num_threads(setup.num_threads)
     started = time.perf_counter()
     device = torch.device(setup.device)
@@ -133,13 +128,13 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
         max_context_tokens=setup.max_context_tokens,
         taps=setup.head.taps if setup.head is not None else (),
     )
-    memory = _map(setup.memory_path, setup.memory_bytes)
-    pool = make_pool(own, memory, device)
+    pool, memory = _pool(setup, device, device_of)
+    news = LayerNews(line.say, memory)
     place = setup.mesh.place(setup.rank)
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     draws = _draws(part, Path(setup.folder), speaks, line)
     proposer = _proposer(setup, part, own.num_blocks, device, speaks)
-    step = counted(_runner(part, pool, layout.block_size, _Sink(line), draws, proposer), part.model)
+    step = counted(_runner(part, pool, layout.block_size, news, draws, proposer), part.model)
     leave_out_all_there_is()
     line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
     while (word := read_frame(sock, TO_RANK)) is not None:
@@ -147,6 +142,7 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line) -> None:
             part.relocate(dict(word.layers))
             continue
         result = step(share_of(word, setup.pools, setup.rank))
+        news.settle()
         line.say(result if speaks else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
 
 
@@ -188,7 +184,7 @@ def _runner(
     part: ModelPart,
     pool: DevicePool,
     block_size: int,
-    sink: _Sink,
+    sink: LayerSink,
     draws: Draws,
     proposer: Proposer | None,
 ) -> Callable[[RankShare], StepResult]:
@@ -199,6 +195,20 @@ def _runner(
         return lambda share: step(share.plan)
     stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink, draws=draws)
     return lambda share: stage.step(share.plan, share.most_tokens)
+
+
+def _pool(
+    setup: RankSetup, device: torch.device, device_of: DeviceOf
+) -> tuple[DevicePool, PoolMemory | None]:
+    """Return the rank's pool and, where that lies on a device, the memory that it has in common with its memory server."""
+    own, place = setup.pools[setup.rank], setup.memory
+    if not place.handle:
+        return make_pool(own, _map(place.path, place.num_bytes), device), None
+    opener = device_of(setup.device)
+    whole = opener.open(place.handle, place.offset + place.num_bytes)
+    region = whole.part(place.offset + own.base_bytes, own.num_bytes)
+    memory = PoolMemory(opener, region, Poller())
+    return ResidentPool(own.shard, own.num_blocks, memory, device), memory
 
 
 def _map(path: str, num_bytes: int) -> memoryview:

@@ -11,7 +11,7 @@ from engine.execution.pool_size import PoolSize
 from engine.ranks.expert_balancer import Balancer
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank import Companion, Spawner
-from engine.ranks.rank_messages import RankSetup
+from engine.ranks.rank_messages import MemoryPlace, RankSetup
 from models.families import read_spec
 from parallel.balance import first_placement
 from parallel.mesh import Mesh
@@ -23,13 +23,13 @@ def start_ranks(
     size: PoolSize,
     parallel: ParallelConfig,
     *,
-    memories: Sequence[tuple[str, int]],
+    memories: Sequence[MemoryPlace],
     sink: LayerSink | None,
     spawner: Spawner,
     companions: Sequence[Companion] = (),
 ) -> ProcessGroup:
-    """Start the ranks and block until all are ready. `memories` has, for each of the instance's hosts, the path by which ranks
-    there can map what their pools lie in, and its bytes. `companions` are other processes without which the ranks are of no use.
+    """Start the ranks and block until all are ready. `memories` are those that their pools lie in,
+    by number. `companions` are other processes without which the ranks are of no use.
     Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
@@ -49,7 +49,7 @@ def start_ranks(
         memories=memories,
         devices=spawner.devices,
         num_spare=num_spare,
-        addresses=spawner.addresses,
+        addresses=[spawner.address_of(rank) for rank in range(mesh.size)],
     )
     store_host = spawner.addresses[0] if spawner.num_far else ""
     return ProcessGroup(
@@ -63,12 +63,13 @@ def setups_of(
     size: PoolSize,
     mesh: Mesh,
     *,
-    memories: Sequence[tuple[str, int]],
+    memories: Sequence[MemoryPlace],
     devices: Sequence[str],
     num_spare: int = 0,
-    addresses: Sequence[str] = ("127.0.0.1",),
+    addresses: Sequence[str] = (),
 ) -> list[RankSetup]:
-    """Return each rank's setup. The group adds where the ranks find each other."""
+    """Return each rank's setup. The group adds where the ranks find each other. `addresses` are those by which the others reach
+    each rank; none means that all are on this host."""
     return [
         RankSetup(
             rank=rank,
@@ -83,10 +84,9 @@ def setups_of(
             deterministic=engine.deterministic,
             num_threads=size.num_threads,
             pools=size.pools,
-            memory_path=memories[pool.memory][0],
-            memory_bytes=memories[pool.memory][1],
+            memory=memories[pool.memory],
             num_spare=num_spare,
-            address=addresses[pool.memory],
+            address=addresses[rank] if addresses else "127.0.0.1",
             head=size.draft.setup_of(rank) if size.draft is not None else None,
         )
         for rank, pool in enumerate(size.pools)

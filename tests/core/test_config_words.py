@@ -63,7 +63,11 @@ def test_choices_are_named() -> None:
     [
         ("nccl", {}, "use auto, cuda_ipc or tcp"),
         ("cuda_ipc", {"engine.device": "cpu"}, "CPUs hand KV over in host memory"),
-        ("cuda_ipc", {"decode.tp": 2}, "instances of several ranks hand KV over in host memory"),
+        (
+            "cuda_ipc",
+            {"decode.tp": 2, "engine.host_cache_bytes": 1 << 20},
+            "instances of several ranks with host or disk caches hand KV over in host memory",
+        ),
     ],
 )
 def test_a_transport_that_cannot_work_is_refused_before_anything_starts(

@@ -8,9 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import ray.util
 from ray.exceptions import RayActorError
 
+from cluster.deploy import rank_actors as module
 from cluster.deploy.rank_actors import dial, meet, rank_actors
 from cluster.deploy.rank_bundles import BundleShare
 from cluster.instance.real_parts import InstancePlace
@@ -21,6 +23,9 @@ from parallel.mesh import Mesh
 
 NAMES = ["rank 0 of 2", "rank 1 of 2"]
 Serve = Callable[[str, bytes, int], None]
+NOTHING: Any = None
+"""A setup, which nobody looks at before it is sent."""
+SETUP: Any = SimpleNamespace(rank=0, mesh=Mesh(pp=2))
 
 
 class Actor:
@@ -130,3 +135,46 @@ def test_what_ray_has_placed_otherwise_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         place(monkeypatch, hosts)
+
+
+class GpuActors:
+    """In place of an actor's class: notes what its actors ask for. Each says that it has a GPU of its own number."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def options(self, **asked: Any) -> Any:
+        return SimpleNamespace(remote=lambda *_: self._made(asked))
+
+    def _made(self, asked: dict[str, Any]) -> Actor:
+        actor, gpu = Actor(greets), f"GPU-{len(self.asked)}"
+        self.asked.append(asked)
+        actor.visible_devices = SimpleNamespace(remote=lambda: gpu)  # type: ignore[attr-defined]
+        return actor
+
+
+def test_memory_servers_see_the_gpus_of_their_ranks_and_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, servers = GpuActors(), GpuActors()
+    monkeypatch.setattr(module, "BatonRank", ranks)
+    monkeypatch.setattr(module, "BatonMemoryServer", servers)
+    monkeypatch.setattr(module, "has_cupy", lambda: True)
+    monkeypatch.setattr(ray, "get", lambda refs, timeout: list(refs))
+    placement = place(monkeypatch, ["a", "a"])
+    assert placement.keep is None
+    assert placement.keep_on_devices is not None
+    kept = placement.keep_on_devices([NOTHING, NOTHING], 20)
+    assert [server.name for server in kept] == ["the memory server of rank 0", "the memory server of rank 1"]
+    assert [asked["num_gpus"] for asked in ranks.asked] == [1, 1]
+    assert [asked["num_gpus"] for asked in servers.asked] == [0, 0]
+    seen = [asked["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] for asked in servers.asked]
+    assert seen == ["GPU-0", "GPU-1"]
+    started = placement.ranks.start([SETUP, SETUP], 20)
+    assert len(ranks.asked) == 2, "those whose GPUs the memory servers see"
+    for number, each in enumerate([*kept, *started]):
+        assert each.sock.recv(1) == bytes([number % 2])
+        each.sock.close()
+
+
+def test_without_gpus_or_cupy_there_is_no_memory_server_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "has_cupy", lambda: False)
+    assert place(monkeypatch, ["a", "a"]).keep_on_devices is None

@@ -17,7 +17,7 @@ from core.errors import ConfigError, ReplicaLost
 from engine.execution.pool_size import size_pool
 from engine.ranks.child_ranks import start_children
 from engine.ranks.process_group import ProcessGroup
-from engine.ranks.rank_messages import RankSetup
+from engine.ranks.rank_messages import MemoryPlace, RankSetup
 from engine.ranks.start_ranks import setups_of
 from parallel.mesh import Mesh
 from tests.parallel.test_served import checkpoint, ranks
@@ -32,7 +32,7 @@ def setups(folder: Path, mesh: Mesh) -> list[RankSetup]:
     memory, path = take_memory(size.num_bytes)
     KEPT.append(memory)
     return setups_of(
-        folder, ENGINE, size, mesh, memories=[(path, size.num_bytes)], devices=["cpu"] * mesh.size
+        folder, ENGINE, size, mesh, memories=[MemoryPlace(size.num_bytes, path)], devices=["cpu"] * mesh.size
     )
 
 

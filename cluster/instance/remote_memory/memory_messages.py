@@ -1,4 +1,4 @@
-"""Messages between an instance and the server of its memory on another host, in frames as between an instance and its ranks.
+"""Messages between an instance and the server of its memory on another host or on a GPU, in frames as between it and its ranks.
 
 The memory server gets a MemorySetup, then commands, which take effect in their order. It sends MemoryReady, then BytesArrived and
 Corrupted as they happen, and one Answer to each command that has a number."""
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from core.kv import RankPool
 from core.messages import RegionKey
+from engine.ranks.rank_messages import MemoryPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySetup:
     memory: int
-    """The number of the host within the instance, from 1 on."""
+    """The number of the memory within the instance, from 1 on."""
     address: str
     """The instance's mail address, by which holders and writers know whose streams these are."""
     incarnation: str
@@ -21,7 +22,9 @@ class MemorySetup:
     host: str
     """Where the memory server is to listen."""
     pools: tuple[RankPool, ...]
-    """The pools of the ranks on its host."""
+    """The pools that lie in it."""
+    device: str = ""
+    """The device whose memory it is, as torch names it; empty: the host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,8 @@ class RemoteEndpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReady:
-    memory_path: str
-    """The path by which ranks on its host can map the memory."""
-    memory_bytes: int
+    memory: MemoryPlace
+    """How ranks reach it."""
     host: str
     """The host's identity, as in RegionKey."""
     regions: tuple[tuple[RegionKey, ...], ...]

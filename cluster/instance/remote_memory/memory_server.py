@@ -1,4 +1,5 @@
-"""The server of an instance's memory on a host other than its own: a process with the receivers and senders of the pools there.
+"""The server of an instance's memory on a host other than its own, or on a rank's GPU: a process with the receivers and senders
+of the pools there.
 
 It decides nothing. It admits what its instance says and reports what arrives. Bytes go between its memory and other instances
 directly; only messages go to and from its own. It ends with the stream that carries them, and its memory with it."""
@@ -8,11 +9,13 @@ import os
 import socket
 import traceback
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
+from cluster.instance.device_access import device_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess, remote_access
-from cluster.instance.pull_media import MEDIA
+from cluster.instance.pull_media import MEDIA, device_media
 from cluster.instance.remote_memory.memory_messages import (
     TO_MEMORY,
     Answer,
@@ -38,23 +41,30 @@ from core.config import TransferConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
 from core.messages import RegionKey
-from engine.ranks.rank_messages import frame, next_frame, open_streams
+from device.cuda import cuda_device
+from device.seam import DeviceOf
+from engine.ranks.rank_messages import MemoryPlace, frame, next_frame, open_streams
 from kvtransfer.copies import CopyRun
 from kvtransfer.memory import OwnMemory
+from kvtransfer.source import HostSource
 from kvtransfer.transport.shm import host_id
 from net.channel import Identity
 
 
-def serve_memory(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
-    """Serve until the instance ends the stream."""
-    asyncio.run(_serve(sock, transfer, key))
+def serve_memory(
+    sock: socket.socket, transfer: TransferConfig, key: bytes, device_of: DeviceOf = cuda_device
+) -> None:
+    """Serve until the instance ends the stream. `device_of` returns the device of a name whose memory is served."""
+    asyncio.run(_serve(sock, transfer, key, device_of))
 
 
-async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> None:
+async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes, device_of: DeviceOf) -> None:
     reader, writer = await open_streams(sock)
     try:
         with suppress(asyncio.IncompleteReadError, OSError):
-            await _keep(await next_frame(reader, TO_MEMORY), transfer, key, reader, writer)
+            setup = await next_frame(reader, TO_MEMORY)
+            open_memory = partial(MemoryServer, setup, transfer, key, writer, device_of)
+            await _keep(open_memory, reader, writer)
     finally:
         writer.close()
         with suppress(OSError):
@@ -62,10 +72,10 @@ async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes) -> N
 
 
 async def _keep(
-    setup: MemorySetup, transfer: TransferConfig, key: bytes, reader: StreamReader, writer: StreamWriter
+    open_memory: Callable[[], "MemoryServer"], reader: StreamReader, writer: StreamWriter
 ) -> None:
     try:
-        memory_server = MemoryServer(setup, transfer, key, writer)
+        memory_server = open_memory()
     except Exception as error:
         traceback.print_exc()
         writer.write(frame(MemoryFailed(f"{type(error).__name__}: {error}")))
@@ -80,29 +90,28 @@ async def _keep(
 
 class MemoryServer:
     def __init__(
-        self, setup: MemorySetup, transfer: TransferConfig, key: bytes, instance: StreamWriter
+        self,
+        setup: MemorySetup,
+        transfer: TransferConfig,
+        key: bytes,
+        instance: StreamWriter,
+        device_of: DeviceOf,
     ) -> None:
-        """Open the memory. Raises ConfigError and TransferError."""
+        """Open the memory. Raises ConfigError, DeviceError and TransferError."""
         self._instance = instance
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = OwnMemory(setup.pools)
         self.may_write = self._memory.may_write
-        num_bytes = memory_bytes(setup.pools, setup.memory)
-        identity = Identity(setup.address, setup.incarnation, os.getpid())
-        access: PoolAccess = remote_access(
-            transfer, setup.receives, identity, setup.host, key=key, num_bytes=num_bytes, media=MEDIA
-        )
+        place, access = _opened(setup, transfer, key, device_of)
         self._buffer = access.buffer
+        """The memory, which lives as long as this."""
+        self._source = access.source or HostSource()
         if setup.receives:
             self._memory.attach(access.make_receivers(self))
         self._senders = access.make_senders()
         regions = tuple(tuple(self._memory.regions(pool)) for pool in setup.pools)
         ways = tuple(RemoteEndpoint(sender.name, sender.vouches) for sender in self._senders)
-        self._say(
-            MemoryReady(
-                memory_path=access.path, memory_bytes=num_bytes, host=host_id(), regions=regions, ways=ways
-            )
-        )
+        self._say(MemoryReady(memory=place, host=host_id(), regions=regions, ways=ways))
 
     def on_word(self, word: object) -> None:
         match word:
@@ -152,6 +161,7 @@ class MemoryServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for sender in self._senders:
             await sender.close()
+        await self._source.close()
         await self._memory.close()
 
     def _say(self, word: object) -> None:
@@ -159,7 +169,8 @@ class MemoryServer:
 
     async def _write(self, way: int, grant_id: str, region: RegionKey, runs: list[CopyRun]) -> None:
         sender = self._senders[way]
-        await sender.write(grant_id, region, runs)
+        # What is to be read is there: the instance has been told so by those who wrote it.
+        await self._source.write(sender, grant_id, region, runs, ())
         if carried := sender.carried(region):
             self._say(BytesCarried(way, region.endpoint, carried.num_bytes, carried.busy_s))
 
@@ -178,3 +189,22 @@ class MemoryServer:
             traceback.print_exc()
             answer = Answer(number, 0, f"{type(error).__name__}: {error}")
         self._say(answer)
+
+
+def _opened(
+    setup: MemorySetup, transfer: TransferConfig, key: bytes, device_of: DeviceOf
+) -> tuple[MemoryPlace, PoolAccess]:
+    """Return how ranks and how others reach the memory, which is taken here. Raises ConfigError and DeviceError."""
+    me = Identity(setup.address, setup.incarnation, os.getpid())
+    num_bytes = memory_bytes(setup.pools, setup.memory)
+    if setup.device:
+        device = device_of(setup.device)
+        memory = take_device_memory(device, num_bytes)
+        handle, offset = device.export(memory.region)
+        media = device_media(transfer, device)
+        access = device_access(transfer, me, setup.host, key=key, memory=memory, media=media)
+        return MemoryPlace(num_bytes, handle=handle, offset=offset), access
+    access = remote_access(
+        transfer, setup.receives, me, setup.host, key=key, num_bytes=num_bytes, media=MEDIA
+    )
+    return MemoryPlace(num_bytes, path=access.path), access

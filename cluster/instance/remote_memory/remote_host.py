@@ -1,4 +1,4 @@
-"""An instance's memory on another host, as the instance sees it: it asks the memory server there, and notices its end.
+"""An instance's memory on another host or a GPU, as the instance sees it: it asks the memory server there, and notices its end.
 
 A memory server that has ended is lost for good. One that does not answer in time is ended. Its memory is then gone, so nothing in
 it is left to be fenced, and the instance fails as a whole."""
@@ -103,7 +103,7 @@ class RemoteHost:
     ) -> None:
         """`shares_host` says that another process of its instance writes from that host, since a holder's segment takes the claim
         of one only."""
-        self.memory = ready.memory_path, ready.memory_bytes
+        self.memory = ready.memory
         self.senders = [
             _RemoteSender(self, number, way, ready.host)
             for number, way in enumerate(ready.ways)

@@ -17,7 +17,11 @@ from cluster.instance.remote_memory.remote_host import RemoteHost, start_memorie
 from core.config import MailConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost, TransferError
 from core.kv import RankPool
-from engine.ranks.rank_messages import frame
+from device.poller import Poller
+from device.port import HostPort, PoolMemory
+from device.ring import Slot
+from device.simulated import SimulatedDevice
+from engine.ranks.rank_messages import MemoryPlace, frame
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.nixl import available
 from tests.contract.transports import (
@@ -42,13 +46,14 @@ class ThreadServer:
 
     name = "the memory server of host 1"
 
-    def __init__(self, transport: str = "") -> None:
+    def __init__(self, transport: str = "", device: SimulatedDevice | None = None) -> None:
+        """`device`: whose memory it serves; none: the host's."""
         self.sock, self.theirs = socket.socketpair()
         self.ended = False
         self._thread: threading.Thread | None = None
         if transport:
             config = TransferConfig.model_validate({"transport": transport, "tcp_streams": 1})
-            arguments = self.theirs, config, KEY
+            arguments = self.theirs, config, KEY, lambda _: device
             self._thread = threading.Thread(target=serve_memory, args=arguments)
             self._thread.start()
 
@@ -63,10 +68,18 @@ class ThreadServer:
         self.theirs.close()
 
 
-def started(memory_server: ThreadServer, receives: bool, silence_s: float = 30.0) -> RemoteHost:
+def started(
+    memory_server: ThreadServer, receives: bool, silence_s: float = 30.0, device: str = ""
+) -> RemoteHost:
     address = "holder" if receives else "writer"
     setup = MemorySetup(
-        memory=1, address=address, incarnation="i", receives=receives, host="127.0.0.1", pools=(POOL,)
+        memory=1,
+        address=address,
+        incarnation="i",
+        receives=receives,
+        host="127.0.0.1",
+        pools=(POOL,),
+        device=device,
     )
     (remote,) = start_memories(
         lambda *_: [memory_server], [setup], MailConfig(heartbeat_s=0.1, peer_timeout_s=silence_s)
@@ -75,10 +88,9 @@ def started(memory_server: ThreadServer, receives: bool, silence_s: float = 30.0
 
 
 def mapped(remote: RemoteHost) -> mmap.mmap:
-    path, num_bytes = remote.memory
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(remote.memory.path, os.O_RDWR)
     try:
-        return mmap.mmap(descriptor, num_bytes)
+        return mmap.mmap(descriptor, remote.memory.num_bytes)
     finally:
         os.close(descriptor)
 
@@ -197,10 +209,85 @@ async def test_a_memory_servers_senders_write_from_its_memory_and_say_what_went_
     await remote.close()
 
 
+class RankOnDevice:
+    """What a rank has of the memory that its memory server owns."""
+
+    def __init__(self, transport: str, receives: bool) -> None:
+        self.owner, self.opener = SimulatedDevice(seed=1), SimulatedDevice(seed=2)
+        self.remote = started(ThreadServer(transport, self.owner), receives, device="cuda:0")
+        place = self.remote.memory
+        whole = self.opener.open(place.handle, place.offset + place.num_bytes)
+        region = whole.part(place.offset, POOL.num_bytes)
+        self.port = HostPort(PoolMemory(self.opener, region, Poller()), "rank", 1 << 12)
+
+    @property
+    def content(self) -> bytes:
+        found = bytearray()
+        self.port.read([(0, POOL.num_bytes)], found.extend)
+        return bytes(found)
+
+    def fill(self, content: bytes) -> None:
+        self.port.write([(0, len(content))], lambda slot, part: fill_slot(slot, part, content))
+
+    async def close(self) -> list[str]:
+        """Returns what was not ordered."""
+        await self.remote.close()
+        self.port.close()
+        self.owner.close()
+        self.opener.close()
+        return self.owner.violations + self.opener.violations
+
+
+def fill_slot(slot: Slot, part: list[tuple[int, int]], content: bytes) -> None:
+    for (start, size), piece in zip(part, slot.pieces([size for _, size in part], write=True), strict=True):
+        piece[:] = content[start : start + size]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "cuda_ipc"])
+async def test_a_memory_on_a_device_is_handed_over_from_rank_to_rank(transport: str) -> None:
+    writer, holder = RankOnDevice(transport, False), RankOnDevice(transport, True)
+    completed: list[Any] = []
+    inbox = Inbox(
+        SHARD,
+        BLOCKS,
+        "holder",
+        "h1",
+        on_complete=completed.append,
+        on_corrupted=lambda _: None,
+        pools=(POOL,),
+        remote=(holder.remote,),
+    )
+    writer.remote.run(lambda *_: None, lambda *_: None)
+    holder.remote.run(inbox.arrived, inbox.corrupted)
+    content = os.urandom(POOL.num_bytes)
+    for turn in range(2):
+        writer.fill(content)
+        grant = inbox.open(f"r#{turn}", 0, "writer", [3, 9], first_token=0, num_tokens=8, ttl_s=60)
+        opened = asyncio.Event()
+        inbox.when_open(opened.set)
+        await opened.wait()
+        runs = runs_for([3, 9], [7, 1])
+        await writer.remote.senders[0].write(grant.id, grant.regions[0], runs)
+        inbox.committed(commit(grant.id, sum(run.num_bytes for run in runs)))
+        await until(lambda turn=turn: len(completed) == turn + 1)
+        for layer in range(2):
+            for ours, theirs in ((7, 3), (1, 9)):
+                at, to = ((layer * BLOCKS + block) * SHARD.block_bytes for block in (ours, theirs))
+                assert holder.content[to : to + SHARD.block_bytes] == content[at : at + SHARD.block_bytes]
+        content = os.urandom(POOL.num_bytes)
+    grant = inbox.open("r#2", 0, "writer", [5], first_token=0, num_tokens=4, ttl_s=60)
+    before = holder.content
+    await inbox.fence(grant.id, "writer")
+    with suppress(ReplicaLost, TransferError):
+        await writer.remote.senders[0].write(grant.id, grant.regions[0], runs_for([5], [0]))
+    assert holder.content == before
+    assert await writer.close() + await holder.close() == []
+
+
 async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() -> None:
     memory_server = ThreadServer()
     memory_server.theirs.sendall(
-        frame(MemoryReady(memory_path="", memory_bytes=0, host="elsewhere", regions=((),), ways=()))
+        frame(MemoryReady(memory=MemoryPlace(0), host="elsewhere", regions=((),), ways=()))
     )
     remote = started(memory_server, True, 0.5)
     opened: list[str] = []

@@ -1,0 +1,70 @@
+"""Where the pools of several ranks lie: on their GPUs and nowhere else, or with a copy in host memory that bounds them."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.instance.rank_memory import memory_of_replica, why_copied
+from core.config import EngineConfig, ModelConfig, load
+from core.memory_law import DeviceMemory
+from engine.execution.pool_size import RankMemory, size_pool
+from engine.ranks.rank import Rank, Spawner
+from engine.ranks.rank_messages import RankSetup
+from parallel.mesh import Mesh
+from tests.models.checkpoints import CPU, FAMILIES, make
+
+GPU = DeviceMemory(name="a GPU", total_bytes=80 << 30, free_bytes=79 << 30, is_host=False)
+
+
+def never(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
+    raise AssertionError("nothing is started")
+
+
+def test_pools_on_gpus_leave_room_for_memory_servers_and_ask_nothing_of_the_host() -> None:
+    config = load(None, {}, {"decode.tp": 2})
+    spawner = Spawner(never, ("cuda:0", "cuda:1"), (GPU, GPU))
+    kept = memory_of_replica(config, "decode", config.decode, spawner, ranks_keep=True)
+    assert (kept.on_device, kept.most_pool_bytes) == (True, None)
+    left = replace(GPU, total_bytes=GPU.total_bytes - (512 << 20), free_bytes=GPU.free_bytes - (512 << 20))
+    assert kept.devices == (left, left)
+    copied = memory_of_replica(config, "decode", config.decode, spawner)
+    assert not copied.on_device
+    assert copied.devices == (GPU, GPU)
+    assert copied.most_pool_bytes is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({}, ""),
+        ({"transfer.transport": "tcp"}, ""),
+        ({"transfer.transport": "cuda_ipc"}, ""),
+        ({"transfer.transport": "shm"}, "transfer.transport shm moves host memory"),
+        ({"engine.host_cache_bytes": 1 << 20}, "host_cache_bytes and disk_cache_bytes reach"),
+    ],
+)
+def test_what_needs_a_copy_in_host_memory_is_said(keys: dict[str, object], why: str) -> None:
+    found = why_copied(load(None, {}, {"decode.tp": 2, **keys}))
+    assert found.startswith(why)
+    assert bool(found) == bool(why)
+
+
+def test_each_rank_on_a_gpu_has_a_memory_of_its_own_with_the_instances_blocks(tmp_path: Path) -> None:
+    make(tmp_path, FAMILIES["llama"](random.Random(3), 0), seed=1)
+    sizes = [
+        size_pool(
+            tmp_path,
+            ModelConfig(),
+            EngineConfig(block_size=4, num_blocks=30),
+            Mesh(tp=2),
+            device=CPU,
+            found=RankMemory(devices=(GPU, GPU), on_device=on_device),
+        )
+        for on_device in (True, False)
+    ]
+    assert [[pool.memory for pool in size.pools] for size in sizes] == [[1, 2], [0, 0]]
+    assert [pool.base_bytes for pool in sizes[0].pools] == [0, 0]
+    assert [(size.num_blocks, size.pools[0].num_blocks) for size in sizes] == [(30, 30)] * 2

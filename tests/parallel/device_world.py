@@ -1,0 +1,62 @@
+"""A cluster whose instances of several ranks have their pools on simulated devices: real mail and transports, and a rank and a memory
+server for each device, all children of this process."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import psutil
+
+from cluster.instance.instance_parts import InstanceParts, Role
+from cluster.instance.real_parts import InstancePlace, remote_parts
+from cluster.instance.remote_memory.memory_messages import MemorySetup
+from cluster.local import LocalCluster
+from core.config import ClusterConfig
+from core.memory_law import DeviceMemory
+from engine.ranks.child_ranks import Child
+from engine.ranks.rank import Rank, Spawner, rank_name
+from engine.ranks.rank_messages import RankSetup
+from net.mail import TcpMail
+from parallel.mesh import Mesh
+
+KEY = b"0123456789abcdef"
+NAME = "tests.parallel.simulated_child"
+GPU = DeviceMemory(name="a simulated device", total_bytes=8 << 30, free_bytes=8 << 30, is_host=False)
+
+
+def running(config: ClusterConfig, notes: Path) -> AbstractAsyncContextManager[LocalCluster]:
+    """`notes`: the folder for what devices find unordered."""
+
+    def join(_: str) -> TcpMail:
+        return TcpMail(KEY, config=config.mail)
+
+    def place(mesh: Mesh) -> InstancePlace:
+        return placed(config, mesh, notes)
+
+    def parts(role: Role, mail: TcpMail) -> InstanceParts:
+        return remote_parts(config, Path(config.model.path), role, mail, KEY, place)
+
+    return LocalCluster.assembled(config, join, parts)
+
+
+def placed(config: ClusterConfig, mesh: Mesh, notes: Path) -> InstancePlace:
+    def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
+        return [Child(rank_name(setup), NAME, "rank", str(notes)) for setup in setups]
+
+    def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
+        arguments = "memory", str(notes), config.transfer.model_dump_json(), KEY.decode()
+        return [Child(f"the memory server of rank {rank}", NAME, *arguments) for rank, _ in enumerate(setups)]
+
+    spawner = Spawner(start, ("cpu",) * mesh.size, (GPU,) * mesh.size)
+    return InstancePlace(spawner, keep_on_devices=keep)
+
+
+def processes(kind: str) -> list[psutil.Process]:
+    """Return the ranks (`rank`) or memory servers (`memory`) in the order in which they were started."""
+    found = [child for child in psutil.Process().children() if {NAME, kind} <= set(child.cmdline())]
+    return sorted(found, key=lambda child: child.create_time())
+
+
+def unordered(notes: Path) -> list[str]:
+    """Return what devices have found unordered."""
+    return [line for path in notes.glob("violations-*") for line in path.read_text().splitlines()]
