@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.packed import ExpertWeight, Kind, LinearWeight, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
-from kernels.sampling import DrawShapes, Penalties
+from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.states import StatePlace, StateShape
 
 
@@ -214,13 +214,8 @@ class Ops:
     penalise: Callable[[Tensor, Penalties], None]
     """In place, logits (N, V) float32: tokens of a row's history are divided by its repetition penalty where positive, multiplied
     with it elsewhere; less its presence penalty and so many times its frequency penalty as they are in its output."""
-    mask: Callable[[Tensor, Tensor, Tensor], None]
-    """In place, (logits (N, V) float32, rows (R,) int64, bits (R, W) int32 of at least V bits): a token of these rows becomes
-    -inf where its bit, token % 32 of word token // 32, is 0."""
-    argmax: Callable[[Tensor], Tensor]
-    """(logits (N, V) float32) -> tokens (N,) int64: the likeliest, the first of equal ones."""
-    draw: Callable[[Tensor, DrawShapes], Tensor]
-    """(logits (N, V) float32, draws of N rows) -> tokens (N,) int64: of those that may be drawn the first, by id, whose
+    draw: Callable[[Tensor, DrawShapes, Masks | None], Tensor]
+    """(logits (N, V) float32, draws of N rows, masks) -> tokens (N,) int64: of those that may be drawn the first, by id, whose
     cumulative probability exceeds the number's part of their total. The logits may be overwritten."""
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,

@@ -25,7 +25,7 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawShapes:
-    """What some rows ask of their draws, all of temperature > 0."""
+    """What rows ask of their draws. At temperature 0 the likeliest token is drawn, the first of equal ones."""
 
     shapes: Sequence[Shape]
     columns: Tensor
@@ -34,6 +34,16 @@ class DrawShapes:
     @property
     def uniforms(self) -> Tensor:
         return self.columns[4]
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """What grammars allow. On the logits' device."""
+
+    rows: Tensor
+    """(R,) int64: the rows that have a mask, each once"""
+    bits: Tensor
+    """(R, W) int32 of at least V bits: a token may be drawn where its bit, token % 32 of word token // 32, is 1."""
 
 
 @dataclass(frozen=True, slots=True)

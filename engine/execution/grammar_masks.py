@@ -40,7 +40,7 @@ class RowMasks:
 
     rows: list[int]
     bits: np.ndarray
-    """(len(rows), words) int32, as in `Ops.mask`"""
+    """(len(rows), words) int32, as in `kernels.sampling.Masks`"""
     complete: frozenset[int]
     """The rows whose output can only end."""
     runs: dict[int, tuple[TokenId, ...]]

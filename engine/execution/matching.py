@@ -31,7 +31,7 @@ class Mask:
     """What one draw may give."""
 
     bits: np.ndarray
-    """(words,) int32, as in `Ops.mask`"""
+    """(words,) int32, as in `kernels.sampling.Masks`"""
     is_complete: bool = False
     """Whether the output can only end."""
     run: tuple[TokenId, ...] = ()

@@ -1,15 +1,15 @@
 """Draws the next tokens of a batch.
 
-Order, per row: logit bias, allowed tokens, bad words, minimum-length mask, grammar, forced end of reasoning, repetition,
-presence and frequency penalties, then (unless greedy) temperature, top-k, top-p, min-p, and one uniform number through the
-inverse of the cumulative distribution in token-id order. That number is a hash of (seed, output position) alone: batch,
-chunking, worker and retry never matter. Log-probabilities are those of the raw logits.
+Order, per row: logit bias, allowed tokens, bad words, minimum-length mask, forced end of reasoning, repetition, presence and
+frequency penalties, grammar unless an end is forced, then (unless greedy) temperature, top-k, top-p, min-p, and one uniform
+number through the inverse of the cumulative distribution in token-id order. That number is a hash of (seed, output position)
+alone: batch, chunking, worker and retry never matter. Log-probabilities are those of the raw logits.
 
 What the rows ask for is worked out on the host and goes to the device in one piece. Nothing here waits for a device."""
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from engine.execution.grammar_masks import RowMasks
 from engine.execution.shaping import Penalising, Shaping
 from engine.execution.step_memory import Pack, Placed, StepIO
 from kernels.ops import Ops
-from kernels.sampling import DrawShapes
+from kernels.sampling import DrawShapes, Masks
 
 _Logprobs = tuple[float | None, tuple[tuple[TokenId, float], ...]]
 """The log-probabilities of a token and of the likeliest ones, with their ids."""
@@ -46,26 +46,20 @@ class RowDraws:
         self._asked = [seqs[row].sampling.num_logprobs for row in self._asking]
         self._asking_rows = _added(self._asking, pack)
         self._shaping = Shaping(seqs, pack, masks.complete if masks is not None else frozenset())
-        self._mask = (pack.add(np.array(masks.rows)), pack.add(masks.bits)) if masks is not None else None
+        self._allowed = _allowed(masks, self._shaping.forced_rows, pack)
         self._penalising = Penalising.of(seqs, pack)
-        drawing = [row for row, seq in enumerate(seqs) if seq.sampling.temperature > 0]
-        self._are_all_drawn = len(drawing) == len(seqs)
-        self._drawing_rows = _added(drawing, pack)
-        self._shapes = [seqs[row].sampling for row in drawing]
-        self._columns = pack.add(_columns([seqs[row] for row in drawing])) if drawing else None
+        self._shapes = [seq.sampling for seq in seqs]
+        self._columns = pack.add(_columns(seqs))
 
     def draw(self, logits: Tensor, ops: Ops, step: StepIO) -> list[Tensor]:
         """Draw one token for each row of `logits` (N, V) float32, which is overwritten. Returns tokens (N,) int64 and, where any
         row asks for them, `Ops.logprobs` of those that do."""
         raw = logits.index_select(0, self._asking_rows()) if self._asking_rows is not None else None
         self._shaping.shape(logits)
-        if self._mask is not None:
-            rows, bits = self._mask
-            ops.mask(logits, rows(), bits())
-        self._shaping.force(logits)
         if self._penalising is not None:
             ops.penalise(logits, self._penalising.penalties(step))
-        tokens = self._drawn(logits, ops)
+        masks = Masks(*(each() for each in self._allowed)) if self._allowed is not None else None
+        tokens = ops.draw(logits, DrawShapes(self._shapes, self._columns()), masks)
         if raw is None or self._asking_rows is None:
             return [tokens]
         chosen = tokens.index_select(0, self._asking_rows())
@@ -90,18 +84,18 @@ class RowDraws:
             for row, (key, token) in enumerate(zip(keys, ids, strict=True))
         ]
 
-    def _drawn(self, logits: Tensor, ops: Ops) -> Tensor:
-        if self._columns is None or self._drawing_rows is None:
-            return ops.argmax(logits)
-        draws = DrawShapes(self._shapes, self._columns())
-        if self._are_all_drawn:
-            return ops.draw(logits, draws)
-        rows = self._drawing_rows()
-        return ops.argmax(logits).index_copy_(0, rows, ops.draw(logits.index_select(0, rows), draws))
-
 
 def _added(rows: Sequence[int], pack: Pack) -> Placed | None:
     return pack.add(np.array(rows)) if rows else None
+
+
+def _allowed(masks: RowMasks | None, forced: Collection[int], pack: Pack) -> tuple[Placed, Placed] | None:
+    """Add the masks of all rows but the `forced`, if there are any: (their rows, their bits)."""
+    kept = [i for i, row in enumerate(masks.rows) if row not in forced] if masks is not None else []
+    if masks is None or not kept:
+        return None
+    bits = masks.bits if len(kept) == len(masks.rows) else masks.bits[kept]
+    return pack.add(np.array([masks.rows[i] for i in kept])), pack.add(bits)
 
 
 def _columns(seqs: Sequence[History]) -> np.ndarray:
@@ -112,7 +106,9 @@ def _columns(seqs: Sequence[History]) -> np.ndarray:
             seq.sampling.top_k,
             seq.sampling.top_p,
             seq.sampling.min_p,
-            uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt),
+            uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt)
+            if seq.sampling.temperature > 0
+            else 0.0,
         )
         for seq in seqs
     ]

@@ -34,10 +34,13 @@ class Shaping:
         self._banned = _entries(
             ((row, token) for row, seq in shaped for token in _banned(seq, row in complete)), pack
         )
-        self._forced = _entries(_forced(seqs), pack)
+        forced = [*_forced(seqs)]
+        self.forced_rows = frozenset(row for row, _ in forced)
+        """The rows in which one token is all that may be drawn, whatever a grammar says."""
+        self._forced = _entries(forced, pack)
 
     def shape(self, logits: Tensor) -> None:
-        """Apply all but the end of reasoning to (N, V) float32, in place."""
+        """Apply it all to (N, V) float32, in place."""
         if self._bias is not None and self._added is not None:
             logits.index_put_(tuple(self._bias().unbind(0)), self._added(), accumulate=True)
         if self._bound_rows is not None and self._allowed is not None:
@@ -47,9 +50,6 @@ class Shaping:
             logits.index_put_(allowed, kept)
         if self._banned is not None:
             _set(logits, self._banned(), -torch.inf)
-
-    def force(self, logits: Tensor) -> None:
-        """Let rows whose reasoning must end say so, in place."""
         if self._forced is not None:
             entries = self._forced()
             logits.index_fill_(0, entries[0], -torch.inf)

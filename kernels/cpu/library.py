@@ -35,9 +35,10 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
             *(c_int64, c_void_p, c_void_p, c_void_p, c_int),
         ),
     ),
-    "baton_mask": (None, (c_int, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_int)),
-    "baton_argmax": (None, (c_int, c_void_p, c_int64, c_int64, c_void_p, c_int)),
-    "baton_draw": (None, (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int)),
+    "baton_draw": (
+        None,
+        (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int),
+    ),
     "baton_spin": (c_int64, (c_int, c_int, c_int64)),
     "baton_read": (c_uint64, (c_int, c_void_p, c_int64, c_int)),
 }

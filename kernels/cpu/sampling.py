@@ -1,4 +1,4 @@
-"""Masks and draws of tokens by native kernels (`src/drawing.h`). A row's token does not depend on other rows."""
+"""Draws of tokens by native kernels (`src/drawing.h`). A row's token does not depend on other rows."""
 
 from dataclasses import replace
 
@@ -7,46 +7,20 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.ops import Ops
-from kernels.sampling import DrawShapes
+from kernels.sampling import DrawShapes, Masks
+
+_NO_ROWS, _NO_BITS = torch.empty(0, dtype=torch.int64), torch.empty((0, 0), dtype=torch.int32)
 
 
 def with_native_draws(ops: Ops) -> Ops:
     """Return `ops` with these functions, where there are native kernels."""
-    return ops if library.native() is None else replace(ops, mask=mask, argmax=argmax, draw=draw)
+    return ops if library.native() is None else replace(ops, draw=draw)
 
 
-def mask(logits: Tensor, rows: Tensor, bits: Tensor, isa: library.Isa | None = None) -> None:
-    """`Ops.mask`. `isa` None: the fastest, here and below."""
-    count = _checked(logits)
-    _check(
-        rows.dtype == torch.int64 and rows.dim() == 1 and bool(((rows >= 0) & (rows < len(logits))).all()),
-        f"rows below {len(logits)} in int64",
-    )
-    _check(
-        bits.dtype == torch.int32
-        and bits.dim() == 2
-        and len(bits) == len(rows)
-        and 32 * bits.shape[1] >= count,
-        f"{count} bits in int32 for each of {len(rows)} rows, not {tuple(bits.shape)} of {bits.dtype}",
-    )
-    places, words = rows.contiguous(), bits.contiguous()
-    library.loaded().baton_mask(
-        _isa(isa), logits.data_ptr(), count, places.data_ptr(), words.data_ptr(), words.shape[1], len(places), _threads()
-    )  # fmt: skip
-
-
-def argmax(logits: Tensor, isa: library.Isa | None = None) -> Tensor:
-    """`Ops.argmax`"""
-    count = _checked(logits)
-    tokens = torch.empty(len(logits), dtype=torch.int64)
-    library.loaded().baton_argmax(
-        _isa(isa), logits.data_ptr(), len(logits), count, tokens.data_ptr(), _threads()
-    )
-    return tokens
-
-
-def draw(logits: Tensor, draws: DrawShapes, isa: library.Isa | None = None) -> Tensor:
-    """`Ops.draw`"""
+def draw(
+    logits: Tensor, draws: DrawShapes, masks: Masks | None = None, isa: library.Isa | None = None
+) -> Tensor:
+    """`Ops.draw`. `isa` None: the fastest."""
     count = _checked(logits)
     _check(
         draws.columns.shape == (5, len(logits)) and draws.columns.dtype == torch.float64,
@@ -54,9 +28,11 @@ def draw(logits: Tensor, draws: DrawShapes, isa: library.Isa | None = None) -> T
     )
     columns = draws.columns.contiguous()
     tokens = torch.empty(len(logits), dtype=torch.int64)
+    rows, bits = _checked_masks(masks, logits) if masks is not None else (_NO_ROWS, _NO_BITS)
     library.loaded().baton_draw(
-        _isa(isa), logits.data_ptr(), len(logits), count, columns.data_ptr(), tokens.data_ptr(), _threads()
-    )
+        library.fastest_exact() if isa is None else isa, logits.data_ptr(), len(logits), count, columns.data_ptr(),
+        rows.data_ptr(), bits.data_ptr(), bits.shape[1], len(rows), tokens.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
     return tokens
 
 
@@ -72,12 +48,20 @@ def _checked(logits: Tensor) -> int:
     return logits.shape[1]
 
 
-def _isa(isa: library.Isa | None) -> library.Isa:
-    return library.fastest_exact() if isa is None else isa
-
-
-def _threads() -> int:
-    return torch.get_num_threads()
+def _checked_masks(masks: Masks, logits: Tensor) -> tuple[Tensor, Tensor]:
+    rows, bits = masks.rows, masks.bits
+    _check(
+        rows.dtype == torch.int64 and rows.dim() == 1 and bool(((rows >= 0) & (rows < len(logits))).all()),
+        f"rows below {len(logits)} in int64",
+    )
+    _check(
+        bits.dtype == torch.int32
+        and bits.dim() == 2
+        and len(bits) == len(rows)
+        and 32 * bits.shape[1] >= logits.shape[1],
+        f"{logits.shape[1]} bits in int32 for each of {len(rows)} rows, not {tuple(bits.shape)} of {bits.dtype}",
+    )
+    return rows.contiguous(), bits.contiguous()
 
 
 def _check(holds: bool, wanted: str) -> None:

@@ -14,7 +14,7 @@ from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
 from kernels.torch.latent_attention import latent_attention, write_latent
 from kernels.torch.paged_attention import PagedAttention
-from kernels.torch.sampling import argmax, draw, logprobs, mask, penalise
+from kernels.torch.sampling import draw, logprobs, penalise
 from kernels.torch.scaled_kv import store_vectors
 from kernels.torch.state_space import state_space
 
@@ -148,8 +148,6 @@ def reference_ops() -> Ops:
         paged_attention=PagedAttention(),
         route=route,
         penalise=penalise,
-        mask=mask,
-        argmax=argmax,
         draw=draw,
         logprobs=logprobs,
         experts=experts,

@@ -17,7 +17,7 @@ from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
 from kernels.triton.route import route
-from kernels.triton.sampling import draw, logprobs, mask, penalise
+from kernels.triton.sampling import draw, logprobs, penalise
 from kernels.triton.weights import experts, kept, linear
 
 _SPLIT_TOKENS = 1024
@@ -51,7 +51,6 @@ def triton_ops(device: torch.device) -> Ops:
         route=route,
         experts=experts,
         penalise=penalise,
-        mask=mask,
         draw=draw,
         logprobs=logprobs,
         paged_attention=TritonAttention(),

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling import DrawShapes, Penalties
+from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.triton.platform import INTERPRETED
 
 _BLOCK = 64 if INTERPRETED else 4096
@@ -141,8 +141,12 @@ def sample(
     return out
 
 
-def draw(logits: Tensor, draws: DrawShapes) -> Tensor:
-    """`Ops.draw`."""
+def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tensor:
+    """`Ops.draw`; rows of logits are contiguous."""
+    if masks is not None:
+        mask(logits, masks.rows, masks.bits)
+    if not any(shape.temperature > 0 for shape in draws.shapes):
+        return logits.argmax(-1)
     temperature, top_k, top_p, min_p, uniforms = draws.columns.contiguous().unbind(0)
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), min_p.float(), uniforms)
 
@@ -190,7 +194,7 @@ def _mask_kernel(logits, rows, bits, V, stride, num_words, BLOCK: tl.constexpr):
 
 
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """`Ops.mask`; rows of logits and of bits are contiguous."""
+    """See `Masks`; rows of logits and of bits are contiguous."""
     grid = (len(rows), triton.cdiv(logits.shape[1], _BLOCK))
     _mask_kernel[grid](
         logits, rows, bits, logits.shape[1], logits.stride(0), bits.shape[1], BLOCK=_BLOCK

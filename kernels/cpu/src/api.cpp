@@ -1,6 +1,7 @@
 // The C ABI. Callers have checked dtypes, shapes and contiguity: pointers say nothing.
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "attention.h"
 #include "kernels.h"
@@ -78,26 +79,16 @@ BATON_API void baton_attend(int isa, int number, const float* q, float* out, int
     baton::attend(kernels_of(isa), number, step, threads);
 }
 
-// In place, for rows of `count` logits whose numbers are in `places`: tokens whose bit is 0 become -inf. `words` of bits a row.
-BATON_API void baton_mask(int isa, float* logits, int64_t count, const int64_t* places, const uint32_t* bits, int64_t words,
-                          int64_t rows, int threads) {
-    auto mask = [&](int64_t row) { kernels_of(isa).mask_row(logits + places[row] * count, bits + row * words, count); };
-    baton::run(threads, rows, mask);
-}
-
-// The likeliest token of each row; of equal ones the first.
-BATON_API void baton_argmax(int isa, const float* logits, int64_t rows, int64_t count, int64_t* tokens, int threads) {
-    auto find = [&](int64_t row) { tokens[row] = kernels_of(isa).first_largest(logits + row * count, count); };
-    baton::run(threads, rows, find);
-}
-
-// `columns` (5, rows): temperature, top-k, top-p, min-p, and a number in [0, 1). Overwrites the logits.
-BATON_API void baton_draw(int isa, float* logits, int64_t rows, int64_t count, const double* columns, int64_t* tokens,
-                          int threads) {
+// `columns` (5, rows): temperature, top-k, top-p, min-p, and a number in [0, 1). The rows whose numbers are in `masked` may draw
+// tokens whose bit is 1, `words` of bits each. Overwrites the logits.
+BATON_API void baton_draw(int isa, float* logits, int64_t rows, int64_t count, const double* columns, const int64_t* masked,
+                          const uint32_t* bits, int64_t words, int64_t num_masked, int64_t* tokens, int threads) {
+    std::vector<const uint32_t*> allowed(rows, nullptr);
+    for (int64_t i = 0; i < num_masked; ++i) allowed[masked[i]] = bits + i * words;
     auto draw = [&](int64_t row) {
         const double* own = columns + row;
         tokens[row] = kernels_of(isa).draw_row({logits + row * count, count, own[0], static_cast<int64_t>(own[rows]),
-                                                own[2 * rows], own[3 * rows], own[4 * rows]});
+                                                own[2 * rows], own[3 * rows], own[4 * rows], allowed[row]});
     };
     baton::run(threads, rows, draw);
 }

@@ -16,10 +16,11 @@ namespace {
 
 constexpr int64_t BLOCK = 1024;  // tokens whose sum is kept
 
-// The first of the largest numbers.
-int64_t first_largest(const float* x, int64_t count) {
+// The first of the largest numbers, and the largest of each block.
+int64_t first_largest(const float* x, int64_t count, std::vector<float>& of_blocks) {
     float most = NOTHING;
     int64_t place = 0;
+    of_blocks.clear();
     for (int64_t start = 0; start < count; start += BLOCK) {
         const int64_t end = std::min(start + BLOCK, count);
         Floats found = all(NOTHING);
@@ -30,6 +31,7 @@ int64_t first_largest(const float* x, int64_t count) {
         float here = NOTHING;
         for (float one : each) here = std::max(here, one);
         for (; i < end; ++i) here = std::max(here, x[i]);
+        of_blocks.push_back(here);
         if (here > most) {
             most = here;
             place = std::find(x + start, x + end, here) - x;
@@ -167,21 +169,35 @@ void cut(float* weights, const baton::RowDraw& row) {
         if (weights[i] < least) weights[i] = 0;
 }
 
-// The first token whose cumulative weight exceeds the number's part of the sum. Logits are overwritten by weights.
-int64_t draw_row(const baton::RowDraw& row) {
-    float* x = row.logits;
-    const float most = x[first_largest(x, row.count)];
-    const float inverse = static_cast<float>(std::min(1 / row.temperature, 1e30));
+// Logits become weights, 1 where they are `most`.
+void weigh(float* x, int64_t count, float most, float inverse) {
     int64_t i = 0;
-    for (; i + LANES <= row.count; i += LANES) store(x + i, exp_of(times(less(load(x + i), all(most)), all(inverse))));
-    for (; i < row.count; ++i) x[i] = exp_of((x[i] - most) * inverse);
-    if (row.top_k > 0 || row.top_p < 1 || row.min_p > 0) cut(x, row);
+    for (; i + LANES <= count; i += LANES) store(x + i, exp_of(times(less(load(x + i), all(most)), all(inverse))));
+    for (; i < count; ++i) x[i] = exp_of((x[i] - most) * inverse);
+}
 
+// The first token whose cumulative weight exceeds the number's part of the sum. The logits are overwritten.
+int64_t draw_row(const baton::RowDraw& row) {
+    static thread_local std::vector<float> largest;
     static thread_local std::vector<double> sums;
+    float* x = row.logits;
+    if (row.allowed != nullptr) mask_row(x, row.allowed, row.count);
+    const int64_t likeliest = first_largest(x, row.count, largest);
+    const float most = x[likeliest];
+    if (row.temperature <= 0 || most == NOTHING) return likeliest;
+    const float inverse = static_cast<float>(std::min(1 / row.temperature, 1e30));
+    const bool is_cut = row.top_k > 0 || row.top_p < 1 || row.min_p > 0;
+    if (is_cut) {
+        weigh(x, row.count, most, inverse);
+        cut(x, row);
+    }
     sums.clear();
     double total = 0;
     for (int64_t start = 0; start < row.count; start += BLOCK) {
-        sums.push_back(sum_of(x + start, std::min(BLOCK, row.count - start)));
+        const int64_t count = std::min(BLOCK, row.count - start);
+        const bool has_any = largest[start / BLOCK] > NOTHING;  // blocks without are left as they are, and looked at no more
+        if (has_any && !is_cut) weigh(x + start, count, most, inverse);
+        sums.push_back(has_any ? sum_of(x + start, count) : 0);
         total += sums.back();
     }
     const double wanted = row.uniform * total;

@@ -76,14 +76,15 @@ struct HeadAttention {
     int64_t block_size;           // tokens
 };
 
-// One row's draw: its temperature is above 0. A top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
+// One row's draw: of the likeliest token where its temperature is 0. A top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
 struct RowDraw {
     float* logits;  // (count,): overwritten
     int64_t count;
     double temperature;
     int64_t top_k;
     double top_p, min_p;
-    double uniform;  // in [0, 1)
+    double uniform;           // in [0, 1)
+    const uint32_t* allowed;  // a bit for each token, or null: all are
 };
 
 using Multiply = void (*)(const PanelProduct&);
@@ -99,8 +100,6 @@ struct Kernels {
     void (*widen)(const uint8_t* lines, int64_t bytes, int32_t* out);
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
-    int64_t (*first_largest)(const float* x, int64_t count);
-    void (*mask_row)(float* x, const uint32_t* bits, int64_t count);
     int64_t (*draw_row)(const RowDraw&);
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
     int64_t (*spin)(Format format, int64_t rounds);  // products in registers, and how many of them

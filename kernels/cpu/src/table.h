@@ -22,8 +22,6 @@ constexpr baton::Kernels make_kernels() {
         widen,
         {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
         LANES,
-        first_largest,
-        mask_row,
         draw_row,
         read_memory,
         spin,

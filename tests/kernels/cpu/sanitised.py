@@ -129,23 +129,21 @@ def drawn(isa: int, count: int) -> None:
     bits = RNG.integers(0, 2**32, (rows, words), np.uint32)
     bits[:, 0] |= 1
     order = np.arange(rows)[::-1].copy()
-    LIBRARY.baton_mask(
-        c_int(isa), at(logits), c_int64(count), at(order), at(bits), c_int64(words), c_int64(rows), c_int(2)
-    )
     allowed = np.unpackbits(bits[::-1].copy().view(np.uint8), axis=1, bitorder="little")[:, :count]
-    assert ((logits > -np.inf) == allowed).all(), (isa, count)
     tokens = np.empty(rows, np.int64)
-    LIBRARY.baton_argmax(c_int(isa), at(logits), c_int64(rows), c_int64(count), at(tokens), c_int(2))
-    assert (tokens == logits.argmax(1)).all(), (isa, count)
-    for top_k, top_p, min_p in ((0, 1, 0), (3, 0.8, 0), (0, 0.5, 0.1)):
-        columns = np.array([[0.8] * rows, [top_k] * rows, [top_p] * rows, [min_p] * rows, RNG.random(rows)])
+    for heat, top_k, top_p, min_p in ((0, 0, 1, 0), (0.8, 0, 1, 0), (0.8, 3, 0.8, 0), (0.8, 0, 0.5, 0.1)):
+        columns = np.array([[heat] * rows, [top_k] * rows, [top_p] * rows, [min_p] * rows, RNG.random(rows)])
         own = logits.copy()
         LIBRARY.baton_draw(
-            c_int(isa), at(own), c_int64(rows), c_int64(count), at(columns), at(tokens), c_int(2)
+            *(c_int(isa), at(own), c_int64(rows), c_int64(count), at(columns)),
+            *(at(order), at(bits), c_int64(words), c_int64(rows), at(tokens), c_int(2)),
         )
-        assert (allowed[np.arange(rows), tokens] == 1).all(), (isa, count, top_k)
-        if not top_k and top_p == 1:
-            sums = np.exp((logits - logits.max(1)[:, None]).astype(np.float64) / 0.8).cumsum(1)
+        assert (allowed[np.arange(rows), tokens] == 1).all(), (isa, count, heat, top_k)
+        masked = np.where(allowed, logits, -np.inf)
+        if not heat:
+            assert (tokens == masked.argmax(1)).all(), (isa, count)
+        elif not top_k and top_p == 1:
+            sums = np.exp((masked - masked.max(1)[:, None]).astype(np.float64) / 0.8).cumsum(1)
             sums = np.hstack((np.zeros((rows, 1)), sums)) / sums[:, -1:]
             reached, number = np.arange(rows), columns[4]
             assert (sums[reached, tokens] <= number + 1e-5).all(), (isa, count)

@@ -1,4 +1,4 @@
-"""Native draws against PyTorch's, on every instruction set of this processor."""
+"""Native draws, of masked rows too, against PyTorch's, on every instruction set of this processor."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch
 
 from core.types import SamplingParams
 from kernels.cpu import library, sampling
-from kernels.sampling import DrawShapes
+from kernels.sampling import DrawShapes, Masks
 from kernels.torch import sampling as reference
 
 pytestmark = pytest.mark.skipif(not library.instruction_sets(), reason="there are no native kernels here")
@@ -50,58 +50,68 @@ def test_the_draws_of_pytorch(isa: library.Isa, vocab: int, with_ties: bool) -> 
         logits = logits.round()
     logits[:, 1::5] = -torch.inf  # as masks leave them
     asked = draws(params, torch.rand(len(params), dtype=torch.float64).tolist())
-    assert torch.equal(sampling.draw(logits.clone(), asked, isa), reference.draw(logits.clone(), asked))
+    assert torch.equal(sampling.draw(logits.clone(), asked, isa=isa), reference.draw(logits.clone(), asked))
 
 
 def test_a_draw_is_that_of_the_row_alone_and_of_any_number_of_threads(isa: library.Isa) -> None:
     torch.manual_seed(0)
     params = [SamplingParams(temperature=1.0, top_p=0.9)] * 6
     logits, uniforms = torch.randn(6, 3000), torch.rand(6, dtype=torch.float64).tolist()
-    together = sampling.draw(logits.clone(), draws(params, uniforms), isa)
+    together = sampling.draw(logits.clone(), draws(params, uniforms), isa=isa)
     for row in range(6):
         one = draws(params[:1], uniforms[row : row + 1])
-        assert sampling.draw(logits[row : row + 1].clone(), one, isa).item() == together[row]
+        assert sampling.draw(logits[row : row + 1].clone(), one, isa=isa).item() == together[row]
 
 
 def test_numbers_at_both_ends_draw_tokens_that_may_be(isa: library.Isa) -> None:
     logits = torch.full((2, 5000), -torch.inf)
     logits[:, 1203], logits[:, 4100] = 1.0, 1.0
     asked = draws([SamplingParams(temperature=1.0)] * 2, [0.0, 1 - 2.0**-53])
-    assert sampling.draw(logits, asked, isa).tolist() == [1203, 4100]
+    assert sampling.draw(logits, asked, isa=isa).tolist() == [1203, 4100]
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
 def test_the_first_of_the_largest(isa: library.Isa, vocab: int) -> None:
     logits = torch.randn(9, vocab).round()
     wanted = [row.index(max(row)) for row in logits.tolist()]
-    assert sampling.argmax(logits, isa).tolist() == wanted
+    asked = draws([SamplingParams(temperature=0.0)] * 9, [0.5] * 9)
+    assert sampling.draw(logits, asked, isa=isa).tolist() == wanted
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
-def test_masks_allow_what_their_bits_say(isa: library.Isa, vocab: int) -> None:
-    logits, rows = torch.randn(6, vocab), torch.tensor([4, 0, 3])
-    bits = torch.randint(-(2**31), 2**31, (3, (vocab + 31) // 32), dtype=torch.int32)
-    bits[1] = 0
-    bits[2] = -1
-    wanted = logits.clone()
-    reference.mask(wanted, rows, bits)
-    sampling.mask(logits, rows, bits, isa)
-    assert torch.equal(logits, wanted)
+def test_only_what_the_bits_allow_is_drawn(isa: library.Isa, vocab: int) -> None:
+    """Rows with many tokens, with one far from the others, with all, and without a mask; greedy and not, cut and not."""
+    torch.manual_seed(vocab)
+    params = [
+        SamplingParams(temperature=t, top_p=p) for t in (0.0, 1.3) for p in (1.0, 0.7) for _ in range(8)
+    ]
+    rows = torch.arange(len(params))[1:].flip(0)
+    bits = torch.randint(-(2**31), 2**31, (len(rows), (vocab + 31) // 32), dtype=torch.int32)
+    bits[:, 0] |= 1
+    bits[::4] = 0
+    bits[::4, (vocab - 1) // 32] = 1
+    bits[1::4] = -1
+    masks, asked = Masks(rows, bits), draws(params, torch.rand(len(params), dtype=torch.float64).tolist())
+    logits = torch.randn(len(params), vocab) * 3
+    wanted = reference.draw(logits.clone(), asked, masks)
+    assert torch.equal(sampling.draw(logits.clone(), asked, masks, isa), wanted)
+    one = (wanted[rows[::4]] == (vocab - 1) // 32 * 32).tolist()
+    assert all(one), "a row with one allowed token draws it"
 
 
 @pytest.mark.parametrize(
     ("rows", "width", "dtype"), [([6], 32, torch.int32), ([-1], 32, torch.int32), ([0], 31, torch.int32), ([0], 32, torch.int64)]
 )  # fmt: skip
 def test_masks_that_do_not_fit_are_refused(rows: list[int], width: int, dtype: torch.dtype) -> None:
+    masks = Masks(torch.tensor(rows), torch.zeros(len(rows), width, dtype=dtype))
+    asked = draws([SamplingParams(temperature=1.0)] * 6, [0.5] * 6)
     with pytest.raises(ValueError, match="native draws take"):
-        sampling.mask(torch.zeros(6, 1024), torch.tensor(rows), torch.zeros(len(rows), width, dtype=dtype))
+        sampling.draw(torch.zeros(6, 1024), asked, masks)
 
 
 @pytest.mark.parametrize(
     "logits", [torch.zeros(2, 8, dtype=torch.float64), torch.zeros(8, 2).T, torch.zeros(8)]
 )
 def test_logits_that_do_not_fit_are_refused(logits: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match="native draws take"):
-        sampling.argmax(logits)
     with pytest.raises(ValueError, match="native draws take"):
         sampling.draw(logits, draws([SamplingParams(temperature=1.0)] * len(logits), [0.5] * len(logits)))

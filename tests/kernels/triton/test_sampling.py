@@ -6,7 +6,7 @@ import torch
 
 from core.types import SamplingParams
 from engine.execution.sampler import uniform
-from kernels.sampling import DrawShapes, Penalties
+from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.torch import sampling as reference
 from kernels.torch.sampling import distribution
 from kernels.triton.sampling import draw as draw_rows
@@ -110,7 +110,7 @@ def test_masks(device: torch.device) -> None:
     want[rows] = torch.where(allowed, want[rows], -torch.inf)
     got = logits.clone().to(device)
     mask(got, rows.to(device), words.to(device))
-    reference.mask(logits, rows, words)
+    reference.mask(logits, Masks(rows, words))
     assert torch.equal(logits, want)
     assert torch.equal(got.cpu(), want)
 
