@@ -93,7 +93,7 @@ def make_eagle(
     reads: Sequence[int] = (),
 ) -> EagleReference:
     """A head of random weights. `reads`: the layers whose output it takes, where its config says so."""
-    rng, size, dim, heads, kv_heads, inner = random.Random(3), 32, 8, 4, 2, 24
+    rng, size, dim, heads, kv_heads, inner = random.Random(3), target.config.hidden_size, 8, 4, 2, 24
     vocab_size = target.config.vocab_size
     shapes = {
         "fc": (size, 3 * size),
@@ -159,10 +159,10 @@ def save_eagle(
 ) -> EagleReference:
     heads, kv_heads, dim, inner = shape
     num_layers, vocab_size = target.config.num_hidden_layers, target.config.vocab_size
-    draft_vocab = len(own["d2t"])
+    draft_vocab, size = len(own["d2t"]), target.config.hidden_size
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": vocab_size, "draft_vocab_size": draft_vocab, "hidden_size": 32,
-        "intermediate_size": inner, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "architectures": ["LlamaForCausalLMEagle3"], "vocab_size": vocab_size, "draft_vocab_size": draft_vocab,
+        "hidden_size": size, "intermediate_size": inner, "num_hidden_layers": 1, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
         "head_dim": dim, "rms_norm_eps": EPS, "rope_theta": THETA, "max_position_embeddings": 64, "hidden_act": "silu",
         "torch_dtype": "float32",
     }  # fmt: skip

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -259,10 +260,17 @@ async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
         make_right_mtp(folder, VOCAB)
     if source == "eagle":
         make_right_eagle(folder / "head", folder, VOCAB)
-    sampling = {"temperature": 0.3, "seed": 4, "num_logprobs": 0}
     batch = repeating(6)
+    temperatures = (0.0, 0.3, 0.7, 1.0, 0.0, 0.3)
+
+    def asked(w: World) -> list[Coroutine[Any, Any, list[int]]]:
+        return [
+            w.run(prompt, 80, temperature=temperature, seed=seed, num_logprobs=0)
+            for seed, (prompt, temperature) in enumerate(zip(batch, temperatures, strict=True))
+        ]
+
     async with world(folder, 0, 1) as w:
-        want = [await w.run(prompt, 80, **sampling) for prompt in batch]
+        want = [await answer for answer in asked(w)]
     if source == "draft":
         source = f"draft:{folder}"  # the model itself, which is right as often as a model can be
     if source == "eagle":
@@ -271,7 +279,7 @@ async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
     async with world(folder, 1, 3, **keys) as w:
         for victim in ("killed", "drained"):
             before = w.num_tokens
-            running = [asyncio.create_task(w.run(prompt, 80, **sampling)) for prompt in batch]
+            running = [asyncio.create_task(answer) for answer in asked(w)]
             async with asyncio.timeout(PATIENCE_S):
                 while w.num_tokens < before + 60:
                     await asyncio.sleep(0)

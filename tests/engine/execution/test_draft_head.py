@@ -25,7 +25,7 @@ from models.registry import load_model
 from parallel.mesh import ONE_RANK, Mesh
 from tests.engine.execution.test_draft_model import guesses_of, unchecked
 from tests.engine.execution.test_runner import Instance
-from tests.engine.execution.test_speculation import one_at_a_time, requests, said
+from tests.engine.execution.test_speculation import one_at_a_time, requests, requests_of_64_seeds, said
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 from tests.models.eagle_checkpoints import EagleReference, make_eagle, make_right_eagle, make_target
 from tests.models.mtp_checkpoints import MtpReference, make_mtp, make_right_mtp
@@ -106,6 +106,19 @@ def test_it_changes_no_token(source: str, tmp_path: Path) -> None:
         num_preempted += instance.scheduler.num_preempted
     assert num_guessed > 30
     assert num_preempted > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", RIGHT)
+def test_sixty_four_seeds_at_any_temperature(source: str, tmp_path: Path) -> None:
+    """By heads that are right as far as they know what decides; in chunks, with preemptions."""
+    made = RIGHT[source](tmp_path)
+    asked = requests_of_64_seeds(random.Random(3))
+    instance = made.instance(num_blocks=40, max_batch_tokens=24, max_num_seqs=8)
+    assert said(instance, asked) == said(Instance(made.model), asked)
+    guessed, right = instance.scheduler.draft_tokens
+    assert guessed >= right > 0
+    assert instance.scheduler.num_preempted > 0
 
 
 def greedy_requests(rng: random.Random, count: int) -> list[Request]:

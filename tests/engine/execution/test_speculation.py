@@ -8,17 +8,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.kv import KVLayout
 from core.types import Request, SamplingParams, ThinkingBudget, TokenOut
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.drafter import Draft
 from models.causal_model import CausalModel
+from models.drafting_head import DraftingHead
+from models.eagle import load_eagle, read_eagle
+from models.families import read_spec
 from models.mtp import load_mtp
 from models.registry import load_model
 from tests.engine.execution.test_runner import Instance
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
-from tests.models.mtp_checkpoints import make_right_mtp
+from tests.models.eagle_checkpoints import make_eagle
+from tests.models.mtp_checkpoints import MTP_FAMILIES, make_right_mtp, with_mtp
 
 Said = dict[str, list[TokenOut]]
+Heads = dict[str, tuple[DraftingHead, KVLayout]]
+"""By source, with how its KV is laid out."""
 
 
 class Adversary:
@@ -72,6 +79,13 @@ def requests(rng: random.Random, count: int) -> list[Request]:
     return made
 
 
+def requests_of_64_seeds(rng: random.Random) -> list[Request]:
+    return [
+        replace(request, sampling=replace(request.sampling, seed=seed, temperature=(0.0, 0.3, 0.7, 1.0)[seed % 4]))
+        for seed, request in enumerate(requests(rng, 64))
+    ]  # fmt: skip
+
+
 def said(instance: Instance, asked: list[Request]) -> Said:
     instance.said.clear()
     instance.run(asked)
@@ -101,6 +115,21 @@ def loaded(folder: Path, family: str, seed: int) -> CausalModel:
     return load_model(folder, "float32", CPU, deterministic=True)
 
 
+def loaded_with_heads(folder: Path, family: str, seed: int) -> tuple[CausalModel, Heads]:
+    """Make heads of random weights, too. `seed` is even, since a layer is added to a checkpoint of one file."""
+    reference = make(folder, FAMILIES[family](random.Random(family), 0), seed=seed)
+    if family in MTP_FAMILIES:
+        with_mtp(folder, reference, family)
+    make_eagle(folder / "eagle", reference, reads=(0, 1, 1))
+    spec = read_eagle(folder / "eagle", read_spec(folder))
+    model = load_model(folder, "float32", CPU, deterministic=True, taps=spec.taps)
+    head = load_eagle(folder / "eagle", model, CPU, block_size=4)
+    heads: Heads = {"eagle:stranger": (head, spec.layer.kv_layout(4, "float32"))}
+    if family in MTP_FAMILIES:
+        heads["mtp"] = load_mtp(folder, model, CPU), model.spec.kv_layout(4, "float32")
+    return model, heads
+
+
 FEW = [
     family if family in ("llama", "gemma2") else pytest.param(family, marks=pytest.mark.slow)
     for family in sorted(FAMILIES)
@@ -110,17 +139,18 @@ FEW = [
 @pytest.mark.parametrize("family", FEW)
 def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
     """In chunks, with preemptions, with lookahead and without, with the prefix cache and without."""
-    model = loaded(tmp_path, family, seed=1)
+    model, heads = loaded_with_heads(tmp_path, family, seed=2)
     rng = random.Random(family)
     asked = requests(rng, 5)
     want = one_at_a_time(model, asked)
     accepted = 0
     drafts = {
         "draft:itself": model,
-        "draft:alike": alike(tmp_path / "alike", family, seed=1),
+        "draft:alike": alike(tmp_path / "alike", family, seed=2),
         "draft:stranger": loaded(tmp_path / "stranger", "qwen3", seed=4),
     }
-    for source in ("ngram", "suffix", "adversary", *drafts):
+    for source in ("ngram", "suffix", "adversary", *drafts, *heads):
+        head, head_layout = heads.get(source, (None, None))
         truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
         instance = Instance(
             model,
@@ -132,6 +162,8 @@ def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
             speculate_tokens=rng.choice((1, 3, 8)),
             drafter=Adversary(truth, rng) if source == "adversary" else None,
             draft=drafts.get(source),
+            head=head,
+            head_layout=head_layout,
         )
         for _ in ("nothing is known of outputs", "all of them are"):
             assert said(instance, asked) == want, source
@@ -143,10 +175,7 @@ def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
 def test_sixty_four_seeds_at_any_temperature(tmp_path: Path) -> None:
     model = loaded(tmp_path, "llama", seed=2)
     rng = random.Random(3)
-    asked = [
-        replace(request, sampling=replace(request.sampling, seed=seed, temperature=(0.0, 0.3, 0.7, 1.0)[seed % 4]))
-        for seed, request in enumerate(requests(rng, 64))
-    ]  # fmt: skip
+    asked = requests_of_64_seeds(rng)
     want = one_at_a_time(model, asked)
     truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
     draft = alike(tmp_path / "alike", "llama", seed=2)
