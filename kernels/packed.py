@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4"]
-"""`int8_groups` are `Int8Groups`; `four_bit` and `mxfp4` are `FourBit` with and without zeros."""
+Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4", "half"]
+"""`half` are matrices of bfloat16 or float16, whatever the model computes in; `int8_groups` are `Int8Groups`; `four_bit` and
+`mxfp4` are `FourBit` with and without zeros."""
 SCALE_BLOCK = 128
 """Rows and columns that share a scale in 8-bit weights scaled by blocks."""
 FLOAT8_CAPABILITY = 90
@@ -204,9 +205,9 @@ def reordered(weight: Weight, outputs: Tensor, dtype: torch.dtype) -> Weight:
 
 
 def stacked(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
-    """Return one weight of one matrix for each expert. It is in `dtype` where they are stored in different ways. Experts round no
-    inputs."""
-    if not _alike(parts):
+    """Return one weight of one matrix for each expert. It is in `dtype` where they are floats, or stored in different ways.
+    Experts round no inputs."""
+    if isinstance(parts[0], Tensor) or not _alike(parts):
         return torch.stack([as_float(part, dtype) for part in parts])
     free = [replace(part, input_scale=None) if isinstance(part, EightBit) else part for part in parts]
     return _each(free, lambda own, _: torch.stack(own))
@@ -223,13 +224,14 @@ def on_device(weight: Weight, device: torch.device) -> Weight:
 
 
 def _alike(parts: Sequence[Weight]) -> bool:
-    """Return whether all of them are packed in the same way."""
-    first = parts[0]
-    return not isinstance(first, Tensor) and all(_fits(first, part) for part in parts[1:])
+    """Return whether all of them are stored in the same way."""
+    return all(_fits(parts[0], part) for part in parts[1:])
 
 
 def _fits(first: Weight, other: Weight) -> bool:
     match first, other:
+        case Tensor(), Tensor():
+            return first.dtype == other.dtype
         case EightBit(), EightBit():
             return first.values.dtype == other.values.dtype and first.by_blocks == other.by_blocks
         case (Int8Groups(), Int8Groups()) | (FourBit(), FourBit()):

@@ -35,8 +35,10 @@ _SCALED = ("F8_E4M3", "I8")
 _STORED = {
     torch.float32: ("F32", "F16", "BF16", "F64"),
     torch.bfloat16: ("F32", "F16", "BF16", "F64"),
+    torch.float16: ("F16",),
     torch.uint8: ("U8",),
 }
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 _IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq",
     *(f".{what}_scale" for what in ("input", "output", "q", "k", "v")),
@@ -134,7 +136,13 @@ class Checkpoint:
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the part as `take` does, but as it is stored where that is among `keeps`."""
         packed = self._packed(name, shape)
-        return self.take(name, shape) if packed is None else on_device(packed, self._device)
+        return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self._device)
+
+    def _half(self, name: str) -> torch.dtype | None:
+        """Return the dtype of a matrix that stays in 16 bits; None for others."""
+        if "half" not in self.keeps or name not in self._where:
+            return None
+        return _HALVES.get(self._where[name].get_slice(name).get_dtype())
 
     def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
         how = self._quantisation

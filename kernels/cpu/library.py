@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "baton_has": (c_int, (c_int,)),
     "baton_packed_bytes": (c_int64, (c_int, c_int64, c_int64, c_int64, c_int, c_int)),
-    "baton_pack_floats": (None, (c_int, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int)),
+    "baton_pack_floats": (None, (c_int, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "baton_pack_whole": (
         None,
         (c_int, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int),

@@ -29,7 +29,7 @@ class Layout(IntEnum):
     INT4 = 4
 
 
-_SCALES: Final = {
+_FLOATS: Final = {
     torch.float32: Layout.FLOAT32,
     torch.bfloat16: Layout.BFLOAT16,
     torch.float16: Layout.FLOAT16,
@@ -71,12 +71,12 @@ class Panels:
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
     """matrix (N, K) to the nearest numbers of `layout`; `group`: inputs that share a scale with INT4, a multiple of 8. `isa`: the
     instruction set that multiplies; None: `fastest_exact`. Needs `native`."""
-    matrix = matrix.float().contiguous()
+    matrix = (matrix if matrix.dtype in _FLOATS else matrix.float()).contiguous()
     group = -(-matrix.shape[1] // 4) * 4 if layout == Layout.INT8 else group
     scales = Layout.FLOAT16 if layout == Layout.INT4 else Layout.FLOAT32
     panels = _panels(matrix.shape, layout, group, False, scales, isa)
     at, threads = (matrix.data_ptr(), panels.data.data_ptr()), torch.get_num_threads()
-    loaded().baton_pack_floats(layout, *matrix.shape, group, *at, threads)
+    loaded().baton_pack_floats(layout, *matrix.shape, group, _FLOATS[matrix.dtype], *at, threads)
     return panels
 
 
@@ -105,8 +105,8 @@ def _packed_whole(
 ) -> Panels:
     values, scales = values.contiguous(), scales.contiguous()
     zeros = None if zeros is None else zeros.contiguous()
-    _check(scales.dtype in _SCALES, "scales of float32, bfloat16 or float16")
-    kind = _SCALES[scales.dtype]
+    _check(scales.dtype in _FLOATS, "scales of float32, bfloat16 or float16")
+    kind = _FLOATS[scales.dtype]
     panels = _panels(values.shape, layout, group, zeros is not None, kind, isa)
     groups = len(values), -(-values.shape[1] // group)
     _check(scales.shape == groups, f"a scale for each group, {groups}")

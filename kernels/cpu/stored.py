@@ -20,7 +20,7 @@ from kernels.packed import (
     one_of,
 )
 
-KEPT: frozenset[Kind] = frozenset(("int8", "int8_groups", "four_bit"))
+KEPT: frozenset[Kind] = frozenset(("int8", "int8_groups", "four_bit", "half"))
 """`Ops.keeps` where there are native kernels."""
 _SYMMETRIC = 8
 """The zero point that panels of 4 bits need not have."""

@@ -27,6 +27,7 @@ INT4_GROUP: Final = 32
 """Inputs that share a scale of 16 bits."""
 _LEAST_PACKED: Final = 1 << 18
 """The numbers of a matrix from which on it is packed. Products with smaller ones take less time than the call of a packed one."""
+_NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16}
 
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
@@ -64,6 +65,8 @@ def pack(
     with matrices of bfloat16; None: one that rounds no row to it."""
     if weights == "half" and (stored := stored_panels(weight)) is not None:
         return in_panels(stored)
+    if weights == "half" and isinstance(weight, Tensor) and weight.dtype in _NARROW:
+        return in_panels(packed(weight, _NARROW[weight.dtype]))
     matrix = as_float(weight, dtype)
     match weights:
         case "int8":
@@ -110,8 +113,9 @@ def has_bfloat16() -> bool:
 
 
 def _narrowest(matrix: Tensor) -> Layout:
-    """Return the layout that loses nothing: checkpoints of both kinds of 16 bits have been made float32 before."""
-    for layout, dtype in ((Layout.BFLOAT16, torch.bfloat16), (Layout.FLOAT16, torch.float16)):
+    """Return the layout that loses nothing: some matrices of 16 bits have been made float32 before, such as those of which a part
+    has the other kind of 16 bits."""
+    for dtype, layout in _NARROW.items():
         if torch.equal(matrix.to(dtype).to(matrix.dtype), matrix):
             return layout
     return Layout.FLOAT32

@@ -19,7 +19,7 @@ from kernels.cpu.library import native
 from kernels.cpu.linear import Layout, Panels
 from kernels.cpu.stored import stored_panels
 from kernels.ops import ExpertWeights, Ops
-from kernels.packed import ExpertWeight, LinearWeight, PrepackedExperts, Weight, as_float
+from kernels.packed import ExpertWeight, Kind, LinearWeight, PrepackedExperts, Weight, as_float
 from kernels.rounding import Activations, Rounding, as_floats, round_to
 from kernels.torch.experts import experts
 from kernels.torch.prepacked import WeightFormat, prepacked_ops
@@ -30,7 +30,8 @@ from models.registry import choose_weights, load_model
 from models.weights import Checkpoint, Shard, whole
 from parallel.mesh import Mesh
 from parallel.rules import Sharding
-from tests.models.checkpoints import CPU, Paged
+from tests.models.checkpoints import CPU, FAMILIES, Paged
+from tests.models.checkpoints import make as make_checkpoint
 from tests.models.parts import Meeting
 from tests.models.stored import BLOCKS, compressed, packed_checkpoint, quantise_all, scaled, w8a8
 
@@ -165,6 +166,21 @@ def test_logits_lose_what_the_rounding_of_activations_loses(make: Make, tmp_path
     got, want = (logits(load(tmp_path, ops)[0]) for ops in (prepacked_ops("half"), reference_ops()))
     away = (got - want).norm(dim=-1) / (want - want.mean(-1, keepdim=True)).norm(dim=-1)
     assert 1e-4 < away.median() < 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "phi3", "glm", "qwen3_moe", "deepseek_v3"])
+def test_matrices_of_16_bits_have_the_same_bits_as_if_they_had_been_made_floats(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    make_checkpoint(tmp_path, FAMILIES[family](random.Random(family), 0), seed=2).to(dtype).save_pretrained(
+        tmp_path
+    )
+    ops = prepacked_ops("half")
+    kept, floats = (
+        logits(load(tmp_path, replace(ops, keeps=keeps))[0]) for keeps in (ops.keeps, frozenset[Kind]())
+    )
+    assert torch.equal(kept, floats)
 
 
 @pytest.mark.parametrize("make", [*DENSE.values(), *EXPERTS.values()], ids=[*DENSE, *EXPERTS])

@@ -16,11 +16,30 @@ namespace {
 __attribute__((target("f16c"))) uint16_t to_float16(float x) { return _cvtss_sh(x, 0); }
 __attribute__((target("f16c"))) float from_float16(uint16_t x) { return _cvtsh_ss(x); }
 
+float from_bfloat16(uint16_t x) {
+    const uint32_t bits = static_cast<uint32_t>(x) << 16;
+    float number;
+    std::memcpy(&number, &bits, 4);
+    return number;
+}
+
 uint16_t to_bfloat16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 64);
     return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// A row of `count` numbers as float32: where it lies, or in `own`.
+const float* as_floats(Format numbers, const uint8_t* row, int64_t count, std::vector<float>& own) {
+    if (numbers == Format::f32) return reinterpret_cast<const float*>(row);
+    own.resize(static_cast<size_t>(count));
+    for (int64_t k = 0; k < count; ++k) {
+        uint16_t half;
+        std::memcpy(&half, row + 2 * k, 2);  // in a file it may begin anywhere
+        own[static_cast<size_t>(k)] = numbers == Format::bf16 ? from_bfloat16(half) : from_float16(half);
+    }
+    return own.data();
 }
 
 // Larger pages: a step reads all panels, and would look up each page of 4 KiB.
@@ -101,9 +120,11 @@ void round_to_int4(const Layout& layout, const float* row, int64_t place, uint8_
 
 }  // namespace
 
-void pack_floats(const Layout& layout, const float* matrix, uint8_t* panels, int threads) {
+void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, uint8_t* panels, int threads) {
+    const int64_t width = layout.inputs * (numbers == Format::f32 ? 4 : 2);
     by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
-        const float* row = matrix + output * layout.inputs;
+        thread_local std::vector<float> own;
+        const float* row = as_floats(numbers, matrix + output * width, layout.inputs, own);
         switch (layout.format) {
             case Format::f32: return put_floats<float, 1>(layout, row, place, panel, [](float x) { return x; });
             case Format::bf16: return put_floats<uint16_t, 2>(layout, row, place, panel, to_bfloat16);

@@ -15,6 +15,8 @@ LIBRARY.baton_packed_bytes.restype = c_int64
 SHAPES = [(1, 1, 8), (3, 7, 33), (13, 33, 77), (25, 64, 130), (97, 40, 64), (14, 5, 1029)]
 SCALES = (0, 0, 0, 0, 2)
 """Formats of the scales of each layout: float32, and float16 with int4."""
+NUMBERS = {np.float32: 0, np.uint16: 1, np.float16: 2}
+"""Formats of matrices; bfloat16 comes as its bits."""
 RNG = np.random.default_rng(0)
 
 
@@ -42,7 +44,7 @@ def product(
 def packed(layout: int, matrix: np.ndarray, group: int) -> np.ndarray:
     panels = room(layout, matrix, group, False)
     shape = c_int(layout), c_int64(matrix.shape[0]), c_int64(matrix.shape[1]), c_int64(group)
-    LIBRARY.baton_pack_floats(*shape, at(matrix), at(panels), c_int(2))
+    LIBRARY.baton_pack_floats(*shape, c_int(NUMBERS[matrix.dtype.type]), at(matrix), at(panels), c_int(2))
     return panels
 
 
@@ -69,9 +71,11 @@ def check(isa: int, count: int, outputs: int, inputs: int) -> None:
     )
     wanted = x.astype(np.float64) @ matrix.T + bias
     made = [(layout, 32, False, packed(layout, matrix, 32)) for layout in range(5)]
+    bits = (matrix.view(np.uint32) >> 16).astype(np.uint16)
+    made += [(1, 32, False, packed(1, bits, 32)), (2, 32, False, packed(2, matrix.astype(np.float16), 32))]
     made += [(3, 12, True, packed_whole(3, matrix, 12)), (4, 8, True, packed_whole(4, matrix, 8))]
     for (layout, group, has_zeros, panels), most in zip(
-        made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.1, 0.3), strict=True
+        made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.01, 0.01, 0.1, 0.3), strict=True
     ):
         got = product(isa, layout, group, has_zeros, panels, x, bias)
         off = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)

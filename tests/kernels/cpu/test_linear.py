@@ -85,6 +85,13 @@ def test_floats_are_multiplied_as_the_nearest_numbers_of_their_format(
     assert error(got, as_multiplied(isa, layout, x), weight.to(FLOATS[layout]).float(), bias) < MOST
 
 
+@pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_matrix_of_16_bits_is_packed_as_the_same_numbers_in_32_are(layout: Layout, dtype: torch.dtype):
+    matrix, group = random(70, 130).to(dtype), 8 if layout == Layout.INT4 else 0
+    assert torch.equal(packed(matrix, layout, group).data, packed(matrix.float(), layout, group).data)
+
+
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_8_bits_are_multiplied_by_rows_of_8_bits(
