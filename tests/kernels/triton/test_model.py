@@ -16,7 +16,7 @@ from models.weights import Checkpoint
 from tests.kernels.triton.places import need_equal_places
 from tests.models.checkpoints import FAMILIES, VOCAB, Paged, make
 
-FEATURES = ["llama", "gemma2", "qwen3_moe", "gpt_oss", "deepseek_v3"]
+FEATURES = ["llama", "gemma2", "olmo2", "glm4", "qwen3_moe", "gpt_oss", "deepseek_v3"]
 Chunks = list[list[tuple[int, int, list[int]]]]
 """(sequence, first position, tokens) of each step."""
 
