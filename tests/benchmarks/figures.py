@@ -121,6 +121,7 @@ FIGURES: dict[str, list[Figures]] = {
     "step_planning.json": [
         lambda d, find: [find(d["results"], context_tokens=n)["step_ms"] for n in (1000, 128_000)]
     ],
+    "cold_start.json": [lambda d, _: [d["as_stored_by_through_floats"]["processor_s"]]],
     "deterministic.json": [lambda d, _: [d["results"]["float32"]["decode, 32"]["ratio"]]],
     "quantised_weights.json": [_fp8],
     "cpu_weights.json": [

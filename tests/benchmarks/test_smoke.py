@@ -21,7 +21,7 @@ from tests.benchmarks.small_traces import write_traces
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
-    "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
+    "benchmarks.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
     "benchmarks.load_balancer", "benchmarks.parallel_ranks", "benchmarks.plan_questions",
     "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
     "benchmarks.soak", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
