@@ -80,17 +80,10 @@ def _found(
         # This instance's host cache comes out of the free memory, the caches of all instances out of the total.
         cached = config.engine.host_cache_bytes
         all_cached = cached * num_on_host // parallel.num_ranks
-        left = tuple(
-            replace(
-                device,
-                total_bytes=max(0, device.total_bytes - all_cached),
-                free_bytes=max(0, device.free_bytes - cached),
-            )
-            for device in devices
-        )
+        left = tuple(_without(device, all_cached, cached) for device in devices)
         return RankMemory(devices=left, num_sharers=num_on_host)
     if parallel.num_ranks > 1 and ranks_keep:
-        left = tuple(_beside_server(device) for device in devices)
+        left = tuple(_without(device, MEMORY_SERVER_BYTES, MEMORY_SERVER_BYTES) for device in devices)
         return RankMemory(devices=left, num_sharers=num_in_process, on_device=True)
     if keeps_pool(devices[0].is_host, parallel.num_ranks):
         return RankMemory(devices=devices, num_sharers=num_in_process, on_device=True)
@@ -100,12 +93,12 @@ def _found(
     return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most)
 
 
-def _beside_server(device: DeviceMemory) -> DeviceMemory:
-    """Return what a rank finds beside the memory server on its GPU."""
+def _without(device: DeviceMemory, of_total: int, of_free: int) -> DeviceMemory:
+    """Return the memory less what others take of it."""
     return replace(
         device,
-        total_bytes=max(0, device.total_bytes - MEMORY_SERVER_BYTES),
-        free_bytes=max(0, device.free_bytes - MEMORY_SERVER_BYTES),
+        total_bytes=max(0, device.total_bytes - of_total),
+        free_bytes=max(0, device.free_bytes - of_free),
     )
 
 
