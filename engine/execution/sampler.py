@@ -99,7 +99,7 @@ def _allowed(masks: RowMasks | None, forced: Collection[int], pack: Pack) -> tup
 
 
 def _columns(seqs: Sequence[History]) -> np.ndarray:
-    """As `Draws.columns`."""
+    """As `DrawShapes.columns`."""
     rows = [
         (
             seq.sampling.temperature,

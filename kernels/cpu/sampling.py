@@ -13,7 +13,7 @@ _NO_ROWS, _NO_BITS = torch.empty(0, dtype=torch.int64), torch.empty((0, 0), dtyp
 
 
 def with_native_draws(ops: Ops) -> Ops:
-    """Return `ops` with these functions, where there are native kernels."""
+    """Return `ops` with this draw, where there are native kernels."""
     return ops if library.native() is None else replace(ops, draw=draw)
 
 

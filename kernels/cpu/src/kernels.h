@@ -76,7 +76,7 @@ struct HeadAttention {
     int64_t block_size;           // tokens
 };
 
-// One row's draw: of the likeliest token where its temperature is 0. A top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
+// One row's draw. A temperature of 0 draws the likeliest token; a top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
 struct RowDraw {
     float* logits;  // (count,): overwritten
     int64_t count;
