@@ -21,7 +21,7 @@ from tests.models.checkpoints import FAMILIES, Paged, make
 from tests.models.foreign_checkpoints import VOCAB, make_foreign
 
 CPU = torch.device("cpu")
-LENGTH, TIE = 64, 1e-4
+LENGTH, TIE = 40, 1e-4
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH)
 SERVED = (
     "AfmoeForCausalLM",
@@ -79,24 +79,11 @@ def prompts() -> list[list[int]]:
 
 
 @torch.inference_mode()
-def greedy(reference: Any, prompt: Sequence[int]) -> list[int]:
-    out = reference.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=LENGTH,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    return out[0, len(prompt) :].tolist()
-
-
-@torch.inference_mode()
-def tied(reference: Any, prompt: list[int], ours: list[int], theirs: list[int]) -> bool:
-    """Are the first tokens that differ equally likely but for rounding, which differs between processors?"""
-    at = next(i for i, (own, other) in enumerate(zip(ours, theirs, strict=True)) if own != other)
-    logits = reference(torch.tensor([[*prompt, *theirs[:at]]])).logits[0, -1]
-    return float(logits[theirs[at]] - logits[ours[at]]) < TIE
+def likeliest(reference: Any, prompt: Sequence[int], said: Sequence[int]) -> bool:
+    """Is each token the likeliest behind those before it, but for rounding, which differs between processors?"""
+    rows = reference(torch.tensor([[*prompt, *said[:-1]]])).logits[0, len(prompt) - 1 :]
+    behind = rows.max(-1).values - rows.gather(1, torch.tensor(said)[:, None])[:, 0]
+    return bool((behind < TIE).all())
 
 
 async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> list[list[int]]:
@@ -129,11 +116,11 @@ async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> l
 @pytest.mark.parametrize("architecture", SERVED)
 async def test_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
     reference = make_foreign(tmp_path, architecture)
-    want = [greedy(reference, prompt) for prompt in prompts()]
     for keys in ({}, {"engine.prefix_cache": False}):
         found = await served(tmp_path, prompts(), **keys)
-        for prompt, ours, theirs in zip(prompts(), found, want, strict=True):
-            assert ours == theirs or tied(reference, prompt, ours, theirs)
+        for prompt, said in zip(prompts(), found, strict=True):
+            assert len(said) == LENGTH
+            assert likeliest(reference, prompt, said)
 
 
 @pytest.mark.parametrize(("quantization", "loss"), [("none", 0.002), ("int8", 0.1), ("int4", 0.9)])

@@ -7,7 +7,8 @@ import pytest
 
 from core.messages import NeedPrefill
 from tests.cluster.instance.instance_world import world
-from tests.models.served import greedy, make_served, some_prompts
+from tests.models.continuation import continuation
+from tests.models.served import make_served, some_prompts
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,6 @@ async def test_handed_over_tokens_equal_transformers(family: str, draw: int, tmp
     async with world(tmp_path, 1, 2) as w:
         for _ in range(2):
             got = await asyncio.gather(*(w.run(prompt, 12) for prompt in batch))
-            assert [tuple(tokens) for tokens in got] == [greedy(reference, list(p), 12) for p in batch]
+            assert got == [continuation(reference, p, said, 12) for p, said in zip(batch, got, strict=True)]
         assert not any(isinstance(message, NeedPrefill) for message in w.messages), "a hand-over failed"
         await w.idle()

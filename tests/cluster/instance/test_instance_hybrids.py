@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +13,42 @@ from core.reports import LoadReport
 from models.families import read_spec
 from tests.cluster.instance.instance_world import world
 from tests.models.checkpoints import HYBRID
-from tests.models.served import greedy, make_served_as, some_prompts
+from tests.models.continuation import continuation
+from tests.models.served import make_served_as, some_prompts
 from tests.patience import PATIENCE_S
 
 LENGTH = 64
 BLOCKS = {"engine.num_blocks": 2400}
 
-Served = tuple[Path, list[tuple[int, ...]], list[list[int]]]
+Served = tuple[Path, list[tuple[int, ...]], Any]
+"""A folder, prompts, and the reference."""
 
 
 @pytest.fixture(scope="module", params=HYBRID)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    """A folder, prompts, and what transformers says after each."""
     folder = tmp_path_factory.mktemp("hybrid")
     config: Any = HYBRID[request.param](random.Random(3), 0)
     config.max_position_embeddings = 256
     reference = make_served_as(folder, config)
     batch = [tuple(prompt) for prompt in some_prompts(0, 5, 20)]
-    reference.generation_config.eos_token_id = 1  # as `World.request` says
-    return folder, batch, [list(greedy(reference, list(prompt), LENGTH)) for prompt in batch]
+    return folder, batch, reference
+
+
+def of_transformers(served: Served, got: Sequence[list[int]]) -> list[list[int]]:
+    """What transformers says to each prompt, as far as `got` agrees with it. `World.request` names the end."""
+    _, batch, reference = served
+    return [
+        continuation(reference, prompt, said, LENGTH, ends=[1])
+        for prompt, said in zip(batch, got, strict=True)
+    ]
 
 
 async def test_handed_over_tokens_equal_transformers(served: Served) -> None:
-    folder, batch, want = served
+    folder, batch, _ = served
     async with world(folder, 1, 2, **BLOCKS) as w:
         for _ in range(2):
-            assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
+            got = await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch))
+            assert got == of_transformers(served, got)
         assert not any(isinstance(m, NeedPrefill | PrefillFailed) for m in w.messages), "a hand-over failed"
         await w.idle()
         reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
@@ -45,21 +56,23 @@ async def test_handed_over_tokens_equal_transformers(served: Served) -> None:
 
 
 async def test_preemption_changes_nothing(served: Served) -> None:
-    folder, batch, want = served
+    folder, batch, _ = served
     states = read_spec(folder).kv_layout(4, "float32").state_blocks
     async with world(folder, 1, 1, **{"engine.num_blocks": 2 * states + 50}) as w:
-        assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
+        got = await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch))
+        assert got == of_transformers(served, got)
         await w.idle()
         reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
         assert max(work.preempted for work in reports) > 0
 
 
 async def test_a_step_without_memory_costs_no_token(served: Served) -> None:
-    folder, batch, want = served
+    folder, batch, _ = served
     async with world(folder, 1, 1, **BLOCKS) as w:
         w.sinks[w.prefills[0].address].run_out((3, 30))
         w.sinks[w.decodes[0].address].run_out((7, 50))
-        assert await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch)) == want
+        got = await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch))
+        assert got == of_transformers(served, got)
         reports = await w.reports()
         assert {report.work.out_of_memory_steps for report in reports[-2:]} == {2}
         await w.idle()
@@ -67,7 +80,7 @@ async def test_a_step_without_memory_costs_no_token(served: Served) -> None:
 
 @pytest.mark.parametrize("what", ["prefill killed", "decode killed", "decode drained"])
 async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, what: str) -> None:
-    folder, batch, want = served
+    folder, batch, _ = served
     async with world(folder, 2, 2, **BLOCKS) as w:
         running = [asyncio.create_task(w.run(prompt, LENGTH)) for prompt in batch]
         if what == "prefill killed":
@@ -83,5 +96,6 @@ async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, wh
                 leaving = w.decodes.pop(0)
                 await leaving.drain(20)
                 await leaving.close()
-        assert await asyncio.gather(*running) == want
+        got = await asyncio.gather(*running)
+        assert got == of_transformers(served, got)
         await w.idle()

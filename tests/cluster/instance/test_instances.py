@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import transformers
 from core.messages import Message, NeedPrefill, Place, PrefillFailed, StartPrefill
 from core.reports import LoadReport
 from tests.cluster.instance.instance_world import World, world
+from tests.models.continuation import continuation
 from tests.models.eagle_checkpoints import make_right_eagle
 from tests.models.mtp_checkpoints import make_right_mtp
 from tests.patience import PATIENCE_S
@@ -38,15 +39,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, model
 
 
-def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
-    out = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt)),
-        max_new_tokens=count,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return out[0, len(prompt) :].tolist()
+def of_transformers(
+    model: Any, batch: Sequence[tuple[int, ...]], got: Sequence[list[int]], count: int
+) -> list[list[int]]:
+    """What transformers says to each prompt, as far as `got` agrees with it."""
+    return [
+        continuation(model, prompt, said, count, ends=[1]) for prompt, said in zip(batch, got, strict=True)
+    ]
 
 
 def prompts(count: int, seed: int = 1, longest: int = 90) -> list[tuple[int, ...]]:
@@ -68,7 +67,7 @@ async def test_tokens_equal_transformers(
     async with world(folder, *pools, **{"engine.lookahead": lookahead}) as w:
         batch = prompts(10)
         got = await asyncio.gather(*(w.run(p, 20) for p in batch))
-        assert got == [greedy(model, p, 20) for p in batch]
+        assert got == of_transformers(model, batch, got, 20)
         assert await w.run(batch[3], 20) == got[3]
         await w.idle()
 
@@ -78,7 +77,7 @@ async def test_preemption_changes_nothing(reference: tuple[Path, Any]) -> None:
     async with world(folder, 1, 1, **{"engine.num_blocks": 40}) as w:
         batch = prompts(8, seed=5, longest=50)
         got = await asyncio.gather(*(w.run(p, 60) for p in batch))
-        assert got == [greedy(model, p, 60) for p in batch]
+        assert got == of_transformers(model, batch, got, 60)
         await w.idle()
 
 
@@ -93,7 +92,8 @@ async def test_a_death_at_any_time_costs_no_token(
         running = [asyncio.create_task(w.run(p, 40)) for p in batch]
         await asyncio.sleep(delay_s)
         await w.kill((w.prefills if victim == "prefill" else w.decodes)[0])
-        assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        got = await asyncio.gather(*running)
+        assert got == of_transformers(model, batch, got, 40)
         await w.idle()
 
 
@@ -109,7 +109,8 @@ async def test_an_error_of_the_device_ends_its_instance_with_the_cause_and_costs
             await asyncio.sleep(0)
         broken = (w.prefills if victim == "prefill" else w.decodes)[0]
         w.groups[broken.address].error = RuntimeError("CUDA error: an illegal memory access was encountered")
-        assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        got = await asyncio.gather(*running)
+        assert got == of_transformers(model, batch, got, 40)
         assert "illegal memory access" in str(broken.failure)
         assert "illegal memory access" in caplog.text
         await w.kill(broken)
@@ -134,7 +135,7 @@ async def test_a_device_without_memory_for_a_step_costs_no_token_and_no_hand_ove
         for scarce in w.sinks.values():
             scarce.run_out(())
         assert got == await answers()
-        assert got[:10] == [greedy(model, p, 20) for p in batch]
+        assert got[:10] == of_transformers(model, batch, got[:10], 20)
         assert max(report.work.out_of_memory_steps for report in await w.reports()) > 3
         assert not any(isinstance(message, NeedPrefill) for message in w.messages)
         assert not any(instance.failure for instance in w.prefills + w.decodes)
@@ -153,7 +154,8 @@ async def test_what_ends_with_its_prompt_is_answered_by_prefill_and_survives_its
         await asyncio.sleep(delay_s)
         left.cancel()
         await w.kill(w.prefills[0])
-        assert await asyncio.gather(*running) == [greedy(model, p, 1) for p in batch]
+        got = await asyncio.gather(*running)
+        assert got == of_transformers(model, batch, got, 1)
         await w.idle()
         reports = await w.reports()
         worked = {report.address for report in reports if report.work.computed_tokens}
@@ -169,7 +171,8 @@ async def test_without_another_prefill_decode_computes_the_prompt(reference: tup
         running = [asyncio.create_task(w.run(p, 20)) for p in batch]
         await asyncio.sleep(0.005)
         await w.kill(w.prefills[0])
-        assert await asyncio.gather(*running) == [greedy(model, p, 20) for p in batch]
+        got = await asyncio.gather(*running)
+        assert got == of_transformers(model, batch, got, 20)
         await w.idle()
 
 
@@ -222,7 +225,8 @@ async def test_a_prompt_does_not_wander_from_one_full_instance_to_the_next(
 
             mail.listen(refuse, lambda _: None)
         w.prefills += [SimpleNamespace(address=mail.address) for mail in full]  # type: ignore[list-item]
-        assert await w.run(prompt, 8) == greedy(model, prompt, 8)
+        got = [await w.run(prompt, 8)]
+        assert got == of_transformers(model, [prompt], got, 8)
         w.prefills.clear()
         await w.idle()
     assert len(asked) == 3
@@ -239,7 +243,7 @@ async def test_instances_of_both_roles_do_not_wait_for_each_others_blocks(
     async with world(folder, 0, 0, num_both=2, **overrides) as it, asyncio.timeout(PATIENCE_S):
         outs = await asyncio.gather(*(it.run(prompt, 6) for prompt in prompts))
         await it.idle()
-    assert outs == [greedy(model, prompt, 6) for prompt in prompts]
+    assert outs == of_transformers(model, prompts, outs, 6)
 
 
 def repeating(count: int) -> list[tuple[int, ...]]:
@@ -325,7 +329,7 @@ async def test_more_begin_than_there_are_slots_and_every_token_is_right(
     async with world(folder, 1, 1, **SLOTS, **{"engine.num_blocks": num_blocks}) as w:
         batch, counted = prompts(7, seed=3, longest=40), Counted(w)
         got = await asyncio.gather(*(counted.run(p, 60) for p in batch))
-        assert got == [greedy(model, p, 60) for p in batch]
+        assert got == of_transformers(model, batch, got, 60)
         assert num_blocks < 200 or counted.most_begun > 3
         await w.idle()
 
@@ -341,7 +345,8 @@ async def test_clients_that_leave_while_they_wait_for_a_slot_leave_nothing_behin
             await asyncio.sleep(0)
         for task in running[1::2]:
             task.cancel()
-        assert await asyncio.gather(*running[::2]) == [greedy(model, p, 40) for p in batch[::2]]
+        got = await asyncio.gather(*running[::2])
+        assert got == of_transformers(model, batch[::2], got, 40)
         await w.idle()
 
 
@@ -356,5 +361,6 @@ async def test_a_death_while_sequences_wait_for_a_slot_costs_no_token(
         while counted.num_begun < 5:
             await asyncio.sleep(0)
         await w.kill((w.prefills if victim == "prefill" else w.decodes)[0])
-        assert await asyncio.gather(*running) == [greedy(model, p, 40) for p in batch]
+        got = await asyncio.gather(*running)
+        assert got == of_transformers(model, batch, got, 40)
         await w.idle()

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from core.types import Grammar, Request, SamplingParams, ThinkingBudget, TokenOut
 from models.causal_model import CausalModel
@@ -14,6 +13,7 @@ from tests.engine.execution.test_runner import prompts
 from tests.engine.launching import Launching
 from tests.engine.test_late_masks import GatedMatchers
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, VOCAB, make
+from tests.models.continuation import continuation
 
 FREE: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=20),
@@ -98,16 +98,8 @@ async def test_greedy_is_what_transformers_says(tmp_path: Path) -> None:
     instance = Launching(load_model(tmp_path, "float32", CPU), 17, max_batch_tokens=9)
     said = await instance.run(asked)
     for request in asked:
-        text = torch.tensor([request.prompt])
-        want = reference.generate(
-            text,
-            attention_mask=torch.ones_like(text),
-            max_new_tokens=length,
-            min_new_tokens=length,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        assert [token.token for token in said[request.id]] == want[0, len(request.prompt) :].tolist()
+        tokens = [token.token for token in said[request.id]]
+        assert tokens == continuation(reference, request.prompt, tokens, length)
     assert instance.num_preempted
     assert instance.watched is not None
     assert instance.watched.num_overlapped > 10
