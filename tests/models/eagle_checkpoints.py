@@ -27,19 +27,21 @@ class EagleReference:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], guesses: Sequence[int] = (), first: int = 0) -> Tensor:
-        """Behind `tokens` and then `guesses` -> (vocab_size,), what comes next. The target has computed all tokens but the last,
-        of whose states those from `first` on are known."""
+        """What comes behind `tokens` and then behind each of `guesses` -> (1 + len(guesses), vocab_size). The target has computed
+        all tokens but the last, of whose states those from `first` on are known."""
         said = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         states = torch.cat([said[tap][0, first:-1] for tap in self.taps], -1) @ self.own["fc.weight"].T
         followed = [*tokens[first + 1 :]]
         out = self._states(states, followed)
+        last = [out[-1]]
         for guess in guesses:
             followed.append(guess)
             states = torch.cat((states, out[-1:]))
             out = self._states(states, followed)
-        logits = _norm(out[-1], self.own["norm.weight"]) @ self.own["lm_head.weight"].T
-        wide = torch.full((self.target.config.vocab_size,), -torch.inf)
-        wide[torch.arange(len(logits)) + self.own["d2t"]] = logits
+            last.append(out[-1])
+        logits = _norm(torch.stack(last), self.own["norm.weight"]) @ self.own["lm_head.weight"].T
+        wide = torch.full((len(last), self.target.config.vocab_size), -torch.inf)
+        wide[:, torch.arange(logits.shape[1]) + self.own["d2t"]] = logits
         return wide
 
     def _states(self, states: Tensor, followed: Sequence[int]) -> Tensor:

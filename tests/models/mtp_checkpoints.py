@@ -28,16 +28,18 @@ class MtpReference:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], guesses: Sequence[int] = (), first: int = 0) -> Tensor:
-        """Behind `tokens` and then `guesses` -> (vocab_size,), what comes next. The target has computed all tokens but the last,
-        of whose states those from `first` on are known."""
+        """What comes behind `tokens` and then behind each of `guesses` -> (1 + len(guesses), vocab_size). The target has computed
+        all tokens but the last, of whose states those from `first` on are known."""
         states = self.target.model(torch.tensor([tokens])).last_hidden_state[0, first:-1]
         followed = [*tokens[first + 1 :]]
         out = self._states(states, followed)
+        last = [out[-1]]
         for guess in guesses:
             followed.append(guess)
             states = torch.cat((states, out[-1:]))
             out = self._states(states, followed)
-        return self.target.lm_head(out[-1])
+            last.append(out[-1])
+        return self.target.lm_head(torch.stack(last))
 
     def _states(self, states: Tensor, followed: Sequence[int]) -> Tensor:
         model, count = self.target.model, len(followed)

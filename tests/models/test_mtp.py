@@ -53,8 +53,8 @@ def said_by(reference: MtpReference) -> torch.Tensor:
 
 def check(reference: MtpReference, found: tuple[torch.Tensor, int, torch.Tensor]) -> None:
     first, guess, second = found
-    torch.testing.assert_close(first, reference.logits(TOKENS), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(second, reference.logits(TOKENS, [guess]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(first, reference.logits(TOKENS)[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(second, reference.logits(TOKENS, [guess])[1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("i", range(3))
