@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pytest
 
@@ -112,10 +113,15 @@ def pace(
     return num_drawn / (now - started_at)
 
 
+@cache
+def pace_without(num_seqs: int, name: str, length: int) -> float:
+    """The pace without guesses."""
+    return pace(num_seqs, DEVICES[name], None, length)
+
+
 def gain(num_seqs: int, name: str, found: float, right: float, length: int = 400) -> float:
     guesser = Guesser(found, right, random.Random(2))
-    device = DEVICES[name]
-    return pace(num_seqs, device, guesser, length) / pace(num_seqs, device, None, length)
+    return pace(num_seqs, DEVICES[name], guesser, length) / pace_without(num_seqs, name, length)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -148,7 +154,7 @@ def gain_of_model(num_seqs: int, name: str, right: float, each: float, length: i
     """`each`: what one more guess of a sequence takes, by a step of one token."""
     device = DEVICES[name]
     model = DraftModel(right, each * device(1), reading_s=each * device(1))
-    return pace(num_seqs, device, Proposals(), length, model) / pace(num_seqs, device, None, length)
+    return pace(num_seqs, device, Proposals(), length, model) / pace_without(num_seqs, name, length)
 
 
 @pytest.mark.parametrize("name", DEVICES)
