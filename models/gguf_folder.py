@@ -167,6 +167,12 @@ def _bytes_each(tensors: dict[str, Any]) -> float:
 
 
 def _write_tokenizer(path: Path, folder: Path) -> None:
+    """Where transformers and torch are not loaded, in a process that loads them. Raises ConfigError."""
+    if sys.modules.get("transformers") and sys.modules.get("torch"):
+        from models.gguf_tokenizer import write_tokenizer  # noqa: PLC0415 (it imports transformers)
+
+        write_tokenizer(path, folder)
+        return
     command = [sys.executable, "-m", "models.gguf_tokenizer", str(path), str(folder)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -28,6 +28,8 @@ _LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+NUM_TOKENS = 320
+"""Bytes and a few merges. `gguf` takes 100 microseconds to read one, and each test reads a file several times."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -45,12 +47,16 @@ def by_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_gguf(
-    path: Path, family: str, kind: str, sizes: dict[str, Any] | None = None, architecture: str = ""
+    path: Path,
+    family: str,
+    kind: str,
+    sizes: dict[str, Any] | None = None,
+    architecture: str = "",
+    num_tokens: int = NUM_TOKENS,
 ) -> None:
     """Every matrix becomes `kind`, which `gguf.quantize` knows or `raw_blocks` makes up."""
     config = FAMILIES[family](random.Random(0), 0)
-    vocabulary = tokens()
-    config.hidden_size, config.intermediate_size, config.vocab_size = 256, 512, len(vocabulary)
+    config.hidden_size, config.intermediate_size, config.vocab_size = 256, 512, num_tokens
     config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers = 4, 2, 2
     config.head_dim, config.tie_word_embeddings, config.attention_bias = 64, False, False
     config.mlp_bias = False
@@ -113,11 +119,11 @@ def raw_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> n
     return blocks.reshape(shape[0], -1)
 
 
-def tokens(size: int = 0) -> list[str]:
-    """The embedded model's tokens, and others behind them until there are `size`."""
+def tokens(size: int) -> list[str]:
+    """The embedded model's first tokens, and others behind its last until there are `size`."""
     vocabulary = json.loads((resolve("embedded") / "tokenizer.json").read_text())["model"]["vocab"]
     known = [token for token, _ in sorted(vocabulary.items(), key=lambda item: item[1])]
-    return known + [f"<|unused {number}|>" for number in range(len(known), size)]
+    return known[:size] + [f"<|unused {number}|>" for number in range(len(known), size)]
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: list[str]) -> None:
@@ -126,7 +132,9 @@ def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: list[str]) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(vocabulary)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(vocabulary))
-    writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in merges])
+    pairs = [merge if isinstance(merge, list) else merge.split(" ") for merge in merges]
+    known = set(vocabulary)
+    writer.add_token_merges([" ".join(pair) for pair in pairs if "".join(pair) in known])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_chat_template(TEMPLATE)

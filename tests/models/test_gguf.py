@@ -83,7 +83,7 @@ def test_small_weights_lose_little(kind: str, tmp_path: Path) -> None:
 
 def test_tokens_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
-    write_gguf(path, "qwen2", "F16")
+    write_gguf(path, "qwen2", "F16", num_tokens=4096)
     folder = resolve(str(path))
     own = Tokenizer(folder)
     theirs = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
