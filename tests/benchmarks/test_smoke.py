@@ -2,6 +2,7 @@
 
 import json
 import math
+import multiprocessing
 import re
 import shlex
 import shutil
@@ -17,16 +18,18 @@ import pytest
 
 from tests.benchmarks.figures import FIGURES
 from tests.benchmarks.small_traces import write_traces
+from tests.forked import FORKED
+from tests.parallel.forked_ranks import start_forked
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
     "benchmarks.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
-    "benchmarks.load_balancer", "benchmarks.parallel_ranks", "benchmarks.plan_questions",
+    "benchmarks.first_minutes", "benchmarks.load_balancer", "benchmarks.parallel_ranks", "benchmarks.perplexity", "benchmarks.plan_questions",
     "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
     "benchmarks.soak", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
-"""These start processes, or make checkpoints."""
+"""These start processes that take long to start, or make checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,9 @@ def test_each_other_command_of_the_pages_runs(
 
 
 def run(command: tuple[str, ...], out: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, in smoke mode, on small traces."""
+    """In this process, in smoke mode, on small traces. Processes that it spawns are forked from one with the code loaded."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: FORKED)
+    monkeypatch.setattr("benchmarks.parallel_ranks.start_children", start_forked)
     profile = out.with_name("profile.json")
     profile.write_text(
         json.dumps(json.loads((RESULTS / "fidelity.json").read_text())["local"]["setup"]["profile"])
