@@ -27,7 +27,7 @@ from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
 from sim.coarse.world import Log, simulate
 from sim.outcome_report import attainment, served_coarsely
 
-NUM_INSTANCES, START_S, SECONDS, MINUTE_S = 16, 300.0, 600.0, 60.0
+NUM_INSTANCES, START_S, SECONDS, MINUTE_S, SMOKE_S = 16, 300.0, 600.0, 60.0, 10.0
 FLEETS = {"any role": (0, 0, NUM_INSTANCES), "pools": (10, 6, 0)}
 RATES = (0.7, 1.2)
 """Requests per second and instance."""
@@ -37,9 +37,9 @@ SLO = Slo(name="long-context", ttft_s=10.0, tpot_s=0.1)
 class Counting:
     """sim.coarse.world.Scheduler. Sums up what each instance is given to compute."""
 
-    def __init__(self, scheduler: GlobalScheduler) -> None:
-        self._scheduler = scheduler
-        self.minutes: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    def __init__(self, scheduler: GlobalScheduler, span_s: float) -> None:
+        self._scheduler, self._span_s = scheduler, span_s
+        self.spans: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.prompt_tokens = self.computed_tokens = 0
 
     @property
@@ -51,13 +51,15 @@ class Counting:
         if num_placed := sum(isinstance(action.message, Placed) for action in actions):
             for placement in self._scheduler.placements[-num_placed:]:
                 route = placement.route
-                self.minutes[int(now // MINUTE_S)][route.prefill or route.decode] += placement.compute_tokens
+                self.spans[int(now // self._span_s)][route.prefill or route.decode] += (
+                    placement.compute_tokens
+                )
                 self.prompt_tokens += placement.place.num_tokens
                 self.computed_tokens += placement.compute_tokens
         return actions
 
 
-def run(rows: list[TraceRow], name: str, rate: float, seconds: float) -> dict[str, Any]:
+def run(rows: list[TraceRow], name: str, rate: float, seconds: float, span_s: float) -> dict[str, Any]:
     roles, block_tokens = FLEETS[name], natural_block_tokens(rows)
     per_s = sum(START_S <= row.arrival_s < START_S + seconds for row in rows) / seconds
     work = jobs(
@@ -77,15 +79,15 @@ def run(rows: list[TraceRow], name: str, rate: float, seconds: float) -> dict[st
     made: list[Counting] = []
 
     def make(config: ScheduleConfig, log: Log) -> Counting:
-        made.append(Counting(GlobalScheduler(config, log=log)))
+        made.append(Counting(GlobalScheduler(config, log=log), span_s))
         return made[0]
 
     outcome = simulate(config, work, make)
     counted, num_computing = made[0], roles[0] or roles[2]
     shares = [
         max(given.values()) / (sum(given.values()) / num_computing)
-        for minute, given in counted.minutes.items()
-        if (minute + 1) * MINUTE_S <= seconds
+        for span, given in counted.spans.items()
+        if (span + 1) * span_s <= seconds
     ]
     seen: set[int] = set()
     endless = 0
@@ -110,10 +112,11 @@ def main() -> None:
     made.add_argument("trace", type=Path)
     args = made.parse_args()
     rows = read_trace(args.trace)
+    spans_s = (SMOKE_S, SMOKE_S) if args.smoke else (SECONDS, MINUTE_S)
     results: list[dict[str, Any]] = []
     for name in FLEETS:
         for rate in RATES:
-            results.append(run(rows, name, rate, MINUTE_S if args.smoke else SECONDS))
+            results.append(run(rows, name, rate, *spans_s))
             print(json.dumps(results[-1]), flush=True)
     write(args.json, f"benchmarks.load_balance {args.trace.name}", {"results": results})
 

@@ -21,7 +21,7 @@ from benchmarks.report import parser, write
 from tests.deploy.balancers import BALANCERS, Ingress, balancer
 from tests.deploy.streams import Load, Stream, burst
 
-PAUSE_S, NUM_STREAMS, NUM_TOKENS, ROUNDS = 0.05, 64, 60, 3
+PAUSE_S, SETTLE_S, NUM_STREAMS, NUM_TOKENS, ROUNDS = 0.05, 5.0, 64, 60, 3
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
     num_streams, num_tokens, rounds = (4, 5, 1) if args.smoke else (NUM_STREAMS, NUM_TOKENS, ROUNDS)
     with tempfile.TemporaryDirectory() as folder:
         kinds = [*BALANCERS][:1] if args.smoke else [*BALANCERS]
-        gaps_ms, faults = measure(Path(folder), kinds, num_streams, num_tokens, rounds)
+        settle_s = 0.5 if args.smoke else SETTLE_S
+        gaps_ms, faults = measure(Path(folder), kinds, num_streams, num_tokens, rounds, settle_s)
     result = {
         "balancers": {kind: version_of(kind) for kind in BALANCERS},
         "streams": num_streams,
@@ -45,9 +46,9 @@ def main() -> None:
 
 
 def measure(
-    folder: Path, kinds: Sequence[str], num_streams: int, num_tokens: int, rounds: int
+    folder: Path, kinds: Sequence[str], num_streams: int, num_tokens: int, rounds: int, settle_s: float
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, Any]]]:
-    """Gaps by way, in ms, from rounds that take turns; and what became of streams under each fault."""
+    """Gaps by way, in ms, from rounds that take turns; and what became of streams under each fault, for `settle_s`."""
     ingresses = [Ingress(PAUSE_S, 3.0, folder / f"{i}.log") for i in range(2)]
     gaps_ms: dict[str, list[float]] = {"direct": [], **{kind: [] for kind in kinds}}
     faults: dict[str, dict[str, Any]] = {}
@@ -66,25 +67,29 @@ def measure(
                     assert all(stream.done for stream in streams), way
                     gaps_ms[way] += [gap * 1e3 for stream in streams for gap in stream.gaps_s]
             for kind in kinds:
-                faults[f"{kind}: drained"] = asyncio.run(under_fault(urls[kind], ingresses[0], kill=False))
-                faults[f"{kind}: killed"] = asyncio.run(under_fault(urls[kind], ingresses[1], kill=True))
+                faults[f"{kind}: drained"] = asyncio.run(
+                    under_fault(urls[kind], ingresses[0], settle_s, kill=False)
+                )
+                faults[f"{kind}: killed"] = asyncio.run(
+                    under_fault(urls[kind], ingresses[1], settle_s, kill=True)
+                )
     finally:
         for ingress in ingresses:
             ingress.end()
     return gaps_ms, faults
 
 
-async def under_fault(url: str, victim: Ingress, kill: bool) -> dict[str, Any]:
+async def under_fault(url: str, victim: Ingress, settle_s: float, *, kill: bool) -> dict[str, Any]:
     async with Load(url, 32, 20) as load:
         if kill:
             victim.end()
         else:
             victim.process.terminate()
             await asyncio.to_thread(victim.process.wait, 60)
-        await asyncio.sleep(5)
+        await asyncio.sleep(settle_s)
     victim.start()
     await asyncio.to_thread(victim.wait_ready)
-    await asyncio.sleep(3)
+    await asyncio.sleep(settle_s)
     return account(load.streams)
 
 

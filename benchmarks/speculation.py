@@ -39,7 +39,7 @@ PREDICTION = (
     "1.05 at batch 8, greedily, and 1.0 at temperature 0.8"
 )
 SOURCES = {"none": "none", "ngram": "ngram", "suffix": "suffix", "draft": "draft:embedded-draft"}
-PROMPT, NUM_TOKENS = 192, 128
+PROMPT, NUM_TOKENS, SMOKE_TOKENS = 192, 128, 16
 
 
 @dataclass(slots=True)
@@ -119,10 +119,10 @@ def held_out() -> list[int]:
     return [token for text in read_corpus()[1] for token in codec.encode(text, add_special_tokens=False)]
 
 
-def batch_of(size: int, temperature: float, rng: random.Random) -> list[Request]:
+def batch_of(size: int, temperature: float, num_tokens: int, rng: random.Random) -> list[Request]:
     text = held_out()
     sampling = SamplingParams(
-        temperature=temperature, top_p=0.95, max_tokens=NUM_TOKENS, seed=rng.randrange(1 << 30)
+        temperature=temperature, top_p=0.95, max_tokens=num_tokens, seed=rng.randrange(1 << 30)
     )
     starts = [rng.randrange(len(text) - PROMPT) for _ in range(size)]
     return [
@@ -132,16 +132,22 @@ def batch_of(size: int, temperature: float, rng: random.Random) -> list[Request]
 
 
 async def compare(
-    benches: dict[str, Bench], size: int, temperature: float, rounds: int, num_batches: int
+    benches: dict[str, Bench],
+    size: int,
+    temperature: float,
+    *,
+    rounds: int,
+    num_batches: int,
+    num_tokens: int,
 ) -> dict[str, Any]:
     """Every source answers the same batches in turn. The first round warms up and teaches the law of steps."""
     paces: dict[str, list[float]] = {source: [] for source in benches}
     by_processor: dict[str, list[float]] = {source: [] for source in benches}
     guessed: dict[str, list[int]] = {}
-    equal = 0
+    equal, num_drawn = 0, rounds * num_batches * size * (num_tokens - 1)
     rng = random.Random(f"{size} {temperature}")
     for number in range(rounds + 1):
-        batches = [batch_of(size, temperature, rng) for _ in range(num_batches)]
+        batches = [batch_of(size, temperature, num_tokens, rng) for _ in range(num_batches)]
         said: dict[str, list[dict[str, list[int]]]] = {}
         for source in sorted(benches, key=lambda _: rng.random()):
             before = benches[source].engine.work_counts()
@@ -161,7 +167,7 @@ async def compare(
             "speed": _ratio(paces[source], paces["none"]),
             "speed_by_processor_time": _ratio(by_processor[source], by_processor["none"]),
             "tokens_per_s": round(statistics.median(paces[source]), 1),
-            "guessed_per_token": round(guessed[source][0] / _num_tokens(rounds, num_batches, size), 3),
+            "guessed_per_token": round(guessed[source][0] / num_drawn, 3),
             "right": round(guessed[source][1] / max(1, guessed[source][0]), 3),
         }
         for source in benches
@@ -173,17 +179,16 @@ def _ratio(paces: list[float], plain: list[float]) -> float:
     return round(statistics.median(pace / base for pace, base in zip(paces, plain, strict=True)), 3)
 
 
-def _num_tokens(rounds: int, num_batches: int, size: int) -> int:
-    return rounds * num_batches * size * (NUM_TOKENS - 1)
-
-
 async def measure(threads: int, rounds: int, smoke: bool) -> dict[str, Any]:
     benches = {name: Bench(source, threads) for name, source in SOURCES.items()}
     results: dict[str, Any] = {}
+    num_tokens = SMOKE_TOKENS if smoke else NUM_TOKENS
     for temperature in (0.0, 0.8):
         for size, num_batches in ((1, 1), (2, 1)) if smoke else ((1, 4), (8, 1), (32, 1)):
             name = f"batch {size}, temperature {temperature:g}"
-            results[name] = await compare(benches, size, temperature, rounds, num_batches)
+            results[name] = await compare(
+                benches, size, temperature, rounds=rounds, num_batches=num_batches, num_tokens=num_tokens
+            )
             print(name, json.dumps(results[name]))
     for bench in benches.values():
         await bench.close()

@@ -31,7 +31,7 @@ def write_traces(folder: Path) -> None:
                 "input_length": num_prompt,
                 "output_length": num_output,
                 "hash_ids": [
-                    number % 40,
+                    number % 10,
                     *range(1000 * number + 1000, 1000 * number + 1000 + num_prompt // block_tokens),
                 ],
             }
