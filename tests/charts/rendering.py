@@ -19,7 +19,8 @@ def render(values: Object | None = None, name: str = "demo", namespace: str = "l
     with Chart.load(str(CHART)) as chart:
         files = chart.render(values or {}, name=name, namespace=namespace)
     texts = [text for path, text in files.items() if path.endswith(".yaml")]
-    return [made for text in texts for made in yaml.safe_load_all(text) if made]
+    # libyaml reads as SafeLoader does, and many times as fast.
+    return [made for text in texts for made in yaml.load_all(text, yaml.CSafeLoader) if made]
 
 
 @cache

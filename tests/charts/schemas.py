@@ -108,13 +108,19 @@ def check(made: Object) -> None:
     elif (version, kind) in OTHERS:
         jsonschema.validate(made["spec"], OTHERS[version, kind])
     else:
-        kubernetes_validate.validate(made, KUBERNETES, strict=True)
+        _kubernetes(json.dumps(made))
 
 
 def check_pod(template: Object) -> None:
     """A pod template as the Kubernetes API would take it in a Pod; KubeRay's own schema is laxer."""
     pod = {"apiVersion": "v1", "kind": "Pod", **template}
-    kubernetes_validate.validate(_without_nulls(pod), KUBERNETES, strict=True)
+    _kubernetes(json.dumps(_without_nulls(pod)))
+
+
+@cache
+def _kubernetes(made: str) -> None:
+    """Examples have many objects in common, and the schemas of all are read again for each that is checked."""
+    kubernetes_validate.validate(json.loads(made), KUBERNETES, strict=True)
 
 
 @cache
