@@ -1,5 +1,6 @@
 """For all tests: which of them share a worker, and in which order they run."""
 
+import gc
 import os
 import signal
 from typing import Any
@@ -27,6 +28,8 @@ _OWN_THE_MACHINE = (
     "tests/e2e/test_lifecycle.py",
 )
 """Tests that stop, cut and restart real processes under deadlines, or make networks of their own: one after another."""
+_ONE_SERVER = "tests/cluster/ingress/observability/"
+"""Files of tests that look at one server."""
 _NOTHING_SHARED = (
     "tests/benchmarks/test_smoke.py",
     "tests/kernels/test_triton_aot.py",
@@ -42,6 +45,8 @@ class _ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(_OWN_THE_MACHINE):
             return "the machine"
+        if nodeid.startswith(_ONE_SERVER):
+            return _ONE_SERVER
         return nodeid if nodeid.startswith(_NOTHING_SHARED) else nodeid.partition("::")[0]
 
 
@@ -54,3 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests begin first, so that no worker is left with one at the end. A file's tests stay together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """No collection of garbage looks at modules and tests again, which live to the end: that takes a second each time."""
+    gc.collect()
+    gc.freeze()

@@ -71,8 +71,12 @@ async def test_the_process_collects_as_before_when_it_ends() -> None:
 
 @pytest.fixture
 def thawed() -> Iterator[None]:
+    """What was frozen before is frozen afterwards."""
+    frozen = gc.get_freeze_count()
     yield
     gc.unfreeze()
+    if frozen:
+        gc.freeze()
 
 
 @pytest.mark.usefixtures("thawed")
