@@ -3,8 +3,11 @@
 import asyncio
 import ipaddress
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,13 +19,18 @@ import pytest
 from pydantic import BaseModel, Field, StringConstraints
 
 from tests.clients.run_client import install, said
-from tests.e2e.cluster_process import ServeProcess, serving
+from tests.e2e.cluster_process import ROOT, ServeProcess, serving
 from tests.e2e.reference import beams, corpus_prompts, greedy_text, last_states, tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 MODEL = "baton-embedded"
 NODE_CLIENT, NODE_PACKAGE = Path(__file__).with_name("node_client.mjs"), "openai@7.57.0"
+JOIN = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print("joined", len(ray.nodes()))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +85,35 @@ def test_torch_is_in_the_pools_alone(server: ServeProcess) -> None:
         if any("libtorch" in mapped.path for mapped in server.replicas(deployment)[0].memory_maps())
     }
     assert holders == {"PrefillPool", "DecodePool"}
+
+
+def test_ray_lets_in_nobody_without_its_token(server: ServeProcess) -> None:
+    flags = [part for process in server.descendants() for part in process.cmdline()]
+    ports = {flag.partition("=")[2] for flag in flags if flag.startswith("--gcs_server_port=")}
+    addresses = {flag.partition("=")[2] for flag in flags if flag.startswith("--gcs-address=")}
+    address = min(addresses) if addresses else f"127.0.0.1:{ports.pop()}"
+    stranger = join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0" * 64)
+    assert "joined" not in stranger, "a wrong token is let in"
+    nobody = join(address, RAY_AUTH_MODE="disabled")
+    assert "joined" not in nobody, "no token is let in"
+    assert "joined 1" in join(address, RAY_AUTH_MODE="token")
+
+
+def join(address: str, **environment: str) -> str:
+    """What a process says that tries to join the Ray at `address`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Without this Ray replaces a loopback address by the host's in the network, where nobody listens.
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN, address],
+        cwd=ROOT,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    return done.stdout
 
 
 @pytest.mark.essential
