@@ -71,12 +71,13 @@ class Host:
             )
 
     def num_ray_processes(self) -> int:
-        """Ray's processes on this machine."""
+        """Raylets, control stores and workers on this machine. Ray's agents hold nothing, and try for a minute to tell a control store
+        that is gone of the end of their raylet."""
         names = [Path(f"/proc/{pid}/cmdline") for pid in self._end.pids()]
         num = 0
         for name in names:
             with contextlib.suppress(OSError):
-                num += any(part in name.read_bytes() for part in (b"raylet", b"gcs_server", b"ray::"))
+                num += any(part in name.read_bytes() for part in (b"raylet/raylet", b"gcs_server", b"ray::"))
         return num
 
     def kill(self) -> None:

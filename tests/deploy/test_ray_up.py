@@ -146,6 +146,7 @@ def test_from_ray_up_to_ray_down(machines: tuple[list[Host], Path], tmp_path: Pa
     assert [reader.join() for reader in readers] == expected
     assert Reader(url, prompts[1], 150).join() == expected[1]
 
+    assert min(head.num_ray_processes(), one.num_ray_processes()) > 1
     cli("down", cluster)
     deadline = time.monotonic() + 90
     while (left := head.num_ray_processes() + one.num_ray_processes()) and time.monotonic() < deadline:
