@@ -6,41 +6,96 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <vector>
 
 #include "thread_pool.h"
 
 namespace baton {
 namespace {
 
+constexpr int64_t TILE = 128;  // inputs
+
 __attribute__((target("f16c"))) uint16_t to_float16(float x) { return _cvtss_sh(x, 0); }
 __attribute__((target("f16c"))) float from_float16(uint16_t x) { return _cvtsh_ss(x); }
 
-float from_bfloat16(uint16_t x) {
-    const uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float number;
-    std::memcpy(&number, &bits, 4);
-    return number;
+__attribute__((target("f16c"))) void to_float16(const float* from, int64_t count, uint16_t* to) {
+    for (int64_t i = 0; i < count; ++i) to[i] = _cvtss_sh(from[i], 0);
 }
 
-uint16_t to_bfloat16(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if (std::isnan(x)) return static_cast<uint16_t>(bits >> 16 | 64);
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
-// A row of `count` numbers as float32: where it lies, or in `own`.
-const float* as_floats(Format numbers, const uint8_t* row, int64_t count, std::vector<float>& own) {
-    if (numbers == Format::f32) return reinterpret_cast<const float*>(row);
-    own.resize(static_cast<size_t>(count));
-    for (int64_t k = 0; k < count; ++k) {
+// `from` may begin anywhere, as a row in a file does.
+__attribute__((target("f16c"))) void from_float16(const uint8_t* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) {
         uint16_t half;
-        std::memcpy(&half, row + 2 * k, 2);  // in a file it may begin anywhere
-        own[static_cast<size_t>(k)] = numbers == Format::bf16 ? from_bfloat16(half) : from_float16(half);
+        std::memcpy(&half, from + 2 * i, 2);
+        to[i] = _cvtsh_ss(half);
     }
-    return own.data();
 }
+
+void to_bfloat16(const float* from, int64_t count, uint16_t* to) {
+    for (int64_t i = 0; i < count; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, from + i, 4);
+        const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+        const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+        to[i] = static_cast<uint16_t>((is_nan ? bits | 64 << 16 : rounded) >> 16);
+    }
+}
+
+void from_bfloat16(const uint8_t* from, int64_t count, float* to) {
+    for (int64_t i = 0; i < count; ++i) {
+        uint16_t half;
+        std::memcpy(&half, from + 2 * i, 2);
+        const uint32_t bits = static_cast<uint32_t>(half) << 16;
+        std::memcpy(to + i, &bits, 4);
+    }
+}
+
+// `row` by `scale`, each to the nearest whole number.
+void divide(const float* row, int64_t count, float scale, int32_t* to) {
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        const __m128 quotients = _mm_div_ps(_mm_loadu_ps(row + i), _mm_set1_ps(scale));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm_cvtps_epi32(quotients));
+    }
+    for (; i < count; ++i) to[i] = _mm_cvtss_si32(_mm_set_ss(row[i] / scale));
+}
+
+float largest_magnitude(const float* row, int64_t count) {
+    const __m128 sign = _mm_set1_ps(-0.0f);
+    __m128 most = _mm_setzero_ps();
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) most = _mm_max_ps(_mm_andnot_ps(sign, _mm_loadu_ps(row + i)), most);
+    float each[4], found = 0;
+    _mm_storeu_ps(each, most);
+    for (float one : each) found = std::max(found, one);
+    for (; i < count; ++i) found = std::max(found, std::fabs(row[i]));
+    return found;
+}
+
+// A row of a matrix of the format `numbers`.
+struct Row {
+    Format numbers;
+    const uint8_t* at;
+
+    // `count` numbers from `first` on, at most TILE, as float32: where they lie, or in `own`.
+    const float* floats(int64_t first, int64_t count, float* own) const {
+        if (numbers == Format::f32) return reinterpret_cast<const float*>(at) + first;
+        if (numbers == Format::bf16)
+            from_bfloat16(at + 2 * first, count, own);
+        else
+            from_float16(at + 2 * first, count, own);
+        return own;
+    }
+
+    // see(numbers, how many) of each piece, in their order.
+    template <class See>
+    void by_pieces(int64_t first, int64_t end, See see) const {
+        float own[TILE];
+        for (; first < end; first += TILE) {
+            const int64_t count = std::min(TILE, end - first);
+            see(floats(first, count, own), count);
+        }
+    }
+};
 
 // Larger pages: a step reads all panels, and would look up each page of 4 KiB.
 void ask_for_large_pages(uint8_t* memory, int64_t bytes) {
@@ -50,29 +105,54 @@ void ask_for_large_pages(uint8_t* memory, int64_t bytes) {
     if (end > from) madvise(reinterpret_cast<void*>(from), end - from, MADV_HUGEPAGE);
 }
 
-// pack_output(output, its place in the panel, the panel)
-template <class PackOutput>
-void by_panels(const Layout& layout, uint8_t* panels, int threads, PackOutput pack_output) {
+struct Output {
+    int64_t number;
+    int64_t place;  // in its panel
+    uint8_t* panel;
+};
+
+// begin(output) for each output of a panel; then pack(output, first, count) for each tile of TILE inputs of them. An output's
+// numbers lie between those of 31 others, so that a tile is written 32 times: it stays in the first cache meanwhile.
+template <class Begin, class Pack>
+void by_tiles(const Layout& layout, uint8_t* panels, int threads, Begin begin, Pack pack) {
     const int64_t bytes = layout.panel_bytes();
     ask_for_large_pages(panels, bytes * layout.num_panels());
     auto panel_of = [&](int64_t number) {
         uint8_t* panel = panels + number * bytes;
+        const int64_t outputs = std::min(PANEL, layout.outputs - number * PANEL);
+        auto each = [&](auto body) {
+            for (int64_t place = 0; place < outputs; ++place) body(Output{number * PANEL + place, place, panel});
+        };
         std::memset(panel, 0, bytes);
-        for (int64_t place = 0; place < std::min(PANEL, layout.outputs - number * PANEL); ++place)
-            pack_output(number * PANEL + place, place, panel);
+        each(begin);
+        for (int64_t first = 0; first < layout.inputs; first += TILE) {
+            const int64_t length = std::min(TILE, layout.inputs - first);
+            each([&](const Output& output) { pack(output, first, length); });
+        }
     };
     run(threads, layout.num_panels(), panel_of);
 }
 
-// `SIDE` inputs of an output lie side by side.
-template <class Number, int SIDE, class Convert>
-void put_floats(const Layout& layout, const float* row, int64_t place, uint8_t* panel, Convert convert) {
-    auto* to = reinterpret_cast<Number*>(panel) + place * SIDE;
-    for (int64_t k = 0; k < layout.inputs; ++k) to[k / SIDE * SIDE * PANEL + k % SIDE] = convert(row[k]);
+// `count` words of `BYTES` each, in which an output's inputs lie side by side; the panel's word `first` is the first of them.
+template <int BYTES>
+void put(const Output& output, const void* words, int64_t first, int64_t count) {
+    const auto* from = static_cast<const uint8_t*>(words);
+    uint8_t* to = output.panel + (first * PANEL + output.place) * BYTES;
+    for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * PANEL * BYTES, from + i * BYTES, BYTES);
 }
 
-void put_byte(uint8_t* panel, int64_t k, int64_t place, int number) {
-    panel[k / 4 * (PANEL * 4) + place * 4 + k % 4] = static_cast<uint8_t>(number + 128);
+// Bytes of `count` inputs, of which 4 lie side by side; behind them there are zeros up to a whole word.
+void put_bytes(const Output& output, const uint8_t* bytes, int64_t first, int64_t count) {
+    put<4>(output, bytes, first / 4, (count + 3) / 4);
+}
+
+// The same of 4 bits, of which 8 lie side by side.
+void put_halves(const Output& output, const uint8_t* halves, int64_t first, int64_t count) {
+    uint8_t words[TILE / 2];
+    for (int64_t word = 0; word < (count + 7) / 8; ++word)
+        for (int64_t i = 0; i < 4; ++i)
+            words[word * 4 + i] = static_cast<uint8_t>(halves[word * 8 + i] | halves[word * 8 + 4 + i] << 4);
+    put<4>(output, words, first / 8, (count + 7) / 8);
 }
 
 // An output's `bytes` for each group, in a table from `start` on that has a line for each group.
@@ -81,40 +161,71 @@ void put_column(uint8_t* start, const uint8_t* column, int64_t bytes, int64_t gr
         std::memcpy(start + (group * PANEL + place) * bytes, column + group * bytes, bytes);
 }
 
-void round_to_int8(const Layout& layout, const float* row, int64_t place, uint8_t* panel) {
-    auto* scales = reinterpret_cast<float*>(panel + layout.scales_at()) + place;
-    for (int64_t group = 0; group < layout.num_groups(); ++group) {
-        const int64_t first = group * layout.group, end = std::min(layout.inputs, first + layout.group);
-        float most = 0;
-        for (int64_t k = first; k < end; ++k) most = std::max(most, std::fabs(row[k]));
-        const float scale = most > 0 ? most / 127.0f : 1.0f;
-        scales[group * PANEL] = scale;
-        for (int64_t k = first; k < end; ++k)
-            put_byte(panel, k, place, static_cast<int>(std::nearbyint(row[k] / scale)));
+template <class Scale>
+Scale& scale_of(const Layout& layout, const Output& output, int64_t group) {
+    return reinterpret_cast<Scale*>(output.panel + layout.scales_at())[group * PANEL + output.place];
+}
+
+// found(group, first, end) for the part of each group that is among `count` inputs from `first` on.
+template <class Found>
+void by_groups(const Layout& layout, int64_t first, int64_t count, Found found) {
+    for (int64_t from = first, end = first + count; from < end;) {
+        const int64_t group = from / layout.group, to = std::min(end, (group + 1) * layout.group);
+        found(group, from, to);
+        from = to;
     }
 }
 
-void put_half(uint8_t* panel, int64_t k, int64_t place, uint8_t half) {
-    panel[k / 8 * (PANEL * 4) + place * 4 + k % 4] |= static_cast<uint8_t>(half << (k / 4 % 2 * 4));
+void find_scales(const Layout& layout, const Row& row, const Output& output) {
+    by_groups(layout, 0, layout.inputs, [&](int64_t group, int64_t first, int64_t end) {
+        float most = 0;  // with its sign
+        row.by_pieces(first, end, [&](const float* numbers, int64_t count) {
+            const float found = largest_magnitude(numbers, count);
+            if (found > std::fabs(most))
+                most = *std::find_if(numbers, numbers + count, [&](float x) { return std::fabs(x) == found; });
+        });
+        if (layout.format == Format::int8)
+            scale_of<float>(layout, output, group) = most == 0 ? 1.0f : std::fabs(most) / 127.0f;
+        else
+            scale_of<uint16_t>(layout, output, group) = to_float16(most / -8.0f);
+    });
 }
 
-uint16_t* scale_of(const Layout& layout, uint8_t* panel, int64_t group, int64_t place) {
-    return reinterpret_cast<uint16_t*>(panel + layout.scales_at()) + group * PANEL + place;
-}
-
-void round_to_int4(const Layout& layout, const float* row, int64_t place, uint8_t* panel) {
-    for (int64_t group = 0; group < layout.num_groups(); ++group) {
-        const int64_t first = group * layout.group, end = std::min(layout.inputs, first + layout.group);
-        float most = 0;
-        for (int64_t k = first; k < end; ++k)
-            if (std::fabs(row[k]) > std::fabs(most)) most = row[k];
-        const uint16_t stored = to_float16(most / -8.0f);
-        const float scale = from_float16(stored);
-        *scale_of(layout, panel, group, place) = stored;
-        for (int64_t k = first; k < end; ++k) {
-            const float number = scale == 0 ? 0 : std::nearbyint(row[k] / scale);
-            put_half(panel, k, place, static_cast<uint8_t>(std::min(std::max(number + 8, 0.0f), 15.0f)));
+// `row` begins with the input `first`.
+void round_tile(const Layout& layout, const Output& output, const float* row, int64_t first, int64_t count) {
+    uint8_t numbers[TILE] = {};
+    by_groups(layout, first, count, [&](int64_t group, int64_t from, int64_t end) {
+        int32_t whole[TILE];
+        if (layout.format == Format::int8) {
+            divide(row + from - first, end - from, scale_of<float>(layout, output, group), whole);
+            for (int64_t k = from; k < end; ++k) numbers[k - first] = static_cast<uint8_t>(whole[k - from] + 128);
+        } else {
+            const float scale = from_float16(scale_of<uint16_t>(layout, output, group));
+            divide(row + from - first, end - from, scale == 0 ? INFINITY : scale, whole);
+            for (int64_t k = from; k < end; ++k)
+                numbers[k - first] = static_cast<uint8_t>(std::min(std::max(whole[k - from] + 8, 0), 15));
         }
+    });
+    if (layout.format == Format::int8)
+        put_bytes(output, numbers, first, count);
+    else
+        put_halves(output, numbers, first, count);
+}
+
+void pack_tile(const Layout& layout, const Output& output, const float* row, int64_t first, int64_t count) {
+    uint16_t halves[TILE] = {};
+    switch (layout.format) {
+        case Format::f32:
+            return put<4>(output, row, first, count);
+        case Format::bf16:
+            to_bfloat16(row, count, halves);
+            return put<4>(output, halves, first / 2, (count + 1) / 2);
+        case Format::f16:
+            to_float16(row, count, halves);
+            return put<2>(output, halves, first, count);
+        case Format::int8:
+        case Format::int4:
+            return round_tile(layout, output, row, first, count);
     }
 }
 
@@ -122,33 +233,37 @@ void round_to_int4(const Layout& layout, const float* row, int64_t place, uint8_
 
 void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, uint8_t* panels, int threads) {
     const int64_t width = layout.inputs * (numbers == Format::f32 ? 4 : 2);
-    by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
-        thread_local std::vector<float> own;
-        const float* row = as_floats(numbers, matrix + output * width, layout.inputs, own);
-        switch (layout.format) {
-            case Format::f32: return put_floats<float, 1>(layout, row, place, panel, [](float x) { return x; });
-            case Format::bf16: return put_floats<uint16_t, 2>(layout, row, place, panel, to_bfloat16);
-            case Format::f16: return put_floats<uint16_t, 1>(layout, row, place, panel, to_float16);
-            case Format::int8: return round_to_int8(layout, row, place, panel);
-            case Format::int4: return round_to_int4(layout, row, place, panel);
-        }
-    });
+    auto row_of = [&](const Output& output) { return Row{numbers, matrix + output.number * width}; };
+    auto begin = [&](const Output& output) {
+        if (layout.is_whole()) find_scales(layout, row_of(output), output);
+    };
+    auto pack = [&](const Output& output, int64_t first, int64_t count) {
+        float own[TILE];
+        pack_tile(layout, output, row_of(output).floats(first, count, own), first, count);
+    };
+    by_tiles(layout, panels, threads, begin, pack);
 }
 
 void pack_whole(const Layout& layout, const uint8_t* values, const uint8_t* scales, const uint8_t* zeros,
                 uint8_t* panels, int threads) {
     const int64_t groups = layout.num_groups(), width = layout.scale_bytes(), zero_width = layout.zero_bytes();
-    by_panels(layout, panels, threads, [&](int64_t output, int64_t place, uint8_t* panel) {
-        const uint8_t* row = values + output * layout.inputs;
-        for (int64_t k = 0; k < layout.inputs; ++k)
-            if (layout.format == Format::int8)
-                put_byte(panel, k, place, static_cast<int8_t>(row[k]));
-            else
-                put_half(panel, k, place, row[k]);
-        put_column(panel + layout.scales_at(), scales + output * groups * width, width, groups, place);
+    const int offset = layout.format == Format::int8 ? 128 : 0;
+    auto begin = [&](const Output& output) {
+        const int64_t from = output.number * groups;
+        put_column(output.panel + layout.scales_at(), scales + from * width, width, groups, output.place);
         if (zeros != nullptr)
-            put_column(panel + layout.zeros_at(), zeros + output * groups * zero_width, zero_width, groups, place);
-    });
+            put_column(output.panel + layout.zeros_at(), zeros + from * zero_width, zero_width, groups, output.place);
+    };
+    auto pack = [&](const Output& output, int64_t first, int64_t count) {
+        const uint8_t* row = values + output.number * layout.inputs + first;
+        uint8_t numbers[TILE] = {};
+        for (int64_t i = 0; i < count; ++i) numbers[i] = static_cast<uint8_t>(row[i] + offset);
+        if (layout.format == Format::int8)
+            put_bytes(output, numbers, first, count);
+        else
+            put_halves(output, numbers, first, count);
+    };
+    by_tiles(layout, panels, threads, begin, pack);
 }
 
 }  // namespace baton

@@ -1,0 +1,118 @@
+"""Panels hold what `kernels/cpu/src/layout.h` says, byte for byte: against the layout written out in PyTorch."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.cpu.library import instruction_sets
+from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
+
+pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
+FLOATS = {
+    Layout.FLOAT32: (torch.float32, 1),
+    Layout.BFLOAT16: (torch.bfloat16, 2),
+    Layout.FLOAT16: (torch.float16, 1),
+}
+"""Dtypes, and how many inputs of an output lie side by side."""
+SHAPES = [(1, 3), (33, 130), (70, 515)]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def integers(low: int, high: int, *shape: int) -> Tensor:
+    return torch.randint(low, high, shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def laid_out(numbers: Tensor, side: int) -> Tensor:
+    """(N, K) -> (panels, bytes of one): `side` inputs of each of 32 outputs, and zeros behind the last ones."""
+    filled = F.pad(numbers, (0, -numbers.shape[1] % side, 0, -len(numbers) % 32))
+    panels = filled.reshape(-1, 32, filled.shape[1] // side, side).transpose(1, 2).contiguous()
+    return panels.view(torch.uint8).flatten(1)
+
+
+def halves_laid_out(values: Tensor, group: int) -> Tensor:
+    eight = laid_out(F.pad(values, (0, -values.shape[1] % group)), 8).reshape(-1, 8)
+    halves = eight[:, :4] | eight[:, 4:] << 4
+    return halves.reshape(-(-len(values) // 32), -1)
+
+
+def by_panel(panels: Panels) -> Tensor:
+    return panels.data.reshape(-(-panels.outputs // 32), -1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layout", FLOATS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_floats_lie_as_the_nearest_numbers(shape: tuple[int, int], layout: Layout, dtype: torch.dtype):
+    matrix, (own, side) = random(*shape).to(dtype), FLOATS[layout]
+    matrix[0, :3] = torch.tensor([torch.inf, -0.0, 1e-6])
+    assert torch.equal(by_panel(packed(matrix, layout)), laid_out(matrix.to(own), side))
+
+
+def test_what_is_no_number_stays_none():
+    matrix = torch.full((2, 4), torch.nan)
+    for layout, (own, _) in FLOATS.items():
+        found = packed(matrix, layout).data.view(own).reshape(4 // FLOATS[layout][1], 32, -1)
+        assert found[:, :2].isnan().all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group", [12, 64, 640])
+def test_8_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int):
+    groups = -(-shape[1] // group)
+    values = integers(-128, 128, *shape).to(torch.int8)
+    scales, zeros = random(shape[0], groups).half(), integers(-128, 129, shape[0], groups)
+    numbers = laid_out((values.to(torch.int16) + 128).to(torch.uint8), 4)
+    found = by_panel(packed_int8(values, scales, zeros, group))
+    at = 32 * groups * group
+    assert torch.equal(found[:, : numbers.shape[1]], numbers)
+    assert not found[:, numbers.shape[1] : at].any()
+    for column in (scales, zeros.half()):
+        assert torch.equal(found[:, at : at + 64 * groups], laid_out(column, 1))
+        at += 64 * groups
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group", [8, 128, 640])
+def test_4_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int):
+    groups = -(-shape[1] // group)
+    values = integers(0, 16, *shape).to(torch.uint8)
+    scales, zeros = random(shape[0], groups), integers(0, 17, shape[0], groups).to(torch.uint8)
+    found = by_panel(packed_int4(values, scales, zeros, group))
+    at = 16 * groups * group
+    assert torch.equal(found[:, :at], halves_laid_out(values, group))
+    assert torch.equal(found[:, at : at + 128 * groups], laid_out(scales, 1))
+    at += 128 * groups
+    assert torch.equal(found[:, at : at + 32 * groups], laid_out(zeros, 1))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_floats_are_rounded_to_8_bits_by_their_rows_largest(shape: tuple[int, int], dtype: torch.dtype):
+    matrix = random(*shape).to(dtype)
+    matrix[-1] = 0
+    most = matrix.float().abs().amax(1, keepdim=True)
+    scales = torch.where(most > 0, most / 127, 1.0)
+    values = (matrix.float() / scales).round().to(torch.int8)
+    assert torch.equal(packed(matrix, Layout.INT8).data, packed_int8(values, scales).data)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group", [8, 32, 136, 640])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_floats_are_rounded_to_4_bits_by_their_groups_largest(
+    shape: tuple[int, int], group: int, dtype: torch.dtype
+):
+    matrix = random(*shape).to(dtype)
+    matrix[-1] = 0
+    grouped = F.pad(matrix.float(), (0, -shape[1] % group)).unflatten(1, (-1, group))
+    most = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
+    scales = (most / -8).half()
+    whole = torch.where(scales == 0, 0.0, grouped / scales.float()).round() + 8
+    values = whole.clamp(0, 15).to(torch.uint8).flatten(1)[:, : shape[1]].contiguous()
+    assert torch.equal(
+        packed(matrix, Layout.INT4, group).data, packed_int4(values, scales[..., 0], None, group).data
+    )
