@@ -61,6 +61,8 @@ class Member:
         self.out_links = OutLinks()
         self.num_running = 0
         self.num_waiting = 0
+        self._runs_lower = False
+        """Whether steps run for lower classes, which `above` leaves out."""
         self.defect = ""
         self.tiers = TierCounts()
         self.work = WorkCounts()
@@ -121,6 +123,11 @@ class Member:
         """Return the queued tokens that are computed before another prompt's. One that is not `late` passes those that are."""
         passed = 0 if late else self._late_tokens + self._unsettled_sum.late_tokens
         return max(0, self.queued_tokens - passed)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a step may be running here. Whoever it is for, the next one begins when it has ended."""
+        return self._runs_lower or bool(self.batch_seqs or self.num_running or self.queued_tokens)
 
     @property
     def has_slot(self) -> bool:
@@ -245,7 +252,7 @@ class Member:
 
     def _without_below(self, level: int) -> "Member":
         """Return the instance without its lower classes. Their sequences are preempted or left out of steps (`core.precedence`),
-        and their prompts come later."""
+        and their prompts come later. The step that runs is not stopped."""
         lower, tightest_s = PromiseSum(), inf
         for promise in (*self._unsettled.values(), *self._settled.values()):
             if promise.level < level:
@@ -255,6 +262,7 @@ class Member:
         rest = Member(self.info, None, self._turnover)
         rest.version, rest.leaving, rest.defect = self.version, self.leaving, self.defect
         rest.steps, rest.step_s = self.steps, self.step_s
+        rest._runs_lower = self.is_busy
         rest.measured_tokens_per_s, rest.capacity_tokens = self.measured_tokens_per_s, self.capacity_tokens
         rest.lowest_level = level
         later = sum(tokens for priority, tokens in self._waiting_by_priority if priority < level)

@@ -52,8 +52,7 @@ class Outlook:
         self._law = replace(law, compute_s=model.token_s, bend_s=0.0)
         """The law of steps there, without the attention of prompts, which `prompt_s` adds."""
         self._token_s = self._law.step_s(self.batch_tokens) / self.batch_tokens
-        is_busy = num_seqs or member.num_running or member.queued_tokens
-        self.lag_s = _LAG_STEPS * member.step_s if is_busy else 0.0
+        self.lag_s = _LAG_STEPS * member.step_s if member.is_busy else 0.0
         """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned. An idle
         instance acts at once, however long its steps are."""
         self.queue_s = self.prompt_s(member.tokens_before(late=False))

@@ -170,3 +170,26 @@ def test_a_report_that_names_what_it_has_received_counts_nothing_twice() -> None
     assert member.queued_tokens == 8000  # the report may or may not show the promise
     told(world, "a", waiting_tokens=4000, num_waiting=1, received=("r#0",))
     assert member.queued_tokens == 4000
+
+
+@pytest.mark.parametrize("slow", ["a", "b"])
+def test_a_higher_class_goes_where_the_step_that_runs_for_lower_ones_ends_soon(slow: str) -> None:
+    world = fleet(2)
+    for name, other in (("a", "b"), ("b", "a")):
+        low = wants(f"low {name}", 16_000, ttft_s=10.0)
+        assert world.placed(replace(low, place=replace(low.place, exclude=(other,)))) == name
+    for name in NAMES[:2]:
+        told(
+            world,
+            name,
+            step_s=0.3 if name == slow else 0.01,
+            num_running=1,
+            waiting_tokens=16_000,
+            waiting_by_priority=((0, 16_000),),
+            received=(f"low {name}#0",),
+        )
+    high = wants("high", 400)
+    urgent = Slo(name="urgent", ttft_s=0.45, tpot_s=0.04, priority=2)
+    route = world.placed(replace(high, place=replace(high.place, slo=urgent)))
+    assert route != slow
+    assert route in NAMES
