@@ -1,16 +1,20 @@
 """Which tokens the grammars of a rank's sequences allow next. Threads work it out while the model computes.
 
 Drawn tokens go to a thread at once, and the next draw takes the mask that the thread has made of them. A draw whose mask is not
-made yet is put off: the step goes on without it, and a listener hears when the mask is made. A mask that takes long holds up
-neither a step nor the masks of others. Guesses behind which no mask is made yet are not verified."""
+made yet is put off: the step goes on without it, and a listener hears when the mask is made. Guesses behind which no mask is made
+yet are not verified.
+
+Masks that are quick are made together, since every switch between threads of Python costs the thread that computes the step. A
+mask that takes long holds up neither a step nor the masks of others: where masks that were made together took long, each of their
+sequences has its next mask made alone, and its processor time says whether it goes on so."""
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from itertools import groupby
 from typing import Any, TypeVar
@@ -25,9 +29,11 @@ from engine.execution.matching import Mask, Matchers, Matching
 _GRACE_S = 0.001
 """How long a draw waits for masks of sequences that are mostly quick. Putting it off costs more: a token is computed again."""
 _SLOW_S = 0.002
-"""The processor time of a mask from which on its sequence counts as slow."""
+"""The processor time of a mask from which on its sequence counts as slow; also what one of those made together may take."""
 _NUM_QUICK = 2
-"""The number of threads for masks that are quick: one may meet what turns out to be slow."""
+"""The number of threads that make masks of sequences that are not slow: one may meet what turns out to be slow."""
+_EACH_S = 0.0002
+"""The time that each of the masks made together may take in the mean. llguidance says of its own: 0.05 ms."""
 _LARGE_BYTES = 16 << 10
 """The size from which on a grammar may take long to compile."""
 
@@ -52,11 +58,27 @@ class RowMasks:
         return run[1:] if run and run[0] == token else ()
 
 
+class _Pace(Enum):
+    """How long a sequence's masks take, as far as is known."""
+
+    QUICK = "made together with others"
+    UNKNOWN = "made alone, once"
+    SLOW = "made alone from now on, by a thread for such"
+
+
 @dataclass(frozen=True, slots=True)
 class _Made:
     matching: Matching
-    took_s: float
-    """Processor time; 0 for a sequence's first mask, which includes the compilation of its grammar."""
+    pace: _Pace
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    """What a sequence has drawn, and who waits for the mask behind it."""
+
+    matching: Matching
+    tokens: Sequence[TokenId]
+    made: Future[_Made]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +86,7 @@ class _NextMask:
     made: Future[_Made]
     num_tokens: int
     """The number of the sequence's tokens before the one that this mask is for."""
-    is_slow: bool
+    is_slow: bool = False
     """Whether an earlier mask of the sequence took long."""
     behind: Future[list[Mask]] | None = None
     """The masks behind the guesses that the step verifies, if it has any."""
@@ -104,7 +126,7 @@ class GrammarMasks:
             if (grammar := new.sampling.grammar) is not None:
                 thread = self._starting[len(grammar.text) > _LARGE_BYTES]
                 made = thread.submit(_started, partial(self._matchers.start, new, grammar))
-                self._sequences[new.key] = _NextMask(made, len(new.tokens), is_slow=False)
+                self._sequences[new.key] = _NextMask(made, len(new.tokens))
         for item in plan.work:
             if item.drafts and (mask := self._sequences.get(item.key)) is not None:
                 behind = self._after(mask.made, mask.is_slow, partial(_behind, mask.made, item.drafts))
@@ -146,23 +168,34 @@ class GrammarMasks:
         )
 
     def drawn(self, tokens_of: Mapping[str, Sequence[TokenId]]) -> None:
-        """Advance the matchers of the sequences that have drawn tokens. One that may take long has a task of its own. Two threads
-        share the others, so that a step hands over two tasks and not one for each sequence."""
-        together: deque[Callable[[], None]] = deque()
+        """Advance the matchers of the sequences that have drawn tokens: those of quick ones together, so that a step hands over
+        one task and not one for each sequence."""
+        together: list[_Advance] = []
         for key, tokens in tokens_of.items():
             if (mask := self._sequences.get(key)) is None:
                 continue
             made, before = mask.made.result(), mask.behind or mask.made
-            is_slow = mask.is_slow or made.took_s > _SLOW_S
-            advance = partial(_advanced, made.matching, tokens)
-            if is_slow or not before.done():
-                advanced = self._after(before, is_slow, advance)
-            else:
+            is_slow = made.pace is _Pace.SLOW
+            if made.pace is _Pace.QUICK and before.done():
                 advanced = Future[_Made]()
-                together.append(partial(_fulfil, advanced, advance))
+                together.append(_Advance(made.matching, tokens, advanced))
+            else:
+                advanced = self._after(before, is_slow, partial(_advanced, made, tokens))
             self._sequences[key] = _NextMask(advanced, mask.num_tokens + len(tokens), is_slow)
-        for _ in range(min(_NUM_QUICK, len(together))):
-            self._advancing[False].submit(_run_all, together)
+        if together:
+            self._advancing[False].submit(self._advance, together)
+
+    def _advance(self, together: Sequence[_Advance]) -> None:
+        started = time.monotonic()
+        try:
+            self._matchers.advance([(one.matching, one.tokens) for one in together])
+        except BaseException as error:
+            for one in together:
+                one.made.set_exception(error)
+            return
+        is_quick = time.monotonic() - started < _SLOW_S + _EACH_S * len(together)
+        for one in together:
+            one.made.set_result(_Made(one.matching, _Pace.QUICK if is_quick else _Pace.UNKNOWN))
 
     def _after(self, before: Future[Any], is_slow: bool, task: Callable[[], _T]) -> Future[_T]:
         """Give `task` to a thread when `before` is done, so that no thread waits for another one."""
@@ -186,25 +219,19 @@ def tell_on_loop(hear: OnReady) -> OnReady:
 
 
 def _started(start: Callable[[], Matching]) -> _Made:
-    return _Made(start(), 0.0)
+    return _Made(start(), _Pace.UNKNOWN)  # the time includes the compilation of its grammar
 
 
-def _advanced(matching: Matching, tokens: Sequence[TokenId]) -> _Made:
+def _advanced(made: _Made, tokens: Sequence[TokenId]) -> _Made:
+    """Advance the matching of one sequence alone. One that was slow stays so."""
     started = time.thread_time()
-    matching.advance(tokens)
-    return _Made(matching, time.thread_time() - started)
+    made.matching.advance(tokens)
+    is_slow = made.pace is _Pace.SLOW or time.thread_time() - started > _SLOW_S
+    return _Made(made.matching, _Pace.SLOW if is_slow else _Pace.QUICK)
 
 
 def _behind(made: Future[_Made], guesses: Sequence[TokenId]) -> list[Mask]:
     return made.result().matching.behind(guesses)
-
-
-def _run_all(tasks: deque[Callable[[], None]]) -> None:
-    """Run tasks until none is left. Others may take from them, too."""
-    with suppress(IndexError):
-        while True:
-            task = tasks.popleft()
-            task()
 
 
 def _fulfil(out: Future[_T], task: Callable[[], _T]) -> None:

@@ -4,16 +4,17 @@ Invariant: a mask is a function of the grammar and the output tokens. So a seque
 same mask."""
 
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from core.plan import NewSeq
 from core.types import Grammar, TokenId
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
 """The number of compiled grammars kept for the next sequence that asks for the same one."""
+_NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 4))
+"""The number of threads that make the masks of one step, which leave most processors to the model."""
 _LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own limits on states, items and the work for one mask."""
 
@@ -56,24 +59,41 @@ class Matching(Protocol):
 
 
 class Matchers(Protocol):
+    """Several threads call it, each for other sequences."""
+
     def start(self, new: NewSeq, grammar: Grammar) -> Matching:
-        """Return the matching of a sequence behind its output so far. May take seconds. Several threads call it."""
+        """Return the matching of a sequence behind its output so far. May take seconds."""
         ...
 
+    def advance(self, drawn: Sequence[tuple[Any, Sequence[TokenId]]]) -> None:
+        """Follow what was drawn in each of some matchings that `start` gave, as `Matching.advance` does for one."""
+        for matching, tokens in drawn:
+            matching.advance(tokens)
 
-class GuidanceMatchers:
-    """Matchers of llguidance. Keeps the grammars that were used last."""
+
+class GuidanceMatchers(Matchers):
+    """Matchers of llguidance. Keeps the grammars that were used last. Other threads of Python run on while masks are made."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """`folder` is the checkpoint's, with its tokenizer.json; `vocab_size` is the width of the logits."""
-        self._vocab_size = vocab_size
+        self._num_words = (vocab_size + 31) // 32
+        self._executor = LLExecutor(_NUM_THREADS)
         # Read now: a large one takes more than a second, in which no other thread runs.
         self._vocabulary = _vocabulary(folder, vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
     def start(self, new: NewSeq, grammar: Grammar) -> "GuidanceMatching":
-        return GuidanceMatching(new, grammar, self._matcher(grammar.text), self._vocab_size)
+        return GuidanceMatching(new, grammar, self._matcher(grammar.text), self._num_words)
+
+    def advance(self, drawn: Sequence[tuple["GuidanceMatching", Sequence[TokenId]]]) -> None:
+        computed = [matching.follow(tokens) for matching, tokens in drawn]
+        bits = np.zeros((len(drawn), self._num_words), np.int32)
+        wanted = [(matcher, row) for row, matcher in enumerate(computed) if matcher is not None]
+        if wanted:
+            self._executor.unsafe_compute_mask_ptr(wanted, bits.ctypes.data, bits.strides[0], len(drawn))
+        for (matching, _), of_row in zip(drawn, bits, strict=True):
+            matching.finish(of_row)
 
     def _matcher(self, text: str) -> LLMatcher:
         if isinstance(self._vocabulary, ValueError):
@@ -91,19 +111,27 @@ class GuidanceMatchers:
 
 
 class GuidanceMatching:
-    def __init__(self, new: NewSeq, grammar: Grammar, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, new: NewSeq, grammar: Grammar, matcher: LLMatcher, num_words: int) -> None:
         self._key, self._grammar, self._matcher = new.key, grammar, matcher
         self._stops = new.sampling.stop_token_ids
         self._is_free = grammar.think_end is not None and grammar.think_begin is None
         """True within the reasoning, which the grammar does not constrain."""
         self._may_think = grammar.think_begin is not None
-        self._num_words = (vocab_size + 31) // 32
+        self._num_words = num_words
         self.advance(new.tokens[new.num_prompt :])
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
+        self.finish(self._computed(tokens))
+
+    def follow(self, tokens: Sequence[TokenId]) -> LLMatcher | None:
+        """Follow the drawn `tokens`. Returns what has to compute the next mask before `finish`, if anything has."""
         for token in tokens:
             self._follow(token)
-        self.mask = self._made()
+        return None if self._is_free or self._matcher.is_stopped() else self._matcher
+
+    def finish(self, computed: np.ndarray) -> None:
+        """Make the next draw's mask of (words,) int32 that the matcher has `computed`, or of zeros. Overwrites and keeps it."""
+        self.mask = self._made(computed)
         if self._matcher.is_error():
             _log.warning(
                 "request %s ends early: its grammar has hit a limit: %s", self._key, self._matcher.get_error()
@@ -116,10 +144,15 @@ class GuidanceMatching:
         for token in guesses:
             if ahead.mask.is_complete or not _allows(ahead.mask.bits, token):
                 break
-            ahead._follow(token)
-            ahead.mask = ahead._made()
+            ahead.mask = ahead._made(ahead._computed((token,)))
             masks.append(ahead.mask)
         return masks
+
+    def _computed(self, tokens: Sequence[TokenId]) -> np.ndarray:
+        bits = np.zeros(self._num_words, np.int32)
+        if (matcher := self.follow(tokens)) is not None:
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return bits
 
     def _follow(self, token: TokenId) -> None:
         grammar = self._grammar
@@ -131,18 +164,15 @@ class GuidanceMatching:
             self._matcher.consume_token(token)
         self._may_think = False
 
-    def _made(self) -> Mask:
+    def _made(self, bits: np.ndarray) -> Mask:
         """Return the mask of the next draw. A stop token is allowed only where the output may end. A matcher that has hit one of
         its limits allows nothing else."""
-        matcher, bits = self._matcher, np.zeros(self._num_words, np.int32)
+        matcher = self._matcher
         if self._is_free:
             bits.fill(-1)
             _allow(bits, self._stops, False)
             return Mask(bits)
-        is_complete = matcher.is_stopped()
-        if not is_complete:
-            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-            is_complete = matcher.is_error()
+        is_complete = matcher.is_stopped() or matcher.is_error()
         if is_complete:
             bits.fill(0)
         _allow(bits, self._stops, is_complete or matcher.is_accepting())

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from engine.execution.draws import Draws
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import KVPool
-from engine.execution.matching import Mask
+from engine.execution.matching import Mask, Matchers
 from engine.execution.runner import Runner
 from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
@@ -35,35 +36,37 @@ LARGE = "slow to start" + " " * (32 << 10)
 
 
 class EvenTokens:
-    """Allows tokens of even ids. Makes its third mask when `gate` is open."""
+    """Allows tokens of even ids. With a `gate`, its second mask takes the processor long, and it makes its third one when the gate
+    is open."""
 
-    def __init__(self, gate: Event, num_output: int) -> None:
+    def __init__(self, gate: Event | None, num_output: int) -> None:
         self.mask = Mask(np.full((VOCAB + 31) // 32, 0x55555555, np.int32))
         self._gate, self._num_output = gate, num_output
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
         assert all(token % 2 == 0 for token in tokens)
         before, self._num_output = self._num_output, self._num_output + len(tokens)
-        if before < 2 <= self._num_output:
+        if self._gate is not None and before < 1 <= self._num_output:
+            end = time.thread_time() + 0.004
+            while time.thread_time() < end:
+                pass
+        if self._gate is not None and before < 2 <= self._num_output:
             assert self._gate.wait(60)
 
     def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
         return [self.mask for _ in takewhile(lambda token: token % 2 == 0, guesses)]
 
 
-class GatedMatchers:
+class GatedMatchers(Matchers):
     """Sequences whose grammar is `slow` wait for the gate at their third mask, and with a large one at the first."""
 
     def __init__(self) -> None:
-        self.gate, self._open = Event(), Event()
-        self._open.set()
+        self.gate = Event()
 
     def start(self, new: NewSeq, grammar: Grammar) -> EvenTokens:
         if grammar.text == LARGE:
             assert self.gate.wait(60)
-        return EvenTokens(
-            self.gate if grammar.text == "slow" else self._open, len(new.tokens) - new.num_prompt
-        )
+        return EvenTokens(self.gate if grammar.text == "slow" else None, len(new.tokens) - new.num_prompt)
 
 
 class Answers:

@@ -2,6 +2,8 @@
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -19,7 +21,7 @@ from core.plan import NewSeq, StepPlan
 from core.types import Grammar, SamplingParams, ThinkingBudget
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.matching import GuidanceMatchers, Matching
+from engine.execution.matching import GuidanceMatchers, Mask, Matchers, Matching
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
 from tests.engine.execution.drawing import sample
@@ -39,7 +41,7 @@ def begin(*new: NewSeq, drop: tuple[str, ...] = ()) -> None:
 def test_masks_of_a_model_that_cannot_compute_a_token_again_are_never_late() -> None:
     """A state that has taken a token in cannot be asked once more for what follows it."""
 
-    class Slow:
+    class Slow(Matchers):
         def start(self, new: NewSeq, grammar: Grammar) -> Matching:
             sleeping.wait(0.05)
             return MATCHERS.start(new, grammar)
@@ -49,6 +51,47 @@ def test_masks_of_a_model_that_cannot_compute_a_token_again_are_never_late() -> 
         masks = GrammarMasks(Slow(), puts_off=puts_off)
         masks.begin(StepPlan(step=0, new=(new,), copies=(), work=(), drop=()))
         assert masks.late(["slow"]) == ({"slow"} if puts_off else set())
+
+
+class Watched(Matchers):
+    """Allows all tokens. Keeps whose masks were made, together and alone. Those made together take long."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def start(self, new: NewSeq, grammar: Grammar) -> "Watch":
+        return Watch(new.key, self.made)
+
+    def advance(self, drawn: Sequence[tuple["Watch", Sequence[int]]]) -> None:
+        self.made.append("".join(watch.key for watch, _ in drawn))
+        Event().wait(0.02)
+
+
+@dataclass
+class Watch:
+    key: str
+    made: list[str]
+    mask: Mask = field(default_factory=lambda: Mask(np.full(VOCAB // 32, -1, np.int32)))
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self.made.append(self.key)
+
+    def behind(self, guesses: Sequence[int]) -> list[Mask]:
+        return [self.mask for _ in guesses]
+
+
+def test_masks_are_made_together_and_alone_after_these_took_long() -> None:
+    """Behind a new grammar, and where one of several took long, nobody knows whose masks are slow."""
+    watched, keys = Watched(), ["a", "b", "c"]
+    masks = GrammarMasks(watched)
+    new = tuple(NewSeq(key, (1, 2), 2, params(YES_OR_NO)) for key in keys)
+    masks.begin(StepPlan(step=0, new=new, copies=(), work=(), drop=()))
+    for _ in range(4):
+        masks.drawn(dict.fromkeys(keys, (7,)))
+        assert masks.masks(keys) is not None  # all are made
+    alone, again = watched.made[:3], watched.made[4:7]
+    assert [sorted(alone), sorted(again)] == [keys, keys]
+    assert [watched.made[3], *watched.made[7:]] == ["abc", "abc"]
 
 
 def params(grammar: str | Grammar, **more: Any) -> SamplingParams:
@@ -136,6 +179,30 @@ SCHEMAS = NESTED | st.builds(
     lambda leaf: {"$defs": {"d": leaf}, "type": "array", "items": {"$ref": "#/$defs/d"}, "maxItems": 3},
     LEAVES,
 )
+
+
+@settings(max_examples=50)
+@given(schemas=st.lists(SCHEMAS, min_size=1, max_size=6), seed=st.integers(0, 2**32))
+def test_masks_made_together_are_those_made_alone(schemas: list[dict[str, Any]], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    alone, together = (
+        [
+            MATCHERS.start(NewSeq("k", (1,), 1, params(text := schema_grammar(schema))), Grammar(text=text))
+            for schema in schemas
+        ]
+        for _ in range(2)
+    )
+    for _ in range(6):
+        drawn = [(int(rng.choice(allowed(each.mask))),) for each in alone]
+        MATCHERS.advance([*zip(together, drawn, strict=True)])
+        for one, other, tokens in zip(alone, together, drawn, strict=True):
+            one.advance(tokens)
+            assert np.array_equal(one.mask.bits, other.mask.bits)
+            assert (one.mask.is_complete, one.mask.run) == (other.mask.is_complete, other.mask.run)
+
+
+def allowed(mask: Mask) -> np.ndarray:
+    return np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little"))
 
 
 @settings(max_examples=300)

@@ -320,7 +320,7 @@ def drawn_by(matching: Matching, rng: random.Random, most: int) -> list[TokenId]
     return out
 
 
-class Hesitant:
+class Hesitant(Matchers):
     """Matchers whose masks behind guesses are made when the gate opens, or soon."""
 
     def __init__(self, gate: Event) -> None:
