@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import Isa, fastest_exact, loaded
+from kernels.cpu.pages import large_pages
 
 MOST_INPUTS_OF_BYTES: Final = 65_536
 """Sums of products of bytes, 255 times 127, have 32 bits."""
@@ -128,7 +129,7 @@ def _panels(
         f"at most {MOST_INPUTS_OF_BYTES} inputs, not {inputs}",
     )
     return Panels(
-        data=torch.empty(_packed_bytes(layout, outputs, inputs, group, has_zeros, scales), dtype=torch.uint8),
+        data=large_pages(_packed_bytes(layout, outputs, inputs, group, has_zeros, scales)),
         outputs=outputs,
         inputs=inputs,
         layout=layout,
