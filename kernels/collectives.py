@@ -5,6 +5,7 @@ What a rank holds of a tensor decides which of them has work: a model calls all 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,8 +22,8 @@ class Collectives:
 
     sum_partial: Callable[[Tensor], Tensor]
     """(T, hidden) of a product over a part of its inner dimension -> the sum over the parts. A bias is added behind it."""
-    embed: Callable[[Tensor, Tensor], Tensor]
-    """(tokens (T,), this rank's rows of the embedding table) -> (T, hidden)"""
+    embed: Callable[[Tensor, Tensor, torch.dtype], Tensor]
+    """(tokens (T,), this rank's rows of the embedding table, dtype) -> (T, hidden) of that dtype"""
     gather_logits: Callable[[Tensor], Tensor]
     """(N, this rank's part of the vocabulary) -> (N, vocab_size)"""
     experts: Callable[[int, Tensor, Tensor, Tensor, LocalExperts], Tensor]
@@ -35,8 +36,8 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _embed(tokens: Tensor, table: Tensor) -> Tensor:
-    return F.embedding(tokens, table)
+def _embed(tokens: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    return F.embedding(tokens, table).to(dtype)
 
 
 def _here(layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalExperts) -> Tensor:

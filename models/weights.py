@@ -146,7 +146,7 @@ class Checkpoint:
 
     def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
         how = self._quantisation
-        if how is None or not self.keeps:
+        if how is None or not self.keeps - {"half"}:
             return None
         if how.kind == "scaled":
             stored = self._stored(name, shape)
@@ -250,7 +250,7 @@ class Checkpoint:
     def close(self) -> None:
         """Close the files. Raises UnsupportedModel when a tensor was not read."""
         left = sorted(name for name in self._unused if not name.endswith(_IGNORED_SUFFIXES))
-        if self.keeps and self._num_floats:
+        if self.keeps - {"half"} and self._num_floats:
             _log.info(
                 "%d matrices of few bits are floats here: no kernel reads them as they are stored",
                 self._num_floats,

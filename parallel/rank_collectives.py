@@ -25,9 +25,9 @@ def make_collectives(
     first, end = vocab[tp.rank]
     widths = [stop - start for start, stop in vocab]
 
-    def embed(tokens: Tensor, table: Tensor) -> Tensor:
+    def embed(tokens: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
         mine = (tokens >= first) & (tokens < end)
-        rows = F.embedding(torch.where(mine, tokens - first, 0), table)
+        rows = F.embedding(torch.where(mine, tokens - first, 0), table).to(dtype)
         rows = rows.masked_fill(~mine[:, None], 0.0)
         return tp.all_reduce(rows) if len(rows) else rows
 

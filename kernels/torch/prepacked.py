@@ -46,8 +46,10 @@ def prepacked_ops(weights: WeightFormat) -> Ops:
 
 
 def kept(weights: WeightFormat) -> frozenset[Kind]:
-    """`Ops.keeps`"""
-    return KEPT if weights == "half" and native() is not None else frozenset()
+    """`Ops.keeps`. Numbers of 16 bits become floats where they are packed, one matrix at a time."""
+    if native() is None:
+        return frozenset()
+    return KEPT if weights == "half" else frozenset(("half",))
 
 
 def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:

@@ -90,10 +90,10 @@ class Meeting:
         def sum_partial(x: torch.Tensor) -> torch.Tensor:
             return torch.stack(self.all(rank, x)).sum(0)
 
-        def embed(tokens: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        def embed(tokens: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
             local = tokens - rank * len(table)
             mine = (local >= 0) & (local < len(table))
-            return sum_partial(table[local.where(mine, 0)] * mine[:, None])
+            return sum_partial(table[local.where(mine, 0)].to(dtype) * mine[:, None])
 
         def experts(
             layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, local: LocalExperts

@@ -1,5 +1,6 @@
 """A CPU multiplies the numbers that a checkpoint stores in 8 and 4 bits: what its logits lose is the rounding of activations."""
 
+import gc
 import logging
 import random
 from collections.abc import Callable
@@ -168,15 +169,18 @@ def test_logits_lose_what_the_rounding_of_activations_loses(make: Make, tmp_path
     assert 1e-4 < away.median() < 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("weights", "dtype"),
+    [("half", torch.bfloat16), ("half", torch.float16), ("int8", torch.bfloat16), ("full", torch.float16)],
+)
 @pytest.mark.parametrize("family", ["llama", "phi3", "glm", "qwen3_moe", "deepseek_v3"])
 def test_matrices_of_16_bits_have_the_same_bits_as_if_they_had_been_made_floats(
-    family: str, dtype: torch.dtype, tmp_path: Path
+    family: str, weights: WeightFormat, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     make_checkpoint(tmp_path, FAMILIES[family](random.Random(family), 0), seed=2).to(dtype).save_pretrained(
         tmp_path
     )
-    ops = prepacked_ops("half")
+    ops = prepacked_ops(weights)
     kept, floats = (
         logits(load(tmp_path, replace(ops, keeps=keeps))[0]) for keeps in (ops.keeps, frozenset[Kind]())
     )
@@ -288,3 +292,18 @@ def test_an_order_of_activations_makes_floats_and_says_so(
         got = logits(load(tmp_path, prepacked_ops("half"))[0])
     assert "14 matrices of few bits are floats here" in caplog.text
     torch.testing.assert_close(got, logits(load(tmp_path, reference_ops())[0]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["half", "int8"])
+def test_an_embedding_of_16_bits_keeps_them(tmp_path: Path, weights: WeightFormat) -> None:
+    """It is as large as a tenth of the whole model; what is read of it is float32."""
+    reference = make_checkpoint(tmp_path, FAMILIES["llama"](random.Random(1), 0), seed=2)
+    reference.to(torch.bfloat16).save_pretrained(tmp_path)
+    spec = read_spec(tmp_path)
+    shape = spec.vocab_size, spec.hidden_size
+    wide = {id(each) for each in gc.get_objects() if type(each) is Tensor}
+    model = load_model(tmp_path, "float32", CPU, weights=weights)
+    made = [each for each in gc.get_objects() if type(each) is Tensor and id(each) not in wide]
+    assert [each.dtype for each in made if tuple(each.shape) == shape] == [torch.bfloat16]
+    assert isinstance(model, Model)
+    assert model.embed(torch.tensor([3])).dtype == torch.float32
