@@ -39,6 +39,18 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         None,
         (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int),
     ),
+    "baton_norm": (
+        None,
+        (c_int, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_void_p, c_int),
+    ),
+    "baton_gate": (None, (c_int, c_int, c_void_p, c_int64, c_int64, c_void_p, c_int)),
+    "baton_turn": (
+        None,
+        (
+            *(c_int, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
+            *(c_float, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int),
+        ),
+    ),
     "baton_spin": (c_int64, (c_int, c_int, c_int64)),
     "baton_read": (c_uint64, (c_int, c_void_p, c_int64, c_int)),
 }

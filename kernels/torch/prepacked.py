@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.attention import native_first
+from kernels.cpu.elementwise import with_native_rows
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
 from kernels.cpu.linear import Layout, Panels, packed
 from kernels.cpu.sampling import with_native_draws
@@ -32,7 +33,7 @@ _NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
-    plain = with_native_draws(reference.reference_ops())
+    plain = with_native_rows(with_native_draws(reference.reference_ops()))
     # Activations of float32 are rounded nowhere, so that a token's bits do not depend on how many are computed with it.
     of_bfloat16 = fastest_of_bfloat16() if weights == "full" else None
     return replace(

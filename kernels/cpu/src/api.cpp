@@ -1,6 +1,7 @@
 // The C ABI. Callers have checked dtypes, shapes and contiguity: pointers say nothing.
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "attention.h"
@@ -92,6 +93,46 @@ BATON_API void baton_draw(int isa, float* logits, int64_t rows, int64_t count, c
                                                 own[2 * rows], own[3 * rows], own[4 * rows], allowed[row]});
     };
     baton::run(threads, rows, draw);
+}
+
+// `added` may be null, and `total` is then not written. (rows, size) each but the weight.
+BATON_API void baton_norm(int isa, const float* x, const float* added, const float* weight, float eps, int64_t rows, int64_t size,
+                          float* total, float* out, int threads) {
+    auto norm = [&](int64_t row) {
+        const int64_t at = row * size;
+        kernels_of(isa).norm_row({x + at, added == nullptr ? nullptr : added + at, weight, size, eps, total + at, out + at});
+    };
+    baton::run_rows(threads, rows, size, norm);
+}
+
+// `gate`: 0 silu, 1 gelu. x (rows, 2 size) -> out (rows, size)
+BATON_API void baton_gate(int isa, int gate, const float* x, int64_t rows, int64_t size, float* out, int threads) {
+    auto one = [&](int64_t row) { kernels_of(isa).gate_row[gate](x + 2 * row * size, size, out + row * size); };
+    baton::run_rows(threads, rows, 4 * size, one);
+}
+
+// qkv (rows, heads + 2 kv_heads, size) -> queries (rows, heads, size); keys and values go where the slots say in a pool (blocks,
+// 2, kv_heads, block_size, size). Without a pool only keys (rows, kv_heads, size) are written. The weights of norms may be null.
+BATON_API void baton_turn(int isa, const float* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size, const float* cos,
+                          const float* sin, const float* q_weight, const float* k_weight, float eps, float* queries, float* keys,
+                          float* pool, const int64_t* slots, int64_t block_size, int threads) {
+    auto turn = [&](int64_t row) {
+        const float* x = qkv + row * (heads + 2 * kv_heads) * size;
+        const float *own_cos = cos + row * size, *own_sin = sin + row * size;
+        for (int64_t head = 0; head < heads; ++head)
+            kernels_of(isa).turn_head({x + head * size, own_cos, own_sin, q_weight, size, eps, queries + (row * heads + head) * size});
+        const float *k = x + heads * size, *v = k + kv_heads * size;
+        for (int64_t head = 0; head < kv_heads; ++head) {
+            float* to = keys + (row * kv_heads + head) * size;
+            if (pool != nullptr) {
+                const int64_t block = slots[row] / block_size, place = slots[row] % block_size;
+                to = pool + ((2 * block * kv_heads + head) * block_size + place) * size;
+                std::memcpy(to + kv_heads * block_size * size, v + head * size, size * sizeof(float));
+            }
+            kernels_of(isa).turn_head({k + head * size, own_cos, own_sin, k_weight, size, eps, to});
+        }
+    };
+    baton::run_rows(threads, rows, 2 * (heads + 2 * kv_heads) * size, turn);
 }
 
 // Multiplies and adds up in registers, as products with panels of that format do: what they are measured against. Returns how many

@@ -87,6 +87,28 @@ struct RowDraw {
     const uint32_t* allowed;  // a bit for each token, or null: all are
 };
 
+// A row's norm: x, or its sum with `added`, over the root of the mean of its squares, times the weight.
+struct RowNorm {
+    const float* x;       // (size,)
+    const float* added;   // (size,), or null
+    const float* weight;  // (size,)
+    int64_t size;
+    float eps;
+    float* total;  // (size,): the sum, where there is one
+    float* out;    // (size,)
+};
+
+// A head's rotation by its position, behind its norm if there is a weight.
+struct HeadTurn {
+    const float* x;       // (size,), of which there are an even number
+    const float* cos;     // (size,)
+    const float* sin;     // (size,)
+    const float* weight;  // (size,), or null
+    int64_t size;
+    float eps;
+    float* out;  // (size,)
+};
+
 using Multiply = void (*)(const PanelProduct&);
 
 struct Kernels {
@@ -101,6 +123,9 @@ struct Kernels {
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
     int64_t (*draw_row)(const RowDraw&);
+    void (*norm_row)(const RowNorm&);
+    void (*gate_row[2])(const float* x, int64_t size, float* out);  // silu and gelu: (2 size,) -> (size,)
+    void (*turn_head)(const HeadTurn&);
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
     int64_t (*spin)(Format format, int64_t rounds);  // products in registers, and how many of them
 };

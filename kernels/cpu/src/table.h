@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_head.h"
 #include "drawing.h"
+#include "elementwise.h"
 #include "float_panels.h"
 #include "rows.h"
 #include "whole_panels.h"
@@ -23,6 +24,9 @@ constexpr baton::Kernels make_kernels() {
         {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
         LANES,
         draw_row,
+        norm_row,
+        {gate_row<silu>, gate_row<gelu_tanh>},
+        turn_head,
         read_memory,
         spin,
     };

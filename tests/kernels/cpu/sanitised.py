@@ -154,6 +154,40 @@ def drawn(isa: int, count: int) -> None:
             assert (sums[reached, tokens + 1] >= number - 1e-5).all(), (isa, count)
 
 
+def between_products(isa: int, rows: int, size: int) -> None:
+    """Norms, gates, and rotations into a pool of blocks of 3 tokens."""
+    x, added = (RNG.standard_normal((rows, size)).astype(np.float32) for _ in range(2))
+    weight, total, out = RNG.random(size).astype(np.float32), np.empty_like(x), np.empty_like(x)
+    shape = c_int64(rows), c_int64(size)
+    LIBRARY.baton_norm(
+        c_int(isa), at(x), at(added), at(weight), c_float(1e-5), *shape, at(total), at(out), c_int(2)
+    )
+    wanted = (x + added) / np.sqrt(((x + added) ** 2).mean(1, keepdims=True) + 1e-5) * weight
+    assert np.abs(out - wanted).max() < 1e-4, (isa, rows, size)
+    gates = np.hstack((x, added))
+    for gate in range(2):
+        LIBRARY.baton_gate(c_int(isa), c_int(gate), at(gates), *shape, at(out), c_int(2))
+    if size % 2:
+        return
+    heads, kv_heads, blocks = 3, 2, -(-rows // 3)
+    qkv = RNG.standard_normal((rows, heads + 2 * kv_heads, size)).astype(np.float32)
+    cos, sin = np.zeros((rows, size), np.float32), np.ones((rows, size), np.float32)
+    queries = np.empty((rows, heads, size), np.float32)
+    pool = np.zeros((blocks, 2, kv_heads, 3, size), np.float32)
+    slots = np.arange(rows)[::-1].copy()
+    LIBRARY.baton_turn(
+        c_int(isa), at(qkv), c_int64(rows), c_int64(heads), c_int64(kv_heads), c_int64(size), at(cos), at(sin), at(None),
+        at(None), c_float(0), at(queries), at(None), at(pool), at(slots), c_int64(3), c_int(2),
+    )  # fmt: skip
+    first, second = np.split(qkv, 2, -1)
+    turned = np.concatenate((-second, first), -1)
+    assert (queries == turned[:, :heads]).all(), (isa, rows, size)
+    for row, slot in enumerate(slots):
+        keys, values = pool[slot // 3, :, :, slot % 3]
+        assert (keys == turned[row, heads:-kv_heads]).all()
+        assert (values == qkv[row, -kv_heads:]).all()
+
+
 def main() -> None:
     for isa in range(3):
         if LIBRARY.baton_has(c_int(isa)):
@@ -164,6 +198,8 @@ def main() -> None:
                 attended(isa, number, 48, [(3, 90)])
             for count in (1, 31, 33, 1024, 2057):
                 drawn(isa, count)
+            for rows, size in ((1, 2), (7, 33), (5, 66), (40, 1024)):
+                between_products(isa, rows, size)
             memory = np.ones(300_001, np.uint8)
             for layout in range(5):
                 LIBRARY.baton_spin(c_int(isa), c_int(layout), c_int64(3))
