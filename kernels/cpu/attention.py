@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.attention.case import Attend
 from kernels.cpu import library
+from kernels.cpu.pages import result
 from kernels.ops import AttentionMeta, KVLayer, ScaledKV
 from kernels.torch.scaled_kv import as_floats
 
@@ -69,7 +70,7 @@ def attend(
     isa = _fastest(size) if isa is None else isa
     _check(isa is not None and size % _lanes(isa) == 0, f"heads that vectors divide, not of {size}")
     queries = q.float().contiguous()
-    out = torch.empty_like(queries)
+    out = result(*queries.shape)
     own = None if sinks is None else sinks.contiguous()
     shape = heads, kv_heads, size
     pool = data.data_ptr(), None if scales is None else scales.data_ptr(), block_size

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import library
+from kernels.cpu.pages import result
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
 from kernels.torch.reference import RmsNorm, write_kv
 
@@ -39,7 +40,7 @@ def norm_with(isa: Isa, otherwise: RmsNorm) -> RmsNorm:
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if not (_is_plain(x) and _is_row(weight, x)):
             return otherwise(x, weight, eps)
-        out = torch.empty_like(x)
+        out = result(*x.shape)
         size = x.shape[-1]
         library.loaded().baton_norm(
             isa, x.data_ptr(), None, weight.data_ptr(), eps, x.numel() // size, size, None, out.data_ptr(),
@@ -58,7 +59,7 @@ def add_norm_with(
     def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         if not (_is_plain(x) and _is_plain(residual) and x.shape == residual.shape and _is_row(weight, x)):
             return otherwise(x, residual, weight, eps)
-        total, out = torch.empty_like(x), torch.empty_like(x)
+        total, out = result(*x.shape), result(*x.shape)
         size = x.shape[-1]
         library.loaded().baton_norm(
             isa, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, x.numel() // size, size,
@@ -76,7 +77,7 @@ def gate_with(isa: Isa, gate: int, otherwise: Callable[[Tensor], Tensor]) -> Cal
         if not (_is_plain(x) and x.shape[-1] % 2 == 0):
             return otherwise(x)
         size = x.shape[-1] // 2
-        out = torch.empty(*x.shape[:-1], size)
+        out = result(*x.shape[:-1], size)
         library.loaded().baton_gate(
             isa, gate, x.data_ptr(), out.numel() // size, size, out.data_ptr(), torch.get_num_threads()
         )
@@ -101,7 +102,7 @@ def turn_with(isa: Isa, otherwise: RopeWriteKV) -> RopeWriteKV:
         if any(each is not None and not _is_plain(each) for each in (q_weight, k_weight)):
             return otherwise(qkv, cos, sin, norms, kv_layer, meta)
         rows, heads = len(qkv), qkv.shape[1] // size - 2 * kv_heads
-        queries = torch.empty(rows, heads, size)
+        queries = result(rows, heads, size)
         is_direct = isinstance(kv_layer, Tensor) and _is_plain(kv_layer)
         pool = kv_layer if is_direct and isinstance(kv_layer, Tensor) else None
         keys = None if pool is not None else torch.empty(rows, kv_heads, size)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import Isa, fastest_exact, loaded
-from kernels.cpu.pages import large_pages
+from kernels.cpu.pages import large_pages, result
 
 MOST_INPUTS_OF_BYTES: Final = 65_536
 """Sums of products of bytes, 255 times 127, have 32 bits."""
@@ -65,8 +65,9 @@ class Panels:
         """(x (T, K), bias (N,) or None) -> (T, N)"""
         own = None if bias is None else bias.float().contiguous()
         about = self.outputs, self.layout, self.group, self.has_zeros, self.scales, self.isa
-        found = torch.ops.baton.linear.default(x.float().contiguous(), self.data, own, *about)
-        return found.to(x.dtype)
+        # PyTorch's way to an operator takes as long as a small product: it is gone only where somebody traces.
+        multiply = torch.ops.baton.linear.default if torch.compiler.is_compiling() else _linear
+        return multiply(x.float().contiguous(), self.data, own, *about).to(x.dtype)
 
 
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
@@ -171,7 +172,7 @@ def _linear(
         raise ValueError(
             f"baton::linear takes a bias ({outputs},) of float32, not {tuple(bias.shape)} of {bias.dtype}"
         )
-    out = torch.empty(rows, outputs)
+    out = result(rows, outputs)
     if rows:
         bias_at = None if bias is None else bias.data_ptr()
         shape = layout, outputs, inputs, group, has_zeros, scales

@@ -1,21 +1,64 @@
-"""Memory for what is read whole in each step."""
+"""Memory on large pages: for matrices, and for results that are made anew in each step."""
 
 import mmap
+import threading
+import weakref
 from contextlib import suppress
+from math import prod
 
 import torch
 from torch import Tensor
 
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _HUGE_BYTES = 2 << 20
+_KEPT_BYTES = 1 << 20
+"""The size of results from which on their memory is kept: smaller ones are the allocator's."""
+_MOST_KEPT, _MOST_TIMES = 16, 4
+"""The number of buffers of a thread, and how many times as large as a result one may be."""
 
 
 def large_pages(num_bytes: int) -> Tensor:
     """Return (num_bytes,) uint8 without content, on pages of 2 MiB where the system has them: a processor that reads memory in
     order stops at the end of each page, and looks up where the next one is."""
-    if _HUGE is None or num_bytes < _HUGE_BYTES:
+    if num_bytes < _HUGE_BYTES:
         return torch.empty(num_bytes, dtype=torch.uint8)
+    return torch.frombuffer(_mapped(num_bytes), dtype=torch.uint8)
+
+
+def result(*shape: int) -> Tensor:
+    """Return float32 of that shape without content. Memory of large ones is taken again when the tensor before is gone: an
+    allocator gives it back to the system, which clears it page by page for the next one."""
+    num_bytes = 4 * prod(shape)
+    if num_bytes < _KEPT_BYTES:
+        return torch.empty(shape)
+    return torch.frombuffer(_kept.take(num_bytes), dtype=torch.float32, count=num_bytes // 4).view(shape)
+
+
+class _Buffers(threading.local):
+    """One thread's buffers. A tensor holds the view of the buffer that it lies in, so that the view is gone when it is."""
+
+    def __init__(self) -> None:
+        self._used: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
+
+    def take(self, num_bytes: int) -> memoryview:
+        """Return a view of the smallest buffer that is large enough and free, or of a new one."""
+        free = [buffer for buffer, view in self._used if view() is None]
+        fitting = [each for each in free if num_bytes <= len(each) <= _MOST_TIMES * num_bytes]
+        buffer = min(fitting, key=len) if fitting else _mapped(-(-num_bytes // _HUGE_BYTES) * _HUGE_BYTES)
+        view = memoryview(buffer)
+        self._used = [each for each in self._used if each[0] is not buffer] + [(buffer, weakref.ref(view))]
+        if len(self._used) > _MOST_KEPT:  # sizes have changed: the one that was used longest ago goes
+            oldest = next((each for each in self._used if each[1]() is None), None)
+            self._used = [each for each in self._used if each is not oldest]
+        return view
+
+
+def _mapped(num_bytes: int) -> mmap.mmap:
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system that was built without them
-        memory.madvise(_HUGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    if _HUGE is not None:
+        with suppress(OSError):  # a system that was built without them
+            memory.madvise(_HUGE)
+    return memory
+
+
+_kept = _Buffers()

@@ -1,12 +1,15 @@
-"""Memory of matrices on large pages."""
+"""Memory on large pages, of matrices and of results."""
 
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from kernels.cpu.pages import large_pages
+from kernels.cpu.pages import large_pages, result
 
 MADVISED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -31,3 +34,38 @@ def test_the_system_is_asked_for_large_pages() -> None:
             break
     flags = next(line for line in lines if line.startswith("VmFlags"))
     assert "hg" in flags.split()
+
+
+def test_memory_of_a_large_result_is_taken_again_when_nothing_uses_it() -> None:
+    first = result(512, 1024)
+    at, view = first.data_ptr(), first[3:5]
+    del first
+    assert result(512, 1024).data_ptr() != at
+    view.fill_(7.0)
+    del view
+    again = result(400, 1024)
+    assert again.data_ptr() == at
+    assert (again.shape, again.dtype, again.is_contiguous()) == ((400, 1024), torch.float32, True)
+
+
+@given(st.lists(st.tuples(st.integers(1, 700), st.booleans()), max_size=60))
+@settings(max_examples=15)
+def test_no_two_results_in_use_share_memory(taken: list[tuple[int, bool]]) -> None:
+    held: list[tuple[torch.Tensor, float]] = []
+    for number, (rows, is_kept) in enumerate(taken):
+        made = result(rows, 1024)
+        made.fill_(float(number))
+        if is_kept:
+            held.append((made[rows // 2 :], float(number)))
+        if len(held) > 5:
+            held.pop(number % 5)
+        assert all(bool((each == value).all()) for each, value in held)
+
+
+def test_threads_have_results_of_their_own() -> None:
+    def addresses() -> set[int]:
+        return {result(512, 1024).data_ptr() for _ in range(3)}
+
+    with ThreadPoolExecutor(1) as other:
+        own, theirs = addresses(), other.submit(addresses).result()
+    assert not own & theirs
