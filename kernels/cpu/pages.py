@@ -11,6 +11,8 @@ from torch import Tensor
 
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _HUGE_BYTES = 2 << 20
+_TOGETHER_BYTES, _LEAST_BYTES, _LINE_BYTES = 64 << 20, 64 << 10, 64
+"""Of a mapping, of the smallest matrix in one, and of what matrices are multiples of there."""
 _KEPT_BYTES = 1 << 20
 """The size of results from which on their memory is kept: smaller ones are the allocator's."""
 _MOST_KEPT, _MOST_TIMES = 16, 4
@@ -19,10 +21,11 @@ _MOST_KEPT, _MOST_TIMES = 16, 4
 
 def large_pages(num_bytes: int) -> Tensor:
     """Return (num_bytes,) uint8 without content, on pages of 2 MiB where the system has them: a processor that reads memory in
-    order stops at the end of each page, and looks up where the next one is."""
-    if num_bytes < _HUGE_BYTES:
+    order stops at the end of each page, and looks up where the next one is. Such memory is given back when nothing uses what was
+    asked for before and behind it."""
+    if num_bytes < _LEAST_BYTES:
         return torch.empty(num_bytes, dtype=torch.uint8)
-    return torch.frombuffer(_mapped(num_bytes), dtype=torch.uint8)
+    return torch.frombuffer(_together.take(num_bytes), dtype=torch.uint8)
 
 
 def result(*shape: int) -> Tensor:
@@ -32,6 +35,23 @@ def result(*shape: int) -> Tensor:
     if num_bytes < _KEPT_BYTES:
         return torch.empty(shape)
     return torch.frombuffer(_kept.take(num_bytes), dtype=torch.float32, count=num_bytes // 4).view(shape)
+
+
+class _Together:
+    """Pieces of large mappings, one behind the other: one of its own would have small pages at both of its ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = memoryview(b"")
+
+    def take(self, num_bytes: int) -> memoryview:
+        wanted = -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
+        with self._lock:
+            if wanted > len(self._rest):
+                pages = -(-wanted // _HUGE_BYTES) * _HUGE_BYTES
+                self._rest = memoryview(_mapped(max(pages, _TOGETHER_BYTES)))
+            piece, self._rest = self._rest[:num_bytes], self._rest[wanted:]
+        return piece
 
 
 class _Buffers(threading.local):
@@ -61,4 +81,4 @@ def _mapped(num_bytes: int) -> mmap.mmap:
     return memory
 
 
-_kept = _Buffers()
+_together, _kept = _Together(), _Buffers()

@@ -5,8 +5,9 @@
 
 namespace {
 
-// Bytes ahead of what is multiplied: a few lines more than what a core fetches by itself.
-constexpr int AHEAD = 1024;
+// Bytes ahead of what is multiplied: what memory gives a core in the time that it takes to answer, and a page more than what a core
+// fetches by itself.
+constexpr int AHEAD = 4096;
 
 // Sums in registers that do not wait for each other: enough for two products begun at once that take five cycles each.
 constexpr int SPINNING = 12;
