@@ -70,7 +70,16 @@ def pack(
         return in_panels(stored)
     if weights == "half" and isinstance(weight, Tensor) and weight.dtype in _NARROW:
         return in_panels(packed(weight, _NARROW[weight.dtype]))
-    matrix = as_float(weight, dtype)
+    # Numbers of 16 bits are rounded to fewer as floats are, without as much memory again.
+    if (
+        isinstance(weight, Tensor)
+        and weight.dtype in _NARROW
+        and dtype == torch.float32
+        and weights in ("int8", "int4")
+    ):
+        matrix = weight
+    else:
+        matrix = as_float(weight, dtype)
     match weights:
         case "int8":
             return in_panels(packed(matrix, Layout.INT8))

@@ -171,7 +171,13 @@ def test_logits_lose_what_the_rounding_of_activations_loses(make: Make, tmp_path
 
 @pytest.mark.parametrize(
     ("weights", "dtype"),
-    [("half", torch.bfloat16), ("half", torch.float16), ("int8", torch.bfloat16), ("full", torch.float16)],
+    [
+        ("half", torch.bfloat16),
+        ("half", torch.float16),
+        ("int8", torch.bfloat16),
+        ("int4", torch.float16),
+        ("full", torch.float16),
+    ],
 )
 @pytest.mark.parametrize("family", ["llama", "phi3", "glm", "qwen3_moe", "deepseek_v3"])
 def test_matrices_of_16_bits_have_the_same_bits_as_if_they_had_been_made_floats(
