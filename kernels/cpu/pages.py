@@ -12,7 +12,7 @@ from torch import Tensor
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _HUGE_BYTES = 2 << 20
 _TOGETHER_BYTES, _LEAST_BYTES, _LINE_BYTES = 64 << 20, 64 << 10, 64
-"""Of a mapping, of the smallest matrix in one, and of what matrices are multiples of there."""
+"""The size of a mapping, that of the smallest matrix in one, and what matrices are rounded up to there."""
 _KEPT_BYTES = 1 << 20
 """The size of results from which on their memory is kept: smaller ones are the allocator's."""
 _MOST_KEPT, _MOST_TIMES = 16, 4
