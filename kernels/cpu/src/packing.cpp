@@ -1,7 +1,6 @@
 #include "packing.h"
 
 #include <immintrin.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -97,14 +96,6 @@ struct Row {
     }
 };
 
-// Larger pages: a step reads all panels, and would look up each page of 4 KiB.
-void ask_for_large_pages(uint8_t* memory, int64_t bytes) {
-    constexpr uintptr_t PAGE = 4096;
-    const auto from = (reinterpret_cast<uintptr_t>(memory) + PAGE - 1) / PAGE * PAGE;
-    const auto end = reinterpret_cast<uintptr_t>(memory) + bytes;
-    if (end > from) madvise(reinterpret_cast<void*>(from), end - from, MADV_HUGEPAGE);
-}
-
 struct Output {
     int64_t number;
     int64_t place;  // in its panel
@@ -116,7 +107,6 @@ struct Output {
 template <class Begin, class Pack>
 void by_tiles(const Layout& layout, uint8_t* panels, int threads, Begin begin, Pack pack) {
     const int64_t bytes = layout.panel_bytes();
-    ask_for_large_pages(panels, bytes * layout.num_panels());
     auto panel_of = [&](int64_t number) {
         uint8_t* panel = panels + number * bytes;
         const int64_t outputs = std::min(PANEL, layout.outputs - number * PANEL);
