@@ -37,15 +37,20 @@ def test_the_system_is_asked_for_large_pages() -> None:
 
 
 def test_memory_of_a_large_result_is_taken_again_when_nothing_uses_it() -> None:
-    first = result(512, 1024)
-    at, view = first.data_ptr(), first[3:5]
-    del first
-    assert result(512, 1024).data_ptr() != at
-    view.fill_(7.0)
-    del view
-    again = result(400, 1024)
-    assert again.data_ptr() == at
-    assert (again.shape, again.dtype, again.is_contiguous()) == ((400, 1024), torch.float32, True)
+    def take() -> None:
+        first = result(512, 1024)
+        at, view = first.data_ptr(), first[3:5]
+        del first
+        another = result(512, 1024)
+        assert another.data_ptr() != at
+        view.fill_(7.0)
+        del view
+        again = result(400, 1024)
+        assert again.data_ptr() == at
+        assert (again.shape, again.dtype, again.is_contiguous()) == ((400, 1024), torch.float32, True)
+
+    with ThreadPoolExecutor(1) as thread:  # which has no buffers yet
+        thread.submit(take).result()
 
 
 @given(st.lists(st.tuples(st.integers(1, 700), st.booleans()), max_size=60))
