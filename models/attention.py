@@ -7,12 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.attention.chunks import chunked
 from kernels.collectives import Collectives
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import joined, reordered
 from kernels.rounding import Activations, Rounding
 from models.projection_norms import ProjectionNorms
-from models.rope import rotation_order
+from models.rope import Rotation, rotation_order
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -22,9 +23,7 @@ class ForwardStep:
     """One forward pass, as attention layers see it."""
 
     meta: AttentionMeta
-    cos: Tensor
-    """(T, rotated dimensions)"""
-    sin: Tensor
+    rotation: Rotation
     on_layer: Callable[[int], None] | None
     """Called with a layer's index as soon as its KV is all in the pool."""
 
@@ -58,10 +57,15 @@ class Attention:
         self._head_dim = spec.head_dim
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
+        self._chunk = spec.chunks[index] if spec.chunks else 0
         self._read_projections(spec, checkpoint, prefix, input_size or spec.hidden_size)
         self._norms = self._norm_all = self._sinks = None
         if spec.qk_norm == "projection":
             self._norm_all = ProjectionNorms(spec, checkpoint, prefix, ops, collectives)
+        rope = spec.layer_ropes[index] if spec.layer_ropes else spec.rope
+        if spec.qk_norm == "unit" and rope.kind != "none":  # before rotating as behind it: that keeps lengths
+            ones = torch.ones(spec.head_dim, device=checkpoint.device)
+            self._norms = (ones, ones, spec.norm_eps)
         if spec.qk_norm == "head":
             q_norm, k_norm = (
                 checkpoint.take(f"{prefix}{name}_norm.weight", (spec.head_dim,), torch.float32)
@@ -102,15 +106,18 @@ class Attention:
         )
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
-        ops, heads = self._ops, self._heads
+        ops, heads, rotation = self._ops, self._heads, step.rotation
         qkv = ops.linear(x, self._qkv, self._qkv_bias)
         if self._norm_all is not None:
             qkv = self._norm_all(qkv)
-        q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)
+        q = ops.rope_write_kv(qkv, rotation.cos, rotation.sin, self._norms, kv_layer, step.meta)
         if step.on_layer is not None:
             step.on_layer(self._index)
+        if rotation.query_factors is not None:
+            q = (q * rotation.query_factors).to(q.dtype)
+        meta = chunked(step.meta, self._chunk, kv_layer.shape[3]) if self._chunk else step.meta
         attended = ops.paged_attention(
-            q, kv_layer, step.meta, self._scale, self._window, self._soft_cap, self._sinks
+            q, kv_layer, meta, self._scale, self._window, self._soft_cap, self._sinks
         )
         out = self._collectives.sum_partial(
             ops.linear(attended.reshape(-1, heads * self._head_dim), self._out, None)

@@ -79,6 +79,19 @@ def multipliers(config: Config) -> dict[str, float]:
     }
 
 
+def text_part(
+    config: Config, family: Callable[[Config], ModelSpec], defaults: Config, *others: str
+) -> ModelSpec:
+    """Return the decoder of a model that also sees, for text alone. `defaults` are the decoder's, and `others` the beginnings of
+    the names of what sees."""
+    text = config["text_config"]
+    if not isinstance(text, dict):
+        raise UnsupportedModel(f"text_config is {text!r} in config.json; it must be an object")
+    spec = family({**defaults, **config, **text, "architectures": config["architectures"]})
+    parts = (*others, "multi_modal_projector.")
+    return replace(spec, skipped_prefixes=(*parts, *(f"model.{part}" for part in parts)))
+
+
 def windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Return each layer's window, from `layer_types` where the config has them."""
     window = int(config.get("sliding_window") or 0)

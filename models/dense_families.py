@@ -4,7 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.config_fields import Config, common, count, multipliers, partly_rotated, windows, with_two_ropes
+from models.config_fields import (
+    Config,
+    common,
+    count,
+    multipliers,
+    partly_rotated,
+    text_part,
+    windows,
+    with_two_ropes,
+)
 from models.spec import LayerNorms, ModelSpec
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -111,14 +120,7 @@ def gemma3(config: Config) -> ModelSpec:
 
 def gemma3_of_texts(config: Config) -> ModelSpec:
     """Return the decoder of a model that also sees: for text alone."""
-    text = config["text_config"]
-    if not isinstance(text, dict):
-        raise UnsupportedModel(f"text_config is {text!r} in config.json; it must be an object")
-    spec = gemma3(
-        {**DEFAULTS["Gemma3ForCausalLM"], **config, **text, "architectures": config["architectures"]}
-    )
-    parts = ("vision_tower.", "multi_modal_projector.")
-    return replace(spec, skipped_prefixes=(*parts, *(f"model.{part}" for part in parts)))
+    return text_part(config, gemma3, DEFAULTS["Gemma3ForCausalLM"], "vision_tower.")
 
 
 def _gemma(config: Config, spec: ModelSpec) -> ModelSpec:

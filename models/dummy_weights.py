@@ -16,7 +16,7 @@ class DummyWeights:
     bytes_read = 0
 
     def __init__(self, dtype: torch.dtype, device: torch.device, shard: Shard = whole) -> None:
-        self.dtype, self._device, self._shard = dtype, device, shard
+        self.dtype, self.device, self._shard = dtype, device, shard
 
     def __contains__(self, name: str) -> bool:
         return False
@@ -24,8 +24,8 @@ class DummyWeights:
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Matrices keep the size of what they multiply; vectors, which are norms and biases, lie between 0 and 0.1 around 1."""
         part = [sum(run.stop - run.start for run in runs) for runs in self._shard(name, shape)]
-        generator = torch.Generator(self._device).manual_seed(crc32(name.encode()))
-        out = torch.empty(part, dtype=dtype or self.dtype, device=self._device)
+        generator = torch.Generator(self.device).manual_seed(crc32(name.encode()))
+        out = torch.empty(part, dtype=dtype or self.dtype, device=self.device)
         if len(shape) == 1:
             return out.uniform_(0.95, 1.05, generator=generator)
         bound = (3 / shape[-1]) ** 0.5

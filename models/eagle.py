@@ -197,8 +197,8 @@ class EagleHead:
         embedded = self._target.embed(tokens) if table is None else table[tokens]
         said = ops.rms_norm(states, self._state_norm, eps)
         both = torch.cat((ops.rms_norm(embedded, self._token_norm, eps), said), -1)
-        [(cos, sin)] = self._rotations(positions, both.dtype)
-        step = ForwardStep(meta, cos, sin, None)
+        (rotation,) = self._rotations(positions, both.dtype)
+        step = ForwardStep(meta, rotation, None)
         out = self._attention(both, kv_layer, step)
         x, normed = add_and_norm(ops, states, out, self._mlp_norm, eps, self._mlp.takes)
         return x + self._mlp(normed, step)

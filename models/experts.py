@@ -25,6 +25,8 @@ def read_experts(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: in
     if moe.by_turns:
         return _by_turns(checkpoint, prefix, moe, hidden)
     block = prefix.removesuffix("experts")
+    if moe.transposed and f"{prefix}.gate_up_proj" in checkpoint:
+        return _transposed(checkpoint, prefix, moe, hidden)
     for gate_up, down in _STACKED:
         if f"{block}{gate_up}" in checkpoint:
             return _stacked(checkpoint, f"{block}{gate_up}", f"{block}{down}", moe, hidden)
@@ -38,6 +40,14 @@ def _stacked(checkpoint: WeightSource, gate_up: str, down: str, moe: MoeSpec, hi
         checkpoint.take(gate_up, (moe.num_experts, 2 * inner, hidden)),
         checkpoint.take(down, (moe.num_experts, hidden, inner)),
     )
+
+
+def _transposed(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """Read Llama 4's experts."""
+    num, inner = moe.num_experts, moe.intermediate_size
+    gate_up = checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner))
+    down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden))
+    return ExpertWeights(gate_up.mT.contiguous(), down.mT.contiguous())
 
 
 def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:

@@ -10,6 +10,7 @@ from models import dense_families as dense
 from models import expert_families as expert
 from models import glm_families as glm
 from models import hybrid_families as hybrid
+from models import llama4_families as llama4
 from models.config_fields import Config
 from models.encoder_spec import encoder_spec, is_encoder
 from models.pooling import is_embedder
@@ -40,10 +41,16 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
     "GraniteMoeForCausalLM": expert.granite_moe,
     "Glm4MoeForCausalLM": glm.glm4_moe,
+    "Llama4ForCausalLM": llama4.llama4,
+    "Llama4ForConditionalGeneration": llama4.llama4_of_texts,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
 }
-_DEFAULTS = {**dense.DEFAULTS, **expert.DEFAULTS, **hybrid.DEFAULTS, **glm.DEFAULTS, **deepseek.DEFAULTS}
+_DEFAULTS = {
+    name: defaults
+    for family in (dense, expert, hybrid, glm, llama4, deepseek)
+    for name, defaults in family.DEFAULTS.items()
+}
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 

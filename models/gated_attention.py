@@ -58,7 +58,7 @@ class GatedAttention:
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         ops = self._ops
         qkv = ops.linear(x, self._qkv, self._qkv_bias)
-        q = ops.rope_write_kv(qkv, step.cos, step.sin, self._norms, kv_layer, step.meta)
+        q = ops.rope_write_kv(qkv, step.rotation.cos, step.rotation.sin, self._norms, kv_layer, step.meta)
         if step.on_layer is not None:
             step.on_layer(self._index)
         attended = ops.paged_attention(q, kv_layer, step.meta, self._scale, self._window, 0.0, None)

@@ -72,7 +72,7 @@ class LatentAttention:
         """(T, hidden) -> (T, kv_rank + rope_dim)"""
         ops, down, rank = self._ops, self._kv_down, self._mla.kv_rank
         both = ops.linear(x, down.weight, down.bias)
-        rotated = ops.rope(both[:, None, rank:], step.cos, step.sin)[:, 0]
+        rotated = ops.rope(both[:, None, rank:], step.rotation.cos, step.rotation.sin)[:, 0]
         return torch.cat((ops.rms_norm(both[:, :rank], down.norm, _EPS), rotated), -1)
 
     def _queries(self, x: Tensor, step: ForwardStep) -> Tensor:
@@ -81,7 +81,7 @@ class LatentAttention:
         if down is not None:
             x = ops.rms_norm(ops.linear(x, down.weight, down.bias), down.norm, _EPS)
         q = ops.linear(x, self._q, None).unflatten(-1, (-1, mla.nope_dim + mla.rope_dim))
-        rotated = ops.rope(q[..., mla.nope_dim :], step.cos, step.sin)
+        rotated = ops.rope(q[..., mla.nope_dim :], step.rotation.cos, step.rotation.sin)
         return torch.cat((q[..., : mla.nope_dim], rotated), -1)
 
 

@@ -48,7 +48,9 @@ class Layer:
         """None where every token passes the same weights."""
         if spec.moe is not None and spec.moe.sparse[index]:
             old = f"{prefix}block_sparse_moe."
-            block = old if f"{old}{spec.moe.router}.weight" in checkpoint else f"{prefix}mlp."
+            block = (
+                old if f"{old}{spec.moe.router}.weight" in checkpoint else f"{prefix}{spec.moe.block_name}."
+            )
             moe = self._mlp = Moe(spec, index, checkpoint, block, load=load, ops=ops, collectives=collectives)
             self.experts = moe.held
         else:

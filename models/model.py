@@ -102,7 +102,7 @@ class Model:
             x = self.embed(x)
         places = self._places
         told = None if places.last else on_layer
-        steps = [ForwardStep(meta, cos, sin, told) for cos, sin in self._rotations(positions, x.dtype)]
+        steps = [ForwardStep(meta, rotation, told) for rotation in self._rotations(positions, x.dtype)]
         added: Tensor | None = None
         self.tapped = {}
         for index, layer in enumerate(self._layers):

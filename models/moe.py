@@ -33,6 +33,7 @@ class Moe:
         assert moe is not None
         self._ops, self._collectives, self._index, self._load = ops, collectives, index, load
         self._routing, self._activate = moe.routing, activation_of(spec, ops)
+        self._weighs_inputs = moe.weighs_inputs
         router, shape = f"{prefix}{moe.router}", (moe.num_experts, hidden)
         self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
         if moe.router_bias:
@@ -63,7 +64,10 @@ class Moe:
         counted = step.meta.counted
         times = torch.ones_like(experts) if counted is None else counted[:, None].expand_as(experts)
         self._load.index_add_(0, experts.flatten(), times.flatten())
-        out = self._collectives.experts(self._index, x, experts, weights, self._local)
+        taken = x
+        if self._weighs_inputs:
+            taken, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+        out = self._collectives.experts(self._index, taken, experts, weights, self._local)
         if self._down_bias is not None:
             out = out + self._weighted(self._down_bias, experts, weights).to(out.dtype)
         if self._shared is None:

@@ -100,8 +100,8 @@ class MtpHead:
         ops, eps = self.ops, self._eps
         said = ops.rms_norm(states, self._state_norm, eps)
         both = torch.cat((ops.rms_norm(self._target.embed(tokens), self._token_norm, eps), said), -1)
-        [(cos, sin)] = self._rotations(positions, both.dtype)
-        step = ForwardStep(meta, cos, sin, None)
+        (rotation,) = self._rotations(positions, both.dtype)
+        step = ForwardStep(meta, rotation, None)
         x, added = self._layer(ops.linear(both, self._join, None), None, kv_layer, step)
         normed = add_and_norm(ops, x, added, self._last_norm, eps, None)[1]
         assert isinstance(normed, Tensor), "the head's product is one of floats"

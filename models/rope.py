@@ -3,13 +3,25 @@
 Linear (Chen et al., 2023), Llama 3.1's, YaRN (Peng et al., 2023), and LongRoPE (Ding et al., 2024)."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import Ops
-from models.spec import ModelSpec, RopeSpec
+from models.spec import ModelSpec, QueryTemperature, RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What the tokens' positions do to queries and keys."""
+
+    cos: Tensor
+    """(T, rotated dimensions)"""
+    sin: Tensor
+    query_factors: Tensor | None
+    """(T, 1, 1), to multiply queries with; None for nothing."""
 
 
 class Rotations:
@@ -22,17 +34,33 @@ class Rotations:
         """For each layer, which of the results of a call is its rotation."""
         self._ops = ops
         self._each = [_frequencies(spec, rope, device) for rope in different]
+        self._temperatures = [spec.query_temperature if rope.kind == "none" else None for rope in different]
 
-    def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """(T,) -> cosines and sines of each rotation, (T, rotated dimensions)"""
-        return [self._rotation(positions, dtype, *each) for each in self._each]
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
+        """(T,) -> each rotation"""
+        return [
+            self._rotation(positions, dtype, *each, temperature)
+            for each, temperature in zip(self._each, self._temperatures, strict=True)
+        ]
 
     def _rotation(
-        self, positions: Tensor, dtype: torch.dtype, frequencies: Tensor, factors: Tensor
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        positions: Tensor,
+        dtype: torch.dtype,
+        frequencies: Tensor,
+        factors: Tensor,
+        temperature: QueryTemperature | None,
+    ) -> Rotation:
         angles = positions[:, None].float() * frequencies
         cos, sin = (self._ops.by_rows(function, angles) * factors for function in (torch.cos, torch.sin))
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype)
+        grown = None if temperature is None else _query_factors(positions, temperature)
+        return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype), grown)
+
+
+def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:
+    """(T,) -> (T, 1, 1)"""
+    floors = torch.floor((positions.float() + 1.0) / temperature.floor_tokens)
+    return (torch.log1p(floors) * temperature.scale + 1.0)[:, None, None]
 
 
 def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-QkNorm = Literal["none", "head", "projection"]
+QkNorm = Literal["none", "head", "unit", "projection"]
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -58,10 +58,16 @@ class MoeSpec:
     """Which layers have experts; the others have the model's dense block."""
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     """What a checkpoint calls the matrices of a single expert."""
+    weighs_inputs: bool = False
+    """Whether a token's weight is multiplied into what its expert takes, in place of what it gives. `routing.top_k` is then 1."""
+    transposed: bool = False
+    """Whether all experts are in one tensor, transposed, gates before ups."""
     by_turns: bool = False
     """Whether all experts are in one tensor, transposed, in which gates and ups alternate. Each matrix then has a bias."""
     mxfp4: bool = False
     """The same, not transposed and with four bits to a weight."""
+    block_name: str = "mlp"
+    """What a checkpoint calls a layer's block of experts."""
     router: str = "gate"
     router_bias: bool = False
     choice_bias: bool = False
@@ -72,6 +78,15 @@ class MoeSpec:
     """Within the layer."""
     shared_gate: bool = False
     """Whether each token decides how much of the shared part it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryTemperature:
+    """Queries of layers that rotate nothing grow with their position (arXiv:2501.19399): by 1 + scale * ln(1 + the number of
+    whole `floor_tokens` up to the token)."""
+
+    floor_tokens: float
+    scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +131,9 @@ class ModelSpec:
     """Alpha and limit of clamped_swiglu."""
     windows: tuple[int, ...] = ()
     """For each layer how many tokens it attends to; 0: all."""
+    chunks: tuple[int, ...] = ()
+    """For each layer the tokens of a chunk of text, within which a token attends; 0: to all. Empty: no layer has chunks."""
+    query_temperature: QueryTemperature | None = None
     fused_qkv: bool = False
     """Whether a checkpoint has queries, keys and values in one matrix, `qkv_proj`."""
     qkv_bias: bool = False
@@ -127,7 +145,8 @@ class ModelSpec:
     """What a checkpoint calls the matrices of a dense block, and of what every token passes beside experts. The first of two is
     gates, and then ups."""
     qk_norm: QkNorm = "none"
-    """What of queries and of keys passes a norm: each head by itself, or all of them as one vector (OLMo 2)."""
+    """What of queries and of keys passes a norm: each head by itself; the same without weights, where they are rotated (Llama 4);
+    or all of them as one vector (OLMo 2)."""
     norms: LayerNorms = LayerNorms()
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None
@@ -174,7 +193,13 @@ class ModelSpec:
         return self.query_scale or 1.0 / math.sqrt(self.head_dim)
 
     def kv_layout(self, block_size: int, dtype: str) -> KVLayout:
-        """An encoder's has no layers: its blocks count tokens and take no memory."""
+        """An encoder's has no layers: its blocks count tokens and take no memory. Raises UnsupportedModel."""
+        for chunk in filter(None, self.chunks):
+            if chunk % block_size:
+                raise UnsupportedModel(
+                    f"attention_chunk_size is {chunk} in config.json, which engine.block_size {block_size} does not divide: "
+                    "set one that does"
+                )
         if self.mla is None:
             kept = self.num_layers if self.recurrent is None else self.recurrent.num_kv_layers
             layout = KVLayout(

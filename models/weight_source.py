@@ -13,6 +13,8 @@ class WeightSource(Protocol):
 
     dtype: torch.dtype
     """What the model computes in."""
+    device: torch.device
+    """Where tensors are put."""
     keeps: frozenset[Kind]
     """What `matrix` leaves as it is stored."""
     bytes_read: int

@@ -95,7 +95,7 @@ class Checkpoint:
         keeps: frozenset[Kind] = frozenset(),
     ) -> None:
         """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`)."""
-        self._folder, self.dtype, self._device, self._shard = folder, dtype, device, shard
+        self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
         self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
@@ -123,7 +123,7 @@ class Checkpoint:
             matrix = from_words(how, partial(self._beside, name), _stem(name), shape)
             rows, columns = indices(cut)
             self._num_floats += 1
-            return matrix[rows][:, columns].to(self._device, wanted)
+            return matrix[rows][:, columns].to(self.device, wanted)
         stored = self._stored(name, shape)
         tensor = self._read(name, cut)
         if how is not None and how.kind == "scaled" and stored in _SCALED:
@@ -131,12 +131,12 @@ class Checkpoint:
             self._num_floats += 1
         elif stored not in _STORED[wanted]:
             raise UnsupportedModel(f"tensor {name!r} is stored as {stored}, which is not supported")
-        return tensor.to(self._device, wanted)
+        return tensor.to(self.device, wanted)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the part as `take` does, but as it is stored where that is among `keeps`."""
         packed = self._packed(name, shape)
-        return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self._device)
+        return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self.device)
 
     def _half(self, name: str) -> torch.dtype | None:
         """Return the dtype of a matrix that stays in 16 bits; None for others."""

@@ -28,10 +28,10 @@ class Rule:
 
 _LAYER = r"model\.layers\.\d+\."
 _ATTENTION = _LAYER + r"self_attn\."
-_MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert)\."
+_MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert|feed_forward|feed_forward\.shared_expert)\."
 _FUSED = _LAYER + r"shared_mlp\."
-_EXPERT = _LAYER + r"(mlp|block_sparse_moe)\.experts\.\d+\."
-_EXPERTS = _LAYER + r"(mlp|block_sparse_moe)\.experts\."
+_EXPERT = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\.\d+\."
+_EXPERTS = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\."
 
 RULES: tuple[Rule, ...] = (
     Rule(r"model\.embed_tokens\.weight|lm_head\.weight", ((0, "vocab"),)),
@@ -54,7 +54,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|q_a_layernorm|kv_a_layernorm)\.weight"),
     Rule(_MLP + r"down_proj\.bias"),
-    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
+    Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
     Rule(_LAYER + r"(enorm|hnorm|eh_proj|shared_head\.norm)\.weight"),
 )  # fmt: skip
@@ -69,6 +69,12 @@ EXPERTS: tuple[Rule, ...] = (
 """Tensors of experts. Where each expert has tensors of its own, the rule says which experts; or all are in one, (experts, 2 x
 width, hidden) and (experts, hidden, width)."""
 
+TRANSPOSED: tuple[Rule, ...] = (
+    EXPERTS[0],
+    Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (2, "gate_up"))),
+    Rule(_EXPERTS + r"down_proj", ((0, "experts"), (1, "width"))),
+)
+"""Llama 4: (experts, hidden, 2 x width) and (experts, width, hidden), or each expert's own tensors."""
 BY_TURNS: tuple[Rule, ...] = (
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (2, "interleaved"))),
     Rule(_EXPERTS + r"gate_up_proj_bias", ((0, "experts"), (1, "interleaved"))),

@@ -134,6 +134,8 @@ def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
         return "CUDA graphs are captured on GPUs alone"
     if model.spec.recurrent is not None:
         return "recurrent layers cannot be captured"
+    if any(model.spec.chunks):
+        return "attention within chunks cuts sequences by their lengths, which a captured step does not know"
     if isinstance(model, Model) and model.taps:
         return "an EAGLE-3 head reads states within the model, which a captured step does not give"
     if model.ops.fixed_decode is None:

@@ -6,7 +6,7 @@ from core.kv import DTYPE_BYTES, KVLayout, KVShard
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
 from parallel.plans import Dims, check, part_of
-from parallel.rules import BY_TURNS, BY_TURNS_MXFP4, EXPERTS, RULES, Rule
+from parallel.rules import BY_TURNS, BY_TURNS_MXFP4, EXPERTS, RULES, TRANSPOSED, Rule
 
 
 def dims_of(spec: ModelSpec) -> Dims:
@@ -55,8 +55,10 @@ def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
 
 def rules_of(spec: ModelSpec) -> tuple[Rule, ...]:
     """Return how the model's tensors are cut, named as its checkpoints name them."""
-    if spec.moe is None or not spec.moe.by_turns:
+    if spec.moe is None or not (spec.moe.by_turns or spec.moe.transposed):
         return RULES + EXPERTS
+    if spec.moe.transposed:
+        return RULES + TRANSPOSED
     return RULES + (BY_TURNS_MXFP4 if spec.moe.mxfp4 else BY_TURNS)
 
 

@@ -20,6 +20,7 @@ from tests.models.recent_families import (
     glm4_moe,
     granite,
     granite_moe,
+    llama4,
     olmo2,
     olmo3,
     phi3,
@@ -251,6 +252,7 @@ SPARSE = {
     "granite4": granite4,
     "granite_moe": granite_moe,
     "glm4_moe": glm4_moe,
+    "llama4": llama4,
 }
 HYBRID = {"qwen3_next": qwen3_next, "granite_hybrid": granite_hybrid}
 FAMILIES = {**DENSE, **SPARSE}

@@ -1,4 +1,4 @@
-"""Tiny configurations of Gemma 3, Granite 3, OLMo, Phi-3 and GLM-4."""
+"""Tiny configurations of Gemma 3, Granite 3, OLMo, Phi-3, GLM-4 and Llama 4."""
 
 import random
 from typing import Any
@@ -124,6 +124,30 @@ def glm4_moe(rng: random.Random, i: int) -> Any:
         topk_group=(1, 2)[i % 2],
         norm_topk_prob=i != 2,
         use_qk_norm=i % 2 == 0,
+    )
+
+
+def llama4(rng: random.Random, i: int) -> Any:
+    """Published checkpoints are like the first, or, with every other layer sparse and without norms, like the second."""
+    fields = common(rng)
+    fields["num_hidden_layers"] = (4, 3, 3, 2, 5, 3)[i]
+    return transformers.Llama4TextConfig(
+        **fields,
+        intermediate_size_mlp=48,
+        rope_parameters=rope(rng, ("llama3", "default", "llama3", "default", "linear", "yarn")[i]),
+        num_local_experts=(8, 4)[i % 2],
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=(1, 2)[i % 2],
+        moe_layers=[1] if i == 2 else None,
+        use_qk_norm=i % 2 == 0,
+        no_rope_layers=[1, 0, 1] if i == 5 else None,
+        no_rope_layer_interval=(4, 2)[i % 2],
+        layer_types=["full_attention", "chunked_attention", "chunked_attention"] if i == 5 else None,
+        attention_chunk_size=(16, 8, 24, None, 4, 12)[i],
+        attn_temperature_tuning=i != 4,
+        floor_scale=rng.choice((5, 16)),
+        attn_scale=rng.choice((0.1, 0.6)),
+        attention_bias=i == 1,
     )
 
 

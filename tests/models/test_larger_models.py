@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from safetensors.torch import load_file, save_file
 from core.errors import UnsupportedModel
 from models.families import read_spec
 from models.registry import load_model
-from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged
+from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, Paged
 
+PREFIXES = ["model.language_model.", "language_model.model."]
+"""What transformers writes today, and published checkpoints."""
 PROMPT = [random.Random(1).randrange(2, VOCAB) for _ in range(30)]
 
 
@@ -45,15 +48,42 @@ def make_larger(folder: Path) -> torch.Tensor:
         return model(torch.tensor([PROMPT])).logits[0]
 
 
-@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_the_text_part_computes_what_transformers_does(prefix: str, tmp_path: Path) -> None:
-    """Under the names that transformers writes today, and under those of published checkpoints."""
-    want = make_larger(tmp_path)
+def make_llama4(folder: Path) -> torch.Tensor:
+    """A tiny Llama 4 that sees; what it says of `PROMPT`."""
+    torch.manual_seed(3)
+    vision = transformers.Llama4VisionConfig(
+        hidden_size=16,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=28,
+        patch_size=14,
+        vision_output_dim=16,
+        projector_input_dim=16,
+        projector_output_dim=16,
+    )
+    config = transformers.Llama4Config(
+        text_config=FAMILIES["llama4"](random.Random(3), 0), vision_config=vision, eos_token_id=[5, 6]
+    )
+    model = transformers.Llama4ForConditionalGeneration(config).float().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    with torch.inference_mode():
+        return model.language_model(torch.tensor([PROMPT])).logits[0]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("make", [make_larger, make_llama4])
+def test_the_text_part_computes_what_transformers_does(
+    make: Callable[[Path], torch.Tensor], prefix: str, tmp_path: Path
+) -> None:
+    want = make(tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     written = next(n.partition("embed_tokens")[0] for n in tensors if n.endswith("embed_tokens.weight"))
     save_file({name.replace(written, prefix): tensor for name, tensor in tensors.items()}, path)
-    model = load_model(tmp_path, "float32", CPU)
+    model = load_model(tmp_path, "float32", CPU, block_size=BLOCK)
     (found,) = Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)])
     torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
     assert model.spec.eos_token_ids == (5, 6)

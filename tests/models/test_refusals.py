@@ -59,6 +59,40 @@ def test_an_unsupported_option_is_named_without_touching_weights(
         read_spec(change(folder, **fields))
 
 
+def llama4(folder: Path, **fields: Any) -> Path:
+    config = transformers.Llama4TextConfig(
+        vocab_size=32, hidden_size=16, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1
+    )
+    config.architectures = ["Llama4ForCausalLM"]
+    config.save_pretrained(folder)
+    return change(folder, **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "'yarn' is not supported with use_qk_norm",
+        ),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries for 4"),
+        ({"layer_types": ["sliding_attention"] * 4}, "'sliding_attention' is not supported in this family"),
+        ({"layer_types": ["chunked_attention"]}, "layer_types has 1 entries for 4"),
+    ],
+)
+def test_what_llama_4_cannot_be_is_named(tmp_path: Path, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedModel, match=named):
+        read_spec(llama4(tmp_path, **fields))
+
+
+def test_blocks_that_a_chunk_cuts_are_refused(tmp_path: Path) -> None:
+    spec = read_spec(llama4(tmp_path, attention_chunk_size=24))
+    assert spec.kv_layout(8, "float32").block_size == 8
+    with pytest.raises(UnsupportedModel, match=r"attention_chunk_size is 24.*engine\.block_size 16"):
+        spec.kv_layout(16, "float32")
+
+
 def test_old_and_new_rope_fields_mean_the_same(folder: Path) -> None:
     scaling = {
         "rope_type": "llama3",

@@ -26,6 +26,8 @@ def awkward(family: str) -> Any:
         config.mamba_n_heads, config.mamba_d_head = 2, config.hidden_size
     if hasattr(config, "num_experts"):
         config.num_experts = 8  # as the other families have
+    if hasattr(config, "no_rope_layers"):
+        config.no_rope_layers = [1, 0, 1]
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i % 2] for i in range(3)]
     return config
