@@ -27,13 +27,11 @@ Encode = Callable[[Sequence[Tensor], Sequence[int]], list[Tensor]]
 
 
 def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
-    """Return the dtype. `auto` means float32 on CPUs, elsewhere the checkpoint's own, or bfloat16 where that is float16. Raises
-    UnsupportedModel."""
+    """Return the dtype. `auto` means float32 on CPUs, elsewhere the checkpoint's own. Raises UnsupportedModel."""
     if wanted == "auto":
-        own = "bfloat16" if spec.dtype == "float16" else spec.dtype
-        wanted = "float32" if device.type == "cpu" else own
+        wanted = "float32" if device.type == "cpu" else spec.dtype
     if wanted not in DTYPES:
-        raise UnsupportedModel(f"dtype {wanted!r} is not supported (float32 and bfloat16 are)")
+        raise UnsupportedModel(f"dtype {wanted!r} is not supported ({', '.join(DTYPES)} are)")
     return wanted
 
 

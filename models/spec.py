@@ -13,7 +13,7 @@ from kernels.routing import Routing
 from models.quantisation import Quantisation
 from models.recurrent_spec import RecurrentSpec
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32", "bfloat16", "float16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]

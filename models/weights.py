@@ -35,7 +35,7 @@ _SCALED = ("F8_E4M3", "I8")
 _STORED = {
     torch.float32: ("F32", "F16", "BF16", "F64"),
     torch.bfloat16: ("F32", "F16", "BF16", "F64"),
-    torch.float16: ("F16",),
+    torch.float16: ("F32", "F16", "BF16", "F64"),
     torch.uint8: ("U8",),
 }
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}

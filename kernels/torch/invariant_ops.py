@@ -23,7 +23,7 @@ from kernels.routing import Routing
 from kernels.torch import reference
 from kernels.torch.experts import experts, route, top_stable
 from kernels.torch.invariant_attention import InvariantAttention, InvariantLatentAttention
-from kernels.torch.prepacked import WeightFormat, in_panels, kept, pack, pack_experts
+from kernels.torch.prepacked import NARROW, WeightFormat, in_panels, kept, pack, pack_experts
 from kernels.torch.row_tiles import RowTiles
 
 
@@ -55,8 +55,7 @@ def _pack(weights: WeightFormat, weight: Weight, dtype: torch.dtype) -> LinearWe
     """As native kernels multiply it, also where a library's products of bfloat16 were faster: their order is nobody's promise."""
     if weights != "full":
         return pack(weights, weight, dtype)
-    layout = Layout.BFLOAT16 if dtype == torch.bfloat16 else Layout.FLOAT32
-    return in_panels(packed(as_float(weight, dtype), layout))
+    return in_panels(packed(as_float(weight, dtype), NARROW.get(dtype, Layout.FLOAT32)))
 
 
 def _by_rows(tiles: RowTiles, operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

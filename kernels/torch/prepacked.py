@@ -28,7 +28,7 @@ INT4_GROUP: Final = 32
 """Inputs that share a scale of 16 bits."""
 _LEAST_PACKED: Final = 1 << 18
 """The numbers of a matrix from which on it is packed. Products with smaller ones take less time than the call of a packed one."""
-_NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16}
+NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16}
 
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
@@ -68,12 +68,12 @@ def pack(
     with matrices of bfloat16; None: one that rounds no row to it."""
     if weights == "half" and (stored := stored_panels(weight)) is not None:
         return in_panels(stored)
-    if weights == "half" and isinstance(weight, Tensor) and weight.dtype in _NARROW:
-        return in_panels(packed(weight, _NARROW[weight.dtype]))
+    if weights == "half" and isinstance(weight, Tensor) and weight.dtype in NARROW:
+        return in_panels(packed(weight, NARROW[weight.dtype]))
     # Numbers of 16 bits are rounded to fewer as floats are, without as much memory again.
     if (
         isinstance(weight, Tensor)
-        and weight.dtype in _NARROW
+        and weight.dtype in NARROW
         and dtype == torch.float32
         and weights in ("int8", "int4")
     ):
@@ -110,7 +110,8 @@ def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
         case "half":
             return 2
         case "full":
-            return dtype.itemsize if dtype != torch.bfloat16 or has_bfloat16() or native() is not None else 4
+            is_kept = native() is not None or (dtype == torch.bfloat16 and has_bfloat16())
+            return dtype.itemsize if is_kept else 4
 
 
 @cache
@@ -127,7 +128,7 @@ def has_bfloat16() -> bool:
 def _narrowest(matrix: Tensor) -> Layout:
     """Return the layout that loses nothing: some matrices of 16 bits have been made float32 before, such as those of which a part
     has the other kind of 16 bits."""
-    for dtype, layout in _NARROW.items():
+    for dtype, layout in NARROW.items():
         if torch.equal(matrix.to(dtype).to(matrix.dtype), matrix):
             return layout
     return Layout.FLOAT32
@@ -136,11 +137,11 @@ def _narrowest(matrix: Tensor) -> Layout:
 def _full(matrix: Tensor, of_bfloat16: Isa | None) -> LinearWeight:
     if matrix.numel() < _LEAST_PACKED:
         return matrix
-    is_float32 = matrix.dtype == torch.float32
-    if native() is not None and (is_float32 or not has_amx()):
-        layout, isa = (Layout.FLOAT32, None) if is_float32 else (Layout.BFLOAT16, of_bfloat16)
-        return in_panels(packed(matrix, layout, isa=isa))
-    return in_blocks(matrix if is_float32 or has_bfloat16() else matrix.float())
+    is_bfloat16 = matrix.dtype == torch.bfloat16
+    if native() is not None and not (is_bfloat16 and has_amx()):
+        layout = NARROW.get(matrix.dtype, Layout.FLOAT32)
+        return in_panels(packed(matrix, layout, isa=of_bfloat16 if is_bfloat16 else None))
+    return in_blocks(matrix if is_bfloat16 and has_bfloat16() else matrix.float())
 
 
 def in_blocks(matrix: Tensor) -> LinearWeight:

@@ -32,14 +32,15 @@ def edit(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_agrees_loosely(family: str, tmp_path: Path) -> None:
+def test_sixteen_bits_agree_loosely(family: str, dtype: str, tmp_path: Path) -> None:
     checkpoint(tmp_path, family)
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
-    model = load_model(tmp_path, "bfloat16", CPU)
-    paged = Paged(model, 1, random.Random(0), torch.bfloat16)
+    model = load_model(tmp_path, dtype, CPU)
+    paged = Paged(model, 1, random.Random(0), getattr(torch, dtype))
     got = torch.cat(paged.step([(0, 0, PROMPT[:20])]) + paged.step([(0, 20, PROMPT[20:])]))
     with torch.inference_mode():
         want = reference(torch.tensor([PROMPT])).logits[0]

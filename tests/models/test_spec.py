@@ -358,8 +358,8 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 def test_dtype(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, dtype="float16")
     assert choose_dtype(spec, "auto", CPU) == "float32"
-    assert choose_dtype(spec, "auto", GPU) == "bfloat16"
-    assert choose_dtype(spec_of(tmp_path, dtype="float32"), "auto", GPU) == "float32"
-    assert choose_dtype(spec, "bfloat16", CPU) == "bfloat16"
-    with pytest.raises(UnsupportedModel, match="'float16'"):
-        choose_dtype(spec, "float16", CPU)
+    for own in ("bfloat16", "float16", "float32"):
+        assert choose_dtype(spec_of(tmp_path, dtype=own), "auto", GPU) == own
+        assert choose_dtype(spec, own, CPU) == own
+    with pytest.raises(UnsupportedModel, match="'float64'"):
+        choose_dtype(spec, "float64", CPU)

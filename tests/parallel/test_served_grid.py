@@ -8,6 +8,7 @@ import pytest
 
 from core.config import load
 from models.tokenizer import load_tokenizer
+from parallel.mesh import Mesh
 from tests.models.checkpoints import DENSE, FAMILIES
 from tests.models.served import greedy, make_served_as
 from tests.parallel.families import awkward
@@ -22,6 +23,7 @@ from tests.parallel.served_grid import (
     pairs,
     prepare,
     serve,
+    settings,
 )
 
 
@@ -47,6 +49,16 @@ async def test_answers_over_http_equal_transformers(family: str, axis: str, tmp_
     prompts, want = prepare(family, tmp_path)
     found = await serve(smallest(family, axis), tmp_path, prompts, want)
     assert is_right(found), found
+
+
+async def test_float16_is_computed_handed_over_and_decoded(tmp_path: Path) -> None:
+    """Transformers computes in float32; these answers do not depend on what float16 rounds."""
+    prompts, want = prepare("qwen3", tmp_path)
+    pair = Pair("qwen3", Mesh(), Mesh())
+    async with http_server(settings(tmp_path, pair, **{"model.dtype": "float16"})) as (cluster, client):
+        model = (await client.models.list()).data[0].id
+        assert [await ask(client, model, prompt) for prompt in prompts] == want
+        assert sum(instance._counts().grants for instance in cluster.instances) >= len(prompts)
 
 
 @pytest.mark.slow

@@ -59,7 +59,9 @@ def test_routing(routing: Routing, seed: int, biased: bool) -> None:
         assert got == pytest.approx(want, rel=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 3e-2)]
+)
 @pytest.mark.parametrize("biased", [False, True])
 def test_experts_are_each_rows_weighted_sum(dtype: torch.dtype, tolerance: float, biased: bool) -> None:
     torch.manual_seed(int(biased))

@@ -29,7 +29,7 @@ def test_latent_attention() -> None:
     torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("weights", ["full", "half", "int8", "int4"])
 @pytest.mark.skipif(native() is None, reason="there are no native kernels here")
 def test_packed_products_of_a_row_have_the_same_bits_in_every_batch(

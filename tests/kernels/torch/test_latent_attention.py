@@ -65,9 +65,10 @@ def test_either_way_is_the_definition(lens: list[tuple[int, int]], num_heads: in
     torch.testing.assert_close(got.double(), want, atol=2e-5, rtol=1e-4)
 
 
-def test_bfloat16() -> None:
-    got, want = attention([(1, 40), (80, 90)], torch.bfloat16, 4)
-    assert got.dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    got, want = attention([(1, 40), (80, 90)], dtype, 4)
+    assert got.dtype == dtype
     torch.testing.assert_close(got.double(), want, atol=5e-2, rtol=5e-2)
 
 

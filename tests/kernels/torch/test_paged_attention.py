@@ -56,10 +56,11 @@ def test_more_decoding_sequences_than_are_gathered_at_once() -> None:
 
 
 @pytest.mark.parametrize("soft_cap", [0.0, 2.0])
-def test_bfloat16(soft_cap: float) -> None:
-    step = make_step([(1, 40), (9, 30), (1, 3)], dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits(soft_cap: float, dtype: torch.dtype) -> None:
+    step = make_step([(1, 40), (9, 30), (1, 3)], dtype=dtype)
     got = attend(step, 0.3, 11, soft_cap)
-    assert got.dtype == torch.bfloat16
+    assert got.dtype == dtype
     torch.testing.assert_close(got.double(), expected(step, 0.3, 11, soft_cap), atol=3e-2, rtol=3e-2)
 
 

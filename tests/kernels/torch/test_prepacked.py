@@ -56,16 +56,17 @@ def test_checkpoints_of_16_bits_lose_nothing(dtype: torch.dtype):
 @pytest.mark.parametrize("has_it", [True, False])
 @pytest.mark.parametrize("has_amx", [True, False])
 @pytest.mark.parametrize("has_native", [True, False])
-def test_bfloat16_products_need_no_processor_that_has_them(
-    monkeypatch: pytest.MonkeyPatch, has_it: bool, has_amx: bool, has_native: bool
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_16_bits_need_no_processor_that_has_them(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, has_it: bool, has_amx: bool, has_native: bool
 ):
     monkeypatch.setattr(prepacked, "has_bfloat16", lambda: has_it)
     monkeypatch.setattr(prepacked, "has_amx", lambda: has_amx)
     if not has_native:
         monkeypatch.setattr(prepacked, "native", lambda: None)
-    weight, x = matrix(600, 512, torch.bfloat16), rows(9, 512, torch.bfloat16)
-    got = linear(x, pack("full", weight, torch.bfloat16), None)
-    assert got.dtype == torch.bfloat16
+    weight, x = matrix(600, 512, dtype), rows(9, 512, dtype)
+    got = linear(x, pack("full", weight, dtype), None)
+    assert got.dtype == dtype
     assert error(got, x, weight, None) < 0.005
 
 
