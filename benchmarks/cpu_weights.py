@@ -70,7 +70,7 @@ LAYOUTS: dict[WeightFormat, Layout] = {
     "full": Layout.FLOAT32,
     "half": Layout.BFLOAT16,
     "int8": Layout.INT8,
-    "int4": Layout.INT4,
+    "int4": Layout.STEPS4,
 }
 LAYER = ((1152, 896), (896, 896), (9728, 896), (896, 4864))
 HEAD = (151_936, 896)

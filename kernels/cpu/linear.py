@@ -1,9 +1,8 @@
 """Products with matrices in panels (`src/layout.h`), as the torch operator `baton::linear`.
 
-float32, bfloat16 and float16 are added up in float32. With int8 and int4 each row of inputs is rounded to 8 bits as it comes, by
-its largest magnitude; products are exact within a group of inputs that share a scale. A row's result has the same bits whatever
-other rows come with it, and however many threads compute it; only `Isa.AVX512_BF16` rounds rows to bfloat16, where there are
-many."""
+float32, bfloat16 and float16 are added up in float32. With fewer bits each row of inputs is rounded to 8 as it comes, by its
+largest magnitude; products are exact within a group of inputs that share a scale. A row's result has the same bits whatever other
+rows come with it, and however many threads compute it; only `Isa.AVX512_BF16` rounds rows to bfloat16, where there are many."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,6 +27,9 @@ class Layout(IntEnum):
     FLOAT16 = 2
     INT8 = 3
     INT4 = 4
+    """As checkpoints have them: each group of inputs has a scale."""
+    STEPS4 = 5
+    """4 bits that are made of floats: 32 inputs have a step, a whole number of at most 15, and more of them share a scale."""
 
 
 _FLOATS: Final = {
@@ -52,7 +54,7 @@ class Panels:
     inputs: int
     layout: Layout
     group: int = 0
-    """Inputs that share a scale, with INT8 and INT4."""
+    """Inputs that share a scale, with less than 16 bits."""
     has_zeros: bool = False
     scales: Layout = Layout.FLOAT32
     isa: Isa
@@ -71,11 +73,12 @@ class Panels:
 
 
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
-    """matrix (N, K) to the nearest numbers of `layout`; `group`: inputs that share a scale with INT4, a multiple of 8. `isa`: the
-    instruction set that multiplies; None: `fastest_exact`. Needs `native`."""
+    """matrix (N, K) to the nearest numbers of `layout`, which is not INT4; `group`: inputs that share a scale with STEPS4, a
+    multiple of 32. `isa`: the instruction set that multiplies; None: `fastest_exact`. Needs `native`."""
+    _check(layout != Layout.INT4, "4 bits of a checkpoint by packed_int4, and others as STEPS4")
     matrix = (matrix if matrix.dtype in _FLOATS else matrix.float()).contiguous()
     group = -(-matrix.shape[1] // 4) * 4 if layout == Layout.INT8 else group
-    scales = Layout.FLOAT16 if layout == Layout.INT4 else Layout.FLOAT32
+    scales = Layout.BFLOAT16 if layout == Layout.STEPS4 else Layout.FLOAT32
     panels = _panels(matrix.shape, layout, group, False, scales, isa)
     at, threads = (matrix.data_ptr(), panels.data.data_ptr()), torch.get_num_threads()
     loaded().baton_pack_floats(layout, *matrix.shape, group, _FLOATS[matrix.dtype], *at, threads)
@@ -123,7 +126,7 @@ def _panels(
 ) -> Panels:
     """Return panels without content."""
     outputs, inputs = shape
-    unit = {Layout.INT8: 4, Layout.INT4: 8}.get(layout)
+    unit = {Layout.INT8: 4, Layout.INT4: 8, Layout.STEPS4: 32}.get(layout)
     _check(unit is None or (group > 0 and group % unit == 0), f"groups of {unit}, not of {group}")
     _check(
         layout < Layout.INT8 or inputs <= MOST_INPUTS_OF_BYTES,

@@ -24,8 +24,8 @@ from kernels.torch import reference
 WeightFormat = Literal["full", "half", "int8", "int4"]
 """`full` is what the model computes in; `half` has 16 bits, but what a checkpoint stores in fewer stays as it is. All but `full`
 need native kernels."""
-INT4_GROUP: Final = 32
-"""Inputs that share a scale of 16 bits."""
+INT4_GROUP: Final = 256
+"""Inputs that share a scale of 16 bits; each 32 of them have a step of 8."""
 _LEAST_PACKED: Final = 1 << 18
 """The numbers of a matrix from which on it is packed. Products with smaller ones take less time than the call of a packed one."""
 NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16}
@@ -84,7 +84,7 @@ def pack(
         case "int8":
             return in_panels(packed(matrix, Layout.INT8))
         case "int4":
-            return in_panels(packed(matrix, Layout.INT4, INT4_GROUP))
+            return in_panels(packed(matrix, Layout.STEPS4, INT4_GROUP))
         case "half":
             return in_panels(packed(matrix, _narrowest(matrix)))
         case "full":
@@ -106,7 +106,7 @@ def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
         case "int8":
             return 1
         case "int4":
-            return 0.5 + 2 / INT4_GROUP
+            return 0.5 + 1 / 32 + 2 / INT4_GROUP
         case "half":
             return 2
         case "full":

@@ -45,10 +45,10 @@ BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs
     return layout.num_panels() * layout.panel_bytes();
 }
 
-// Scales are float32 with int8, float16 with int4. `format_of_numbers` says what `matrix` has: f32, bf16 or f16.
+// Not to int4. Scales are float32 with int8, bfloat16 with steps4. `format_of_numbers` says what `matrix` has: f32, bf16 or f16.
 BATON_API void baton_pack_floats(int format, int64_t outputs, int64_t inputs, int64_t group, int format_of_numbers,
                                  const uint8_t* matrix, uint8_t* panels, int threads) {
-    const auto scales = static_cast<Format>(format) == Format::int8 ? Format::f32 : Format::f16;
+    const auto scales = static_cast<Format>(format) == Format::int8 ? Format::f32 : Format::bf16;
     const Layout layout = layout_of(format, outputs, inputs, group, 0, static_cast<int>(scales));
     baton::pack_floats(layout, static_cast<Format>(format_of_numbers), matrix, panels, threads);
 }

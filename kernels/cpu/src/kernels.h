@@ -112,14 +112,16 @@ struct HeadTurn {
 using Multiply = void (*)(const PanelProduct&);
 
 struct Kernels {
-    Multiply multiply[5];       // by Format
-    Multiply multiply_widened;  // with panels of int4 whose numbers `widen` has made bytes
-    int64_t most_rows[5];       // of a block, by Format
-    int32_t int8_offset;        // by which numbers of int8 are too large as they are multiplied
+    Multiply multiply[FORMATS];
+    Multiply multiply_widened;   // with panels of int4 whose numbers `widen` has made bytes
+    int64_t most_rows[FORMATS];  // of a block
+    int32_t int8_offset;         // by which numbers of int8 are too large as they are multiplied
     void (*round_row)(const RowRounding&);
     void (*sum_groups)(const GroupSums&);
+    void (*sum_steps)(const GroupSums&);  // the same of STEP_INPUTS with steps4: 8 times less
     void (*interleave)(const Interleaving&);
     void (*widen)(const uint8_t* lines, int64_t bytes, int32_t* out);
+    void (*widen_steps)(const Layout&, const uint8_t* panel, uint8_t* out);  // steps4 to int8; null: it does not pay
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
     int64_t (*draw_row)(const RowDraw&);

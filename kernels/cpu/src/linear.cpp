@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "thread_pool.h"
@@ -12,7 +13,8 @@ constexpr int64_t TASK_BYTES = 128 << 10;  // of panels, for few rows: some micr
 constexpr int64_t TASK_PANELS = 2;         // for many rows: each piece of a panel is multiplied with so many rows
 constexpr int64_t TASK_ROWS = 96;          // a core's second cache holds a piece of each, and the panel that follows
 constexpr int64_t PIECE_BYTES = 24 << 10;  // of a block of rows: half of a core's first cache
-constexpr int64_t WIDENED_FROM = 3;        // blocks of rows, of which each would take 4 bits apart
+constexpr int64_t WIDENED_FROM = 3;        // blocks of rows, of which each would take 4 bits apart: int4; 2 with steps4
+constexpr int64_t WIDENED_ROW_BYTES = 256 << 10;  // of a task's rows: with fewer it would take 4 bits apart more often
 
 // Blocks of rows, as even as they can be.
 struct Blocks {
@@ -98,19 +100,22 @@ int32_t offset_of(const Kernels& kernels, const Layout& layout) {
     return layout.has_zeros ? 0 : 8;
 }
 
-Rows as_int8(const Kernels& kernels, const Layout& layout, const float* x, const Blocks& blocks, Scratch& scratch,
+// `layout`: what panels are as they are multiplied. `inputs` of it are the rows'; behind them are zeros, to whole groups.
+Rows as_int8(const Kernels& kernels, const Layout& layout, int64_t inputs, const float* x, const Blocks& blocks, Scratch& scratch,
              int threads) {
-    const int64_t padded = layout.padded_inputs(), groups = layout.num_groups();
+    const bool has_steps = layout.format == Format::steps4;
+    const int64_t group = has_steps ? STEP_INPUTS : layout.group, padded = rounded_up(inputs, group), groups = padded / group;
     const int32_t offset = offset_of(kernels, layout);
     float* const scales = reserved(scratch.scales, blocks.rows);
     int32_t* const starts = reserved(scratch.starts, blocks.rows * groups);
     float* const sums = layout.has_zeros ? reserved(scratch.sums, blocks.rows * groups) : nullptr;
     auto write_row = [&](int64_t row, uint32_t* out) {
-        kernels.round_row({x + row * layout.inputs, layout.inputs, padded, reinterpret_cast<int8_t*>(out), scales + row});
+        kernels.round_row({x + row * inputs, inputs, padded, reinterpret_cast<int8_t*>(out), scales + row});
     };
     auto finish = [&](int64_t first, int64_t size, const uint32_t* block) {
-        kernels.sum_groups({block, groups, layout.group / 4, size, offset, starts + first * groups,
-                            sums == nullptr ? nullptr : sums + first * groups});
+        const auto sum = has_steps ? kernels.sum_steps : kernels.sum_groups;
+        sum({block, groups, group / 4, size, offset, starts + first * groups,
+             sums == nullptr ? nullptr : sums + first * groups});
     };
     const uint32_t* all = side_by_side(kernels, blocks, padded / 4, scratch, threads, write_row, finish);
     return {all, padded, 1, scales, starts, sums, groups};
@@ -121,6 +126,7 @@ Rows as_int8(const Kernels& kernels, const Layout& layout, const float* x, const
 struct Product {
     const Kernels& kernels;
     const Layout& layout;
+    const Layout& multiplied;  // what panels are as they are multiplied
     const uint8_t* panels;
     const float* bias;
     float* out;
@@ -135,7 +141,10 @@ struct Product {
         return blocks.count > 1 ? TASK_PANELS : std::max<int64_t>(1, TASK_BYTES / panel_bytes);
     }
 
-    int64_t task_blocks() const { return std::max<int64_t>(1, TASK_ROWS / blocks.each); }
+    int64_t task_blocks() const {
+        const int64_t most = widens ? std::max(TASK_ROWS, WIDENED_ROW_BYTES / rows.row_bytes) : TASK_ROWS;
+        return std::max<int64_t>(1, most / blocks.each);
+    }
 
     // Numbers of few bits are multiplied whole: their sums are no floats on the way.
     int64_t piece_inputs() const {
@@ -172,23 +181,33 @@ struct Product {
         const int64_t inputs = std::min(layout.inputs - from, piece_inputs());
         const int64_t share = panel_bytes * inputs / layout.inputs / (end - first);
         const uint8_t* const numbers = widens ? widened(panel) : numbers_of(panel, from);
+        const uint8_t* const tables = &multiplied == &layout ? numbers_of(panel, 0) : numbers;
         for (int64_t block = first; block < end; ++block)
-            multiply(panel, block, from, inputs, numbers, next + (block - first) * share, end > first + 1 ? share : 0);
+            multiply(tables, numbers, panel, block, from, inputs, next + (block - first) * share,
+                     end > first + 1 ? share : 0);
     }
 
+    // Its vectors do not lie across two lines of the cache.
     const uint8_t* widened(int64_t panel) const {
-        thread_local std::vector<int32_t> spare;
-        int32_t* const made = reserved(spare, layout.padded_inputs() * PANEL / 4);
-        kernels.widen(numbers_of(panel, 0), layout.scales_at(), made);
-        return reinterpret_cast<const uint8_t*>(made);
+        constexpr size_t LINE = 64;
+        thread_local std::vector<uint8_t> spare;
+        const auto size = static_cast<size_t>(layout.widened().panel_bytes());
+        size_t room = size + LINE;
+        void* made = reserved(spare, static_cast<int64_t>(room));
+        auto* const out = static_cast<uint8_t*>(std::align(LINE, size, made, room));
+        if (&multiplied == &layout)
+            kernels.widen(numbers_of(panel, 0), layout.scales_at(), reinterpret_cast<int32_t*>(out));
+        else
+            kernels.widen_steps(layout, numbers_of(panel, 0), out);
+        return out;
     }
 
-    void multiply(int64_t panel, int64_t block, int64_t from, int64_t inputs, const uint8_t* numbers, const uint8_t* ahead,
-                  int64_t ahead_bytes) const {
+    void multiply(const uint8_t* tables, const uint8_t* numbers, int64_t panel, int64_t block, int64_t from, int64_t inputs,
+                  const uint8_t* ahead, int64_t ahead_bytes) const {
         const int64_t row = block * blocks.each, column = panel * PANEL, size = blocks.size(block);
         const bool is_last = from + inputs == layout.inputs;
         const auto* x = static_cast<const uint8_t*>(rows.data) + row * rows.row_bytes;
-        multiply_panel({&layout, panels + panel * panel_bytes, numbers, ahead, ahead_bytes, x + from * size * rows.input_bytes,
+        multiply_panel({&multiplied, tables, numbers, ahead, ahead_bytes, x + from * size * rows.input_bytes,
                         rows.scales == nullptr ? nullptr : rows.scales + row,
                         rows.starts == nullptr ? nullptr : rows.starts + row * rows.num_groups,
                         rows.sums == nullptr ? nullptr : rows.sums + row * rows.num_groups, size, inputs, from > 0,
@@ -202,17 +221,20 @@ struct Product {
 void multiply(const Kernels& kernels, const Dots* dots, const Layout& layout, const uint8_t* panels, const float* x,
               int64_t num_rows, const float* bias, float* out, int threads) {
     static thread_local Scratch scratch;
-    const auto format = static_cast<int>(layout.format);
-    const Blocks blocks(num_rows, kernels.most_rows[format]);
+    const Blocks blocks(num_rows, kernels.most_rows[static_cast<int>(layout.format)]);
     const bool by_dots = dots != nullptr && layout.format == Format::bf16 && blocks.count > 1;
-    const bool widens = layout.format == Format::int4 && blocks.count >= WIDENED_FROM;
-    const Rows rows = layout.is_whole() ? as_int8(kernels, layout, x, blocks, scratch, threads)
+    const bool widens_halves = layout.format == Format::int4 && blocks.count >= WIDENED_FROM;
+    const bool widens_steps = layout.format == Format::steps4 && blocks.count > 1 && kernels.widen_steps != nullptr;
+    const Layout in_bytes = layout.widened();
+    const Layout& multiplied = widens_steps ? in_bytes : layout;
+    const Rows rows = layout.is_whole() ? as_int8(kernels, multiplied, layout.inputs, x, blocks, scratch, threads)
                       : by_dots         ? as_bfloat16(kernels, *dots, layout, x, blocks, scratch, threads)
                                         : as_floats(kernels, layout, x, blocks, scratch, threads);
-    const Multiply multiply_panel = by_dots  ? dots->multiply
-                                    : widens ? kernels.multiply_widened
-                                             : kernels.multiply[format];
-    const Product product{kernels, layout, panels, bias, out, multiply_panel, widens, blocks, rows, threads};
+    const Multiply multiply_panel = by_dots         ? dots->multiply
+                                    : widens_halves ? kernels.multiply_widened
+                                                    : kernels.multiply[static_cast<int>(multiplied.format)];
+    const Product product{kernels, layout,         multiplied,                    panels, bias, out,
+                          multiply_panel, widens_halves || widens_steps, blocks, rows,   threads};
     auto task = [&](int64_t number) { product.task(number); };
     run(threads, product.num_tasks(), task);
 }

@@ -13,9 +13,6 @@ namespace {
 
 constexpr int64_t TILE = 128;  // inputs
 
-__attribute__((target("f16c"))) uint16_t to_float16(float x) { return _cvtss_sh(x, 0); }
-__attribute__((target("f16c"))) float from_float16(uint16_t x) { return _cvtsh_ss(x); }
-
 __attribute__((target("f16c"))) void to_float16(const float* from, int64_t count, uint16_t* to) {
     for (int64_t i = 0; i < count; ++i) to[i] = _cvtss_sh(from[i], 0);
 }
@@ -58,17 +55,31 @@ void divide(const float* row, int64_t count, float scale, int32_t* to) {
     for (; i < count; ++i) to[i] = _mm_cvtss_si32(_mm_set_ss(row[i] / scale));
 }
 
-float largest_magnitude(const float* row, int64_t count) {
-    const __m128 sign = _mm_set1_ps(-0.0f);
-    __m128 most = _mm_setzero_ps();
-    int64_t i = 0;
-    for (; i + 4 <= count; i += 4) most = _mm_max_ps(_mm_andnot_ps(sign, _mm_loadu_ps(row + i)), most);
-    float each[4], found = 0;
-    _mm_storeu_ps(each, most);
-    for (float one : each) found = std::max(found, one);
-    for (; i < count; ++i) found = std::max(found, std::fabs(row[i]));
-    return found;
-}
+// The least and the greatest of numbers and 0.
+struct Extremes {
+    float least = 0, greatest = 0;
+
+    void see(const float* row, int64_t count) {
+        __m128 low = _mm_set1_ps(least), high = _mm_set1_ps(greatest);
+        int64_t i = 0;
+        for (; i + 4 <= count; i += 4) {
+            low = _mm_min_ps(_mm_loadu_ps(row + i), low);
+            high = _mm_max_ps(_mm_loadu_ps(row + i), high);
+        }
+        for (; i < count; ++i) {
+            low = _mm_min_ps(_mm_set1_ps(row[i]), low);
+            high = _mm_max_ps(_mm_set1_ps(row[i]), high);
+        }
+        float lows[4], highs[4];
+        _mm_storeu_ps(lows, low);
+        _mm_storeu_ps(highs, high);
+        least = *std::min_element(lows, lows + 4);
+        greatest = *std::max_element(highs, highs + 4);
+    }
+
+    float magnitude() const { return std::max(greatest, -least); }
+    float largest() const { return greatest >= -least ? greatest : least; }  // with its sign
+};
 
 // A row of a matrix of the format `numbers`.
 struct Row {
@@ -156,50 +167,99 @@ Scale& scale_of(const Layout& layout, const Output& output, int64_t group) {
     return reinterpret_cast<Scale*>(output.panel + layout.scales_at())[group * PANEL + output.place];
 }
 
-// found(group, first, end) for the part of each group that is among `count` inputs from `first` on.
+// found(number, first, end) for the part of each `size` inputs that is among `count` from `first` on.
 template <class Found>
-void by_groups(const Layout& layout, int64_t first, int64_t count, Found found) {
+void by_groups(int64_t size, int64_t first, int64_t count, Found found) {
     for (int64_t from = first, end = first + count; from < end;) {
-        const int64_t group = from / layout.group, to = std::min(end, (group + 1) * layout.group);
-        found(group, from, to);
+        const int64_t number = from / size, to = std::min(end, (number + 1) * size);
+        found(number, from, to);
         from = to;
     }
 }
 
+Extremes extremes_of(const Row& row, int64_t first, int64_t end) {
+    Extremes found;
+    row.by_pieces(first, end, [&](const float* numbers, int64_t count) { found.see(numbers, count); });
+    return found;
+}
+
+// int8: each group's largest magnitude becomes 127.
 void find_scales(const Layout& layout, const Row& row, const Output& output) {
-    by_groups(layout, 0, layout.inputs, [&](int64_t group, int64_t first, int64_t end) {
-        float most = 0;  // with its sign
-        row.by_pieces(first, end, [&](const float* numbers, int64_t count) {
-            const float found = largest_magnitude(numbers, count);
-            if (found > std::fabs(most))
-                most = *std::find_if(numbers, numbers + count, [&](float x) { return std::fabs(x) == found; });
+    by_groups(layout.group, 0, layout.inputs, [&](int64_t group, int64_t first, int64_t end) {
+        const float most = extremes_of(row, first, end).magnitude();
+        scale_of<float>(layout, output, group) = most == 0 ? 1.0f : most / 127.0f;
+    });
+}
+
+// What an output has of a span of steps4.
+struct Span {
+    uint16_t* scale;
+    int8_t* steps;  // a line apart
+    Output halves;  // its panel has the span's numbers alone
+
+    Span(const Layout& layout, const Output& output, int64_t number) : halves(output) {
+        uint8_t* const span = output.panel + number * layout.span_bytes();
+        scale = reinterpret_cast<uint16_t*>(span) + output.place;
+        steps = reinterpret_cast<int8_t*>(span + layout.steps_at()) + output.place;
+        halves.panel = span + layout.numbers_at();
+    }
+
+    float scale_as_float() const {
+        float found;
+        from_bfloat16(reinterpret_cast<const uint8_t*>(scale), 1, &found);
+        return found;
+    }
+
+    int8_t& step(int64_t group) const { return steps[group * PANEL]; }
+};
+
+// steps4: the largest magnitude of a span would be 15 times -8. A group's step is the least with which -8 is at most half a step
+// short of its largest number.
+void find_steps(const Layout& layout, const Row& row, const Output& output) {
+    by_groups(layout.group, 0, layout.inputs, [&](int64_t number, int64_t first, int64_t end) {
+        const Span span(layout, output, number);
+        const float wanted = extremes_of(row, first, end).magnitude() / 120.0f;
+        to_bfloat16(&wanted, 1, span.scale);
+        const float scale = span.scale_as_float();
+        by_groups(STEP_INPUTS, first, end - first, [&](int64_t, int64_t from, int64_t to) {
+            const float largest = scale == 0 ? 0 : extremes_of(row, from, to).largest();
+            // 15 also where a matrix has infinity, whose quotient is no number
+            const float step = largest == 0 ? 0 : std::min(15.0f, std::ceil(std::fabs(largest) / scale / 8.5f));
+            span.step((from - first) / STEP_INPUTS) = static_cast<int8_t>(largest > 0 ? -step : step);
         });
-        if (layout.format == Format::int8)
-            scale_of<float>(layout, output, group) = most == 0 ? 1.0f : std::fabs(most) / 127.0f;
-        else
-            scale_of<uint16_t>(layout, output, group) = to_float16(most / -8.0f);
     });
 }
 
 // `row` begins with the input `first`.
-void round_tile(const Layout& layout, const Output& output, const float* row, int64_t first, int64_t count) {
+void round_to_bytes(const Layout& layout, const Output& output, const float* row, int64_t first, int64_t count) {
     uint8_t numbers[TILE] = {};
-    by_groups(layout, first, count, [&](int64_t group, int64_t from, int64_t end) {
+    by_groups(layout.group, first, count, [&](int64_t group, int64_t from, int64_t end) {
         int32_t whole[TILE];
-        if (layout.format == Format::int8) {
-            divide(row + from - first, end - from, scale_of<float>(layout, output, group), whole);
-            for (int64_t k = from; k < end; ++k) numbers[k - first] = static_cast<uint8_t>(whole[k - from] + 128);
-        } else {
-            const float scale = from_float16(scale_of<uint16_t>(layout, output, group));
-            divide(row + from - first, end - from, scale == 0 ? INFINITY : scale, whole);
-            for (int64_t k = from; k < end; ++k)
-                numbers[k - first] = static_cast<uint8_t>(std::min(std::max(whole[k - from] + 8, 0), 15));
-        }
+        divide(row + (from - first), end - from, scale_of<float>(layout, output, group), whole);
+        for (int64_t k = from; k < end; ++k) numbers[k - first] = static_cast<uint8_t>(whole[k - from] + 128);
     });
-    if (layout.format == Format::int8)
-        put_bytes(output, numbers, first, count);
-    else
-        put_halves(output, numbers, first, count);
+    put_bytes(output, numbers, first, count);
+}
+
+void round_to_steps(const Layout& layout, const Output& output, const float* row, int64_t first, int64_t count) {
+    by_groups(layout.group, first, count, [&](int64_t number, int64_t from, int64_t end) {
+        const Span span(layout, output, number);
+        const int64_t span_first = number * layout.group;
+        uint8_t numbers[TILE] = {};
+        by_groups(STEP_INPUTS, from, end - from, [&](int64_t, int64_t begin, int64_t to) {
+            int32_t whole[STEP_INPUTS];
+            const float step = static_cast<float>(span.step((begin - span_first) / STEP_INPUTS)) * span.scale_as_float();
+            divide(row + (begin - first), to - begin, step == 0 ? INFINITY : step, whole);
+            for (int64_t k = begin; k < to; ++k)
+                numbers[k - from] = static_cast<uint8_t>(std::min(std::max(whole[k - begin] + 8, 0), 15));
+        });
+        put_halves(span.halves, numbers, from - span_first, end - from);
+    });
+}
+
+void begin_output(const Layout& layout, const Row& row, const Output& output) {
+    if (layout.format == Format::int8) find_scales(layout, row, output);
+    if (layout.format == Format::steps4) find_steps(layout, row, output);
 }
 
 void pack_tile(const Layout& layout, const Output& output, const float* row, int64_t first, int64_t count) {
@@ -214,8 +274,11 @@ void pack_tile(const Layout& layout, const Output& output, const float* row, int
             to_float16(row, count, halves);
             return put<2>(output, halves, first, count);
         case Format::int8:
+            return round_to_bytes(layout, output, row, first, count);
+        case Format::steps4:
+            return round_to_steps(layout, output, row, first, count);
         case Format::int4:
-            return round_tile(layout, output, row, first, count);
+            return;  // what is rounded to 4 bits here has steps
     }
 }
 
@@ -224,9 +287,7 @@ void pack_tile(const Layout& layout, const Output& output, const float* row, int
 void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, uint8_t* panels, int threads) {
     const int64_t width = layout.inputs * (numbers == Format::f32 ? 4 : 2);
     auto row_of = [&](const Output& output) { return Row{numbers, matrix + output.number * width}; };
-    auto begin = [&](const Output& output) {
-        if (layout.is_whole()) find_scales(layout, row_of(output), output);
-    };
+    auto begin = [&](const Output& output) { begin_output(layout, row_of(output), output); };
     auto pack = [&](const Output& output, int64_t first, int64_t count) {
         float own[TILE];
         pack_tile(layout, output, row_of(output).floats(first, count, own), first, count);

@@ -5,7 +5,7 @@
 namespace baton {
 
 // (N, K) of the format `numbers`, which is f32, bf16 or f16, to the nearest number of the layout's. int8: each group's largest
-// magnitude becomes 127. int4: each group's becomes -8, without zero points (as in llama.cpp's Q4_0).
+// magnitude becomes 127. steps4: a group has the step with which it has room.
 void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, uint8_t* panels, int threads);
 
 // values (N, K): signed bytes with int8, 0..15 with int4; scales (N, groups) in layout.scales; zeros (N, groups) in

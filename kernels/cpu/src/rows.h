@@ -81,7 +81,7 @@ uint64_t read_memory(const uint8_t* from, int64_t bytes) {
 }
 
 int64_t spin(baton::Format format, int64_t rounds) {
-    if (format == baton::Format::int8 || format == baton::Format::int4) {
+    if (format >= baton::Format::int8) {
         Ints one = no_ints();
         Sums sums[SPINNING];
         for (auto& sum : sums) sum = all_sums(0);

@@ -16,6 +16,7 @@ constexpr int FLOAT_ROWS = 6, WHOLE_ROWS = 4;
 constexpr int float_vectors(int rows) { return rows <= 2 ? 4 : 2; }
 constexpr int int8_vectors(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
 constexpr int int4_vectors(int rows) { return rows <= 2 ? 2 : 1; }
+constexpr int step_vectors(int rows) { return rows <= 1 ? 4 : rows <= 2 ? 2 : 1; }
 
 inline Floats none() { return _mm256_setzero_ps(); }
 inline Ints no_ints() { return _mm256_setzero_si256(); }
@@ -67,6 +68,31 @@ inline Ints high_halves(Ints x) { return low_halves(_mm256_srli_epi16(x, 4)); }
 inline Sums dot_halves(Sums sum, Ints halves, Ints x) {
     return sum + reinterpret_cast<Sums>(_mm256_madd_epi16(_mm256_maddubs_epi16(halves, x), _mm256_set1_epi16(1)));
 }
+
+constexpr bool WIDENS_STEPS = false;
+// A group of STEP_INPUTS: the sums of half of its inputs, 8 * 127 * 16, fit into 16 bits, and their products with a step are added up
+// in 32.
+inline Sums dot_in_group(Sums sum, Ints halves, Ints x) {
+    return reinterpret_cast<Sums>(_mm256_add_epi16(reinterpret_cast<Ints>(sum), _mm256_maddubs_epi16(halves, x)));
+}
+inline Sums add_steps(Sums total, Sums group, Ints steps) {
+    return total + reinterpret_cast<Sums>(_mm256_madd_epi16(reinterpret_cast<Ints>(group), steps));
+}
+inline Sums minus_eight_times(Sums x) {
+    return reinterpret_cast<Sums>(_mm256_mullo_epi16(reinterpret_cast<Ints>(x), _mm256_set1_epi16(-8)));
+}
+inline Sums load_sums(const int32_t* at) {
+    return reinterpret_cast<Sums>(_mm256_loadu_si256(reinterpret_cast<const Ints*>(at)));
+}
+inline Ints all_16(int x) { return _mm256_set1_epi16(static_cast<int16_t>(x)); }
+inline Ints plus_16(Ints a, Ints b) { return _mm256_add_epi16(a, b); }
+inline Ints times_16(Ints a, Ints b) { return _mm256_mullo_epi16(a, b); }
+// In both halves.
+inline Ints load_step_pairs(const uint8_t* at) {
+    const Ints wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)));
+    return _mm256_blend_epi16(wide, _mm256_slli_epi32(wide, 16), 0xaa);
+}
+inline Ints load_steps(const uint8_t* at) { return load_step_pairs(at); }
 
 // Bytes with an offset of 128, made ready to be multiplied. Two products of whole unsigned bytes would not fit into 16 bits: they
 // are magnitudes, of at most 128, with the weights' signs on the other side.

@@ -17,6 +17,7 @@ constexpr int FLOAT_ROWS = 12, WHOLE_ROWS = 12;
 constexpr int float_vectors(int) { return 2; }
 constexpr int int8_vectors(int) { return 2; }
 constexpr int int4_vectors(int) { return 2; }
+constexpr int step_vectors(int) { return 2; }
 
 inline Floats none() { return _mm512_setzero_ps(); }
 inline Ints no_ints() { return _mm512_setzero_si512(); }
@@ -59,6 +60,28 @@ inline Ints high_halves(Ints x) { return low_halves(_mm512_srli_epi16(x, 4)); }
 // Each lane's 4 products of unsigned and signed bytes, added to it.
 inline Sums dot_halves(Sums sum, Ints halves, Ints x) {
     return reinterpret_cast<Sums>(_mm512_dpbusd_epi32(reinterpret_cast<Ints>(sum), halves, x));
+}
+
+constexpr bool WIDENS_STEPS = true;
+// A group of STEP_INPUTS: 8 * 127 * 32 fits into 16 bits, so that an instruction for products of 16 bits takes a sum times its step,
+// with 0 in the upper half.
+inline Sums dot_in_group(Sums sum, Ints halves, Ints x) { return dot_halves(sum, halves, x); }
+inline Sums add_steps(Sums total, Sums group, Ints steps) {
+    return reinterpret_cast<Sums>(_mm512_dpwssd_epi32(reinterpret_cast<Ints>(total), reinterpret_cast<Ints>(group), steps));
+}
+inline Sums minus_eight_times(Sums x) { return x * -8; }
+inline Sums load_sums(const int32_t* at) { return reinterpret_cast<Sums>(_mm512_loadu_si512(at)); }
+inline Ints all_16(int x) { return _mm512_set1_epi16(static_cast<int16_t>(x)); }
+inline Ints plus_16(Ints a, Ints b) { return _mm512_add_epi16(a, b); }
+inline Ints times_16(Ints a, Ints b) { return _mm512_mullo_epi16(a, b); }
+inline Ints load_wide(const uint8_t* at) {
+    return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+}
+inline Ints load_steps(const uint8_t* at) { return _mm512_and_si512(load_wide(at), all(0xffff)); }
+// In both halves.
+inline Ints load_step_pairs(const uint8_t* at) {
+    const Ints wide = load_wide(at);
+    return _mm512_mask_blend_epi16(0xaaaaaaaa, wide, _mm512_slli_epi32(wide, 16));
 }
 
 // Weights come with an offset of 128, so that they are unsigned: 128 times the sum of the inputs is to be taken off.

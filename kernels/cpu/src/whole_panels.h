@@ -77,6 +77,19 @@ struct WidenedLines4 {
     static Floats zeros(const uint8_t* table, int64_t number) { return Lines4::zeros(table, number); }
 };
 
+// Sums over groups times the rows' scales, and the bias.
+template <int ROWS, int VECTORS>
+inline void write_totals(const baton::PanelProduct& work, int first, const float* totals) {
+    for (int v = 0; v < VECTORS; ++v) {
+        const Floats bias = load_bias(work, first + v * LANES);
+        for (int row = 0; row < ROWS; ++row) {
+            const Floats total = load(totals + (row * VECTORS + v) * LANES);
+            store_columns(work.out + row * work.stride, first + v * LANES, work.columns,
+                          fma(total, all(work.x_scales[row]), bias));
+        }
+    }
+}
+
 template <class Lines>
 struct WholePanels {
     template <int ROWS>
@@ -88,14 +101,7 @@ struct WholePanels {
                 add_groups<ROWS, VECTORS, true>(work, first, totals);
             else
                 add_groups<ROWS, VECTORS, false>(work, first, totals);
-            for (int v = 0; v < VECTORS; ++v) {
-                const Floats bias = load_bias(work, first + v * LANES);
-                for (int row = 0; row < ROWS; ++row) {
-                    const Floats total = load(totals + row * COLUMNS + v * LANES);
-                    store_columns(work.out + row * work.stride, first + v * LANES, work.columns,
-                                  fma(total, all(work.x_scales[row]), bias));
-                }
-            }
+            write_totals<ROWS, VECTORS>(work, first, totals);
         }
     }
 
@@ -109,14 +115,16 @@ struct WholePanels {
         const uint8_t* w = work.numbers + first * 4;
         const uint8_t *scales = work.panel + layout.scales_at(), *zeros = work.panel + layout.zeros_at();
         const int64_t groups = layout.num_groups(), steps = layout.group / Lines::INPUTS;
-        Ahead ahead(work, groups * steps);
+        int64_t all_steps = layout.padded_inputs() / Lines::INPUTS;
+        Ahead ahead(work, all_steps);
         for (int i = 0; i < ROWS * VECTORS; ++i) store(totals + i * LANES, none());
         for (int64_t group = 0; group < groups; ++group, starts += ROWS, x_sums += HAS_ZEROS ? ROWS : 0) {
             keep_in_memory(totals);  // The sums of a group need the registers.
             Sums sums[ROWS][VECTORS];
             for (int row = 0; row < ROWS; ++row)
                 for (auto& sum : sums[row]) sum = all_sums(starts[row]);
-            int64_t left = steps;
+            int64_t left = steps < all_steps ? steps : all_steps;  // The last group may be shorter.
+            all_steps -= left;
             do {
                 prefetch(w);
                 prefetch(w + 64);

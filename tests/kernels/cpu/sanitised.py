@@ -13,8 +13,8 @@ import numpy as np
 LIBRARY = CDLL(sys.argv[1])
 LIBRARY.baton_packed_bytes.restype = c_int64
 SHAPES = [(1, 1, 8), (3, 7, 33), (13, 33, 77), (25, 64, 130), (97, 40, 64), (14, 5, 1029)]
-SCALES = (0, 0, 0, 0, 2)
-"""Formats of the scales of each layout: float32, and float16 with int4."""
+SCALES = (0, 0, 0, 0, 2, 1)
+"""Formats of the scales of each layout: float32, float16 with int4, and bfloat16 with steps4."""
 NUMBERS = {np.float32: 0, np.uint16: 1, np.float16: 2}
 """Formats of matrices; bfloat16 comes as its bits."""
 RNG = np.random.default_rng(0)
@@ -70,12 +70,13 @@ def check(isa: int, count: int, outputs: int, inputs: int) -> None:
         for shape in ((outputs, inputs), (count, inputs), (outputs,))
     )
     wanted = x.astype(np.float64) @ matrix.T + bias
-    made = [(layout, 32, False, packed(layout, matrix, 32)) for layout in range(5)]
+    made = [(layout, 32, False, packed(layout, matrix, 32)) for layout in (0, 1, 2, 3, 5)]
     bits = (matrix.view(np.uint32) >> 16).astype(np.uint16)
     made += [(1, 32, False, packed(1, bits, 32)), (2, 32, False, packed(2, matrix.astype(np.float16), 32))]
     made += [(3, 12, True, packed_whole(3, matrix, 12)), (4, 8, True, packed_whole(4, matrix, 8))]
+    made += [(5, 128, False, packed(5, matrix, 128))]
     for (layout, group, has_zeros, panels), most in zip(
-        made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.01, 0.01, 0.1, 0.3), strict=True
+        made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.01, 0.01, 0.1, 0.3, 0.3), strict=True
     ):
         got = product(isa, layout, group, has_zeros, panels, x, bias)
         off = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
@@ -201,7 +202,7 @@ def main() -> None:
             for rows, size in ((1, 2), (7, 33), (5, 66), (40, 1024)):
                 between_products(isa, rows, size)
             memory = np.ones(300_001, np.uint8)
-            for layout in range(5):
+            for layout in range(6):
                 LIBRARY.baton_spin(c_int(isa), c_int(layout), c_int64(3))
             LIBRARY.baton_read(c_int(isa), at(memory), c_int64(memory.size), c_int(2))
     callers = [threading.Thread(target=check, args=(0, 13, 133, 77)) for _ in range(4)]

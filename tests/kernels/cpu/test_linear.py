@@ -5,12 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.cpu.library import Isa, fastest_exact, fastest_of_bfloat16, instruction_sets
 from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Layout, Panels, packed, packed_int4, packed_int8
 from kernels.rounding import Rounding, as_floats, round_to, rounded
+from tests.kernels.cpu.steps import in_steps
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
 SHAPES = [
@@ -25,6 +27,8 @@ SHAPES = [
 ]
 """(rows, outputs, inputs)"""
 FLOATS = {Layout.FLOAT32: torch.float32, Layout.BFLOAT16: torch.bfloat16, Layout.FLOAT16: torch.float16}
+MADE = [layout for layout in Layout if layout != Layout.INT4]
+"""What matrices of floats are packed to; the other comes from checkpoints."""
 MOST = 2e-6
 """The bound of an error in float32, relative; what a format loses is no part of it."""
 
@@ -66,12 +70,8 @@ def in_bytes(x: Tensor) -> Tensor:
 
 
 def in_four_bits(matrix: Tensor, group: int) -> Tensor:
-    """Each group's number of the largest magnitude is -8 times its scale, which has 16 bits."""
-    padded = F.pad(matrix, (0, -matrix.shape[1] % group)).unflatten(1, (-1, group))
-    most = padded.gather(2, padded.abs().argmax(2, keepdim=True))
-    scales = (most / -8).half().float()
-    whole = torch.where(scales == 0, 0, padded / scales).round().clamp(-8, 7)
-    return (whole * scales).flatten(1)[:, : matrix.shape[1]]
+    scales, steps, numbers = in_steps(matrix, group)
+    return (numbers * steps * scales.float()).flatten(1)[:, : matrix.shape[1]]
 
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
@@ -85,10 +85,10 @@ def test_floats_are_multiplied_as_the_nearest_numbers_of_their_format(
     assert error(got, as_multiplied(isa, layout, x), weight.to(FLOATS[layout]).float(), bias) < MOST
 
 
-@pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", MADE, ids=lambda layout: layout.name)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_matrix_of_16_bits_is_packed_as_the_same_numbers_in_32_are(layout: Layout, dtype: torch.dtype):
-    matrix, group = random(70, 130).to(dtype), 8 if layout == Layout.INT4 else 0
+    matrix, group = random(70, 330).to(dtype), 32
     assert torch.equal(packed(matrix, layout, group).data, packed(matrix.float(), layout, group).data)
 
 
@@ -104,11 +104,21 @@ def test_8_bits_are_multiplied_by_rows_of_8_bits(
 
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
-@pytest.mark.parametrize("group", [8, 32, 128])
+@pytest.mark.parametrize("group", [32, 128, 384])
 def test_4_bits_are_multiplied_by_rows_of_8_bits(isa: Isa, count: int, outputs: int, inputs: int, group: int):
     weight, x = random(outputs, inputs), random(count, inputs)
-    got = packed(weight, Layout.INT4, group, isa).product(x, None)
+    got = packed(weight, Layout.STEPS4, group, isa).product(x, None)
     assert error(got, in_bytes(x), in_four_bits(weight, group), None) < MOST
+
+
+def test_4_bits_made_of_floats_lose_no_more_than_llama_cpp_s_which_are_larger(isa: Isa):
+    matrix = random(96, 1024)
+    made = packed(matrix, Layout.STEPS4, 128, isa)
+    own = made.product(torch.eye(1024), None).T - matrix
+    kind = GGMLQuantizationType.Q4_0
+    theirs = quantize(matrix.numpy(), kind)
+    assert made.data.nbytes < theirs.nbytes
+    assert own.norm() < 1.01 * (torch.from_numpy(dequantize(theirs, kind)) - matrix).norm()
 
 
 def spread(each: Tensor, group: int, inputs: int) -> Tensor:
@@ -148,11 +158,16 @@ def test_8_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
 
 
 def test_panels_are_no_larger_than_what_they_hold(isa: Isa):
-    """4 bits and a scale of 16 for each 128, 8 bits and one for each 32; with zero points one byte and two more for each."""
+    """4 bits and a scale of 16 for each 128, perhaps with a step of 8 for each 32; 8 bits and a scale for each 32; with zero points one
+    byte and two more for each scale."""
     values, ones = integers(0, 16, 96, 512).to(torch.uint8), torch.ones(96, 4).half()
     zeros, scales = torch.full((96, 4), 7, dtype=torch.uint8), torch.ones(96, 16).half()
     four, eight, numbers = packed_int4, packed_int8, 96 * 512
     assert four(values, ones, None, 128, isa).data.nbytes == numbers // 2 + 2 * 96 * 4
+    assert (
+        packed(values.float(), Layout.STEPS4, 128, isa).data.nbytes
+        == numbers // 2 + numbers // 32 + 2 * 96 * 4
+    )
     assert four(values, ones, zeros, 128, isa).data.nbytes == numbers // 2 + 3 * 96 * 4
     assert eight(values.to(torch.int8), scales, None, 32, isa).data.nbytes == numbers + 2 * 96 * 16
     assert eight(values.to(torch.int8), scales, scales, 32, isa).data.nbytes == numbers + 4 * 96 * 16
@@ -167,13 +182,17 @@ def test_the_largest_bytes_do_not_overflow(isa: Isa):
         values = torch.full((40, inputs), value, dtype=torch.int8)
         got = packed_int8(values, torch.ones(40, 1), isa=isa).product(x, None)
         assert torch.equal(got, torch.full_like(got, 3.0 * value * inputs))
+    for value in (-1.0, 1.0):
+        weight = torch.full((40, inputs), value)
+        got = packed(weight, Layout.STEPS4, 128, isa).product(x, None)
+        assert error(got, x, in_four_bits(weight, 128), None) < MOST
 
 
 @pytest.mark.parametrize("magnitude", [1e-37, 1e-30, 1e-18, 1e18, 1e30])
 def test_rows_of_any_magnitude_are_rounded_alike(isa: Isa, magnitude: float):
     weight, x = random(40, 264), random(5, 264) * magnitude
-    got = packed(weight, Layout.INT4, 8, isa).product(x, None)
-    assert error(got, in_bytes(x), in_four_bits(weight, 8), None) < MOST
+    got = packed(weight, Layout.STEPS4, 64, isa).product(x, None)
+    assert error(got, in_bytes(x), in_four_bits(weight, 64), None) < MOST
 
 
 def test_numbers_half_way_between_two_bytes_go_to_the_even_one(isa: Isa):
@@ -183,15 +202,18 @@ def test_numbers_half_way_between_two_bytes_go_to_the_even_one(isa: Isa):
 
 
 def test_rows_of_zeros_are_zeros(isa: Isa):
-    for layout in Layout:
+    for layout in MADE:
         assert not packed(random(40, 64), layout, 32, isa).product(torch.zeros(3, 64), None).any()
 
 
 MAKE: dict[str, Callable[[Isa], Panels]] = {
-    layout.name: lambda isa, layout=layout: packed(random(200, 300), layout, 64, isa) for layout in Layout
+    layout.name: lambda isa, layout=layout: packed(random(200, 300), layout, 64, isa) for layout in MADE
 }
 MAKE["INT8 in groups"] = lambda isa: packed_int8(
     integers(-128, 128, 200, 300).to(torch.int8), random(200, 5).half(), integers(-128, 128, 200, 5), 60, isa
+)
+MAKE["INT4"] = lambda isa: packed_int4(
+    integers(0, 16, 200, 300).to(torch.uint8), random(200, 5).half(), None, 64, isa
 )
 MAKE["INT4 with zero points"] = lambda isa: packed_int4(
     integers(0, 16, 200, 300).to(torch.uint8),
@@ -252,7 +274,11 @@ def test_what_kernels_would_read_wrongly_is_refused():
         with pytest.raises(ValueError, match="a bias"):
             multiply(x, panels, bias, *about)
     with pytest.raises(ValueError, match="groups of 8"):
-        packed(random(8, 64), Layout.INT4, 12)
+        packed_int4(torch.zeros(8, 64, dtype=torch.uint8), torch.ones(8, 6), None, 12)
+    with pytest.raises(ValueError, match="groups of 32"):
+        packed(random(8, 64), Layout.STEPS4, 48)
+    with pytest.raises(ValueError, match="packed_int4"):
+        packed(random(8, 64), Layout.INT4, 32)
     with pytest.raises(ValueError, match="inputs"):
         packed(torch.zeros(1, MOST_INPUTS_OF_BYTES + 1), Layout.INT8)
 

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from kernels.cpu.library import instruction_sets
 from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
+from tests.kernels.cpu.steps import in_steps
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
 FLOATS = {
@@ -33,8 +34,8 @@ def laid_out(numbers: Tensor, side: int) -> Tensor:
     return panels.view(torch.uint8).flatten(1)
 
 
-def halves_laid_out(values: Tensor, group: int) -> Tensor:
-    eight = laid_out(F.pad(values, (0, -values.shape[1] % group)), 8).reshape(-1, 8)
+def halves_laid_out(values: Tensor) -> Tensor:
+    eight = laid_out(values, 8).reshape(-1, 8)
     halves = eight[:, :4] | eight[:, 4:] << 4
     return halves.reshape(-(-len(values) // 32), -1)
 
@@ -67,9 +68,8 @@ def test_8_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int):
     scales, zeros = random(shape[0], groups).half(), integers(-128, 129, shape[0], groups)
     numbers = laid_out((values.to(torch.int16) + 128).to(torch.uint8), 4)
     found = by_panel(packed_int8(values, scales, zeros, group))
-    at = 32 * groups * group
-    assert torch.equal(found[:, : numbers.shape[1]], numbers)
-    assert not found[:, numbers.shape[1] : at].any()
+    at = numbers.shape[1]
+    assert torch.equal(found[:, :at], numbers)
     for column in (scales, zeros.half()):
         assert torch.equal(found[:, at : at + 64 * groups], laid_out(column, 1))
         at += 64 * groups
@@ -82,8 +82,9 @@ def test_4_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int):
     values = integers(0, 16, *shape).to(torch.uint8)
     scales, zeros = random(shape[0], groups), integers(0, 17, shape[0], groups).to(torch.uint8)
     found = by_panel(packed_int4(values, scales, zeros, group))
-    at = 16 * groups * group
-    assert torch.equal(found[:, :at], halves_laid_out(values, group))
+    numbers = halves_laid_out(values)
+    at = numbers.shape[1]
+    assert torch.equal(found[:, :at], numbers)
     assert torch.equal(found[:, at : at + 128 * groups], laid_out(scales, 1))
     at += 128 * groups
     assert torch.equal(found[:, at : at + 32 * groups], laid_out(zeros, 1))
@@ -101,18 +102,21 @@ def test_floats_are_rounded_to_8_bits_by_their_rows_largest(shape: tuple[int, in
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("group", [8, 32, 136, 640])
+@pytest.mark.parametrize("group", [32, 96, 256, 640])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_floats_are_rounded_to_4_bits_by_their_groups_largest(
+def test_floats_are_rounded_to_4_bits_by_whole_steps_of_their_spans_scale(
     shape: tuple[int, int], group: int, dtype: torch.dtype
 ):
     matrix = random(*shape).to(dtype)
     matrix[-1] = 0
-    grouped = F.pad(matrix.float(), (0, -shape[1] % group)).unflatten(1, (-1, group))
-    most = grouped.gather(2, grouped.abs().argmax(2, keepdim=True))
-    scales = (most / -8).half()
-    whole = torch.where(scales == 0, 0.0, grouped / scales.float()).round() + 8
-    values = whole.clamp(0, 15).to(torch.uint8).flatten(1)[:, : shape[1]].contiguous()
-    assert torch.equal(
-        packed(matrix, Layout.INT4, group).data, packed_int4(values, scales[..., 0], None, group).data
-    )
+    scales, steps, numbers = in_steps(matrix.float(), group)
+    left = by_panel(packed(matrix, Layout.STEPS4, group))
+    for span in range(scales.shape[1]):
+        inputs = min(group, -(-shape[1] // 32) * 32 - span * group)
+        halves = (numbers[:, span].flatten(1) + 8).to(torch.uint8)[:, : min(inputs, shape[1] - span * group)]
+        table = laid_out(steps[:, span, :, 0].to(torch.int8), 1)
+        table = F.pad(table, (0, -table.shape[1] % 64))  # numbers begin on a line of the cache
+        wanted = torch.cat((laid_out(scales[:, span, :, 0], 1), table, halves_laid_out(halves)), 1)
+        assert torch.equal(left[:, : wanted.shape[1]], wanted)
+        left = left[:, 64 + table.shape[1] + 16 * inputs :]
+    assert not left.numel()
