@@ -55,20 +55,16 @@ def attend(
     data, scales = _checked_pool(kv_layer)
     _, _, kv_heads, block_size, size = data.shape
     tokens, heads = q.shape[:2]
-    _check(
-        q.shape == (tokens, heads, size) and heads % kv_heads == 0,
-        f"queries (T, {kv_heads} heads or a multiple, {size}), not {tuple(q.shape)}",
-    )
-    _check(
-        sinks is None or (sinks.shape == (heads,) and sinks.dtype == torch.float32),
-        f"sinks ({heads},) of float32",
-    )
-    _check(
-        meta.query_starts[-1] == tokens, f"{meta.query_starts[-1]} queries, as the step says, not {tokens}"
-    )
+    if q.shape != (tokens, heads, size) or heads % kv_heads:
+        raise _refused(f"queries (T, {kv_heads} heads or a multiple, {size}), not {tuple(q.shape)}")
+    if sinks is not None and (sinks.shape != (heads,) or sinks.dtype != torch.float32):
+        raise _refused(f"sinks ({heads},) of float32")
+    if meta.query_starts[-1] != tokens:
+        raise _refused(f"{meta.query_starts[-1]} queries, as the step says, not {tokens}")
     starts, contexts, tables = _sequences(meta, data.shape[0], block_size)
     isa = _fastest(size) if isa is None else isa
-    _check(isa is not None and size % _lanes(isa) == 0, f"heads that vectors divide, not of {size}")
+    if isa is None or size % _lanes(isa):
+        raise _refused(f"heads that vectors divide, not of {size}")
     queries = q.float().contiguous()
     out = result(*queries.shape)
     own = None if sinks is None else sinks.contiguous()
@@ -86,15 +82,14 @@ def _checked_pool(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
     """Pointers know no types and no bounds, so everything is checked here and in `_sequences`."""
     data, scales = (kv_layer.data, kv_layer.scales) if isinstance(kv_layer, ScaledKV) else (kv_layer, None)
     known = (torch.int8,) if isinstance(kv_layer, ScaledKV) else (torch.float32, torch.bfloat16)
-    _check(
-        data.dim() == 5 and data.shape[1] == 2 and data.is_contiguous() and data.dtype in known,
-        f"a contiguous pool (blocks, 2, heads, block_size, D) of {known}, not {tuple(data.shape)} of {data.dtype}",
-    )
-    _check(
-        scales is None
-        or (scales.shape == data.shape[:-1] and scales.dtype == torch.float32 and scales.is_contiguous()),
-        "a contiguous float32 scale for each vector",
-    )
+    if data.dim() != 5 or data.shape[1] != 2 or not data.is_contiguous() or data.dtype not in known:
+        raise _refused(
+            f"a contiguous pool (blocks, 2, heads, block_size, D) of {known}, not {tuple(data.shape)} of {data.dtype}"
+        )
+    if scales is not None and (
+        scales.shape != data.shape[:-1] or scales.dtype != torch.float32 or not scales.is_contiguous()
+    ):
+        raise _refused("a contiguous float32 scale for each vector")
     return data, scales
 
 
@@ -105,13 +100,15 @@ def _sequences(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequenc
         return found
     for table, query, context in zip(meta.block_tables, meta.query_lens, meta.context_lens, strict=True):
         needed = -(-context // block_size)
-        _check(0 <= query <= context, f"at least {query} tokens of context, not {context}")
-        _check(
-            table.dtype == torch.int64 and table.is_contiguous() and len(table) >= needed,
-            f"{needed} blocks for {context} tokens in int64, not {len(table)} in {table.dtype}",
-        )
+        if not 0 <= query <= context:
+            raise _refused(f"at least {query} tokens of context, not {context}")
+        if table.dtype != torch.int64 or not table.is_contiguous() or len(table) < needed:
+            raise _refused(
+                f"{needed} blocks for {context} tokens in int64, not {len(table)} in {table.dtype}"
+            )
         used = table[:needed]
-        _check(bool((used >= 0).all() and (used < num_blocks).all()), f"blocks below {num_blocks}")
+        if not bool((used >= 0).all() and (used < num_blocks).all()):
+            raise _refused(f"blocks below {num_blocks}")
     found = meta.cache[key] = (
         torch.tensor(meta.query_starts, dtype=torch.int64),
         torch.tensor(meta.context_lens, dtype=torch.int64),
@@ -132,6 +129,5 @@ def _lanes(isa: library.Isa) -> int:
     return library.loaded().baton_lanes(isa)
 
 
-def _check(holds: bool, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"native attention takes {wanted}")
+def _refused(wanted: str) -> ValueError:
+    return ValueError(f"native attention takes {wanted}")
