@@ -10,7 +10,7 @@ from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of, mixer_weights
 from kernels.cpu.attention import attends_heads_of
 from kernels.cpu.library import instruction_sets
-from kernels.torch.prepacked import WeightFormat, bytes_per_number
+from kernels.torch.prepacked import WeightFormat, bytes_per_number, kept
 from models.quantisation import Quantisation
 from models.recurrent_spec import RecurrentSpec
 from models.spec import ModelSpec
@@ -36,8 +36,9 @@ class Stored:
     """Bytes of a number in the projections."""
     head: float
     expert: float
+    embedding: float
     other: int
-    """Bytes of a number in the embedding, activations and biases: those of the dtype that the model computes in."""
+    """Bytes of a number in activations and biases: those of the dtype that the model computes in."""
     on_cpu: bool
     """Whether matrices are packed. A head that is tied to the embedding is then kept beside it."""
     attends_natively: bool = False
@@ -61,15 +62,22 @@ def stored_as(
             matrix=matrix,
             head=head,
             expert=expert,
+            embedding=2 if _keeps_halves(spec, weights) else wide,
             other=wide,
             on_cpu=True,
             attends_natively=native,
             draws_natively=bool(instruction_sets()),
         )
-    kept = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
+    matrix = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
-    expert = _MXFP4_BYTES if is_mxfp4 else kept
-    return Stored(matrix=kept, head=wide, expert=expert, other=wide, on_cpu=False)
+    expert = _MXFP4_BYTES if is_mxfp4 else matrix
+    return Stored(matrix=matrix, head=wide, expert=expert, embedding=wide, other=wide, on_cpu=False)
+
+
+def _keeps_halves(spec: ModelSpec, weights: WeightFormat) -> bool:
+    """Return whether the embedding stays in the 16 bits that a checkpoint has it in. A GGUF file's is made floats."""
+    is_gguf = spec.quantisation is not None and spec.quantisation.kind == "gguf"
+    return spec.dtype in ("bfloat16", "float16") and "half" in kept(weights) and not is_gguf
 
 
 def quantised_bytes(how: Quantisation) -> float:
@@ -125,7 +133,7 @@ def _weight_bytes(
         total += _feed_forward_bytes(spec, mesh, mesh.place(rank).tp, layer, stored, num_spare)
     table = _size(share.vocab) * spec.hidden_size
     is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
-    total += table * stored.other * is_first
+    total += table * stored.embedding * is_first
     shares_head = spec.tied and is_first and not stored.on_cpu
     if is_last and not shares_head:
         total += table * stored.head

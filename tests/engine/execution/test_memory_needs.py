@@ -1,5 +1,6 @@
 """What ranks need beside their KV, against transformers' count of weights and against tensors that were alive at once."""
 
+import gc
 import json
 import random
 from pathlib import Path
@@ -15,6 +16,8 @@ from engine.execution.kv_pool import KVPool
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.pool_size import size_pool
 from engine.execution.runner import Runner
+from kernels.cpu.library import native
+from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.registry import load_model
 from parallel.mesh import ONE_RANK, Mesh
@@ -134,3 +137,32 @@ def _peak_bytes(runner: Runner, plans: list[StepPlan], folder: Path) -> int:
         live += size
         peak = max(peak, live)
     return peak
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [(torch.float32, "full"), (torch.bfloat16, "half"), (torch.bfloat16, "int8")]
+)
+def test_a_cpu_keeps_as_many_bytes_of_weights_as_are_counted(
+    tmp_path: Path, dtype: torch.dtype, weights: WeightFormat
+) -> None:
+    if weights != "full" and native() is None:
+        pytest.skip("there are no native kernels here")
+    config = FAMILIES["llama"](random.Random(0), 0)
+    config.vocab_size, config.hidden_size, config.tie_word_embeddings = 8192, 128, True
+    folder = tmp_path / "model"
+    make(tmp_path / "wide", config, seed=1).to(dtype).save_pretrained(folder)
+    before = _storages()
+    model = load_model(folder, "float32", CPU, weights=weights)
+    held = sum(size for place, size in _storages().items() if place not in before)
+    stored = stored_as(model.spec, "float32", weights, CPU, deterministic=False)
+    (needs,) = needs_of(model.spec, EngineConfig(), ONE_RANK, stored, context_tokens=1024)
+    assert needs.weight_bytes == pytest.approx(held, rel=0.05)
+
+
+def _storages() -> dict[int, int]:
+    """Where the memory of all tensors is, and how many bytes each has of it."""
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if isinstance(found, torch.Tensor)]
+    return {
+        own.data_ptr(): own.nbytes() for tensor in tensors if (own := tensor.untyped_storage()).data_ptr()
+    }
