@@ -1,5 +1,6 @@
 """Tensors of a GGUF file under the names that safetensors checkpoints have, floats or as they are stored."""
 
+import mmap
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,13 @@ class GgufFile:
     def get_tensor(self, name: str) -> Tensor:
         stored = self.get_slice(name)
         return stored[tuple(slice(0, size) for size in stored.get_shape())]
+
+    def give_back(self) -> None:
+        """Give the system what this process has of the file in its memory. What was read is copied, and what is read again comes
+        again."""
+        mapped = self._reader.data.base
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def _order(self, name: str) -> np.ndarray | None:
         """Return in which row of the file each row is. Llama's rows of queries and keys are in the order of rotated pairs."""

@@ -3,7 +3,7 @@
 A tensor that no model asks for, or that is missing, is an error that names it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -27,6 +27,8 @@ Cut = Sequence[Sequence[slice]]
 """For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
+MOST_MAPPED_BYTES = 64 << 20
+"""What is read of files before they are mapped anew."""
 _log = logging.getLogger(__name__)
 _STEM = "model."
 _TEXT = "language_model."
@@ -58,20 +60,6 @@ def held_rows(shard: Shard, name: str, count: int) -> list[int]:
     return [row for run in shard(name, (count,))[0] for row in range(run.start, run.stop)]
 
 
-class _Renamed:
-    """A file whose tensors have other names than a decoder's."""
-
-    def __init__(self, file: Any, stored: Mapping[str, str]) -> None:
-        """`stored` has the file's name of each."""
-        self._file, self._stored = file, stored
-
-    def get_slice(self, name: str) -> Any:
-        return self._file.get_slice(self._stored[name])
-
-    def get_tensor(self, name: str) -> Any:
-        return self._file.get_tensor(self._stored[name])
-
-
 def _decoders_name(name: str, is_headless: bool) -> str:
     """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
     is a part of a larger model has the larger model's."""
@@ -98,12 +86,13 @@ class Checkpoint:
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
-        self._where = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
-        is_headless = "embed_tokens.weight" in self._where
-        stored = {_decoders_name(name, is_headless): name for name in self._where}
-        if stored.keys() != self._where.keys():
-            self._where = {own: _Renamed(self._where[name], stored) for own, name in stored.items()}
+        places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        is_headless = "embed_tokens.weight" in places
+        self._where = {_decoders_name(name, is_headless): (path, name) for name, path in places.items()}
+        """The file of each tensor, and its name there, which may not be a decoder's."""
         self._unused = set(self._where)
+        self._mapped_bytes, self._mapped_files = 0, set[Path]()
+        """What was read of the files since they were mapped."""
         self.bytes_read = 0
         """Bytes of tensors, as they are in the files."""
         self._num_floats = 0
@@ -142,7 +131,7 @@ class Checkpoint:
         """Return the dtype of a matrix that stays in 16 bits; None for others."""
         if "half" not in self.keeps or name not in self._where:
             return None
-        return _HALVES.get(self._where[name].get_slice(name).get_dtype())
+        return _HALVES.get(self._slice(name).get_dtype())
 
     def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
         how = self._quantisation
@@ -168,7 +157,7 @@ class Checkpoint:
     def _from_gguf(self, name: str, shape: tuple[int, int]) -> Weight | None:
         """K-quants get 16 bits on CPUs, which have no kernel for them, where all others keep what they have."""
         self._stored(name, shape)
-        stored, cut = self._where[name].get_slice(name), self._shard(name, shape)
+        stored, cut = self._slice(name), self._shard(name, shape)
         assert isinstance(stored, GgufTensor)
         if stored.becomes_16_bits() and "int8_groups" in self.keeps:
             self._num_halves += 1
@@ -177,15 +166,14 @@ class Checkpoint:
             return None
         packed = stored.packed(cut[0], divided(name, cut[1], shape[1], BLOCK), self.keeps)
         if packed is not None:
-            self.bytes_read += sum(tensor.nbytes for tensor in tensors_of(packed))
-            self._unused.discard(name)
+            self._count(name, sum(tensor.nbytes for tensor in tensors_of(packed)))
         return packed
 
     def _stored(self, name: str, shape: tuple[int, ...]) -> str:
         """Return safetensors' name of its dtype. Raises UnsupportedModel."""
         if name not in self._where:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
-        stored = self._where[name].get_slice(name)
+        stored = self._slice(name)
         if tuple(stored.get_shape()) != shape:
             raise UnsupportedModel(
                 f"tensor {name!r} is {tuple(stored.get_shape())}; config.json says {shape}"
@@ -193,10 +181,30 @@ class Checkpoint:
         return stored.get_dtype()
 
     def _read(self, name: str, cut: Cut) -> Tensor:
-        tensor = _read(self._where[name].get_slice(name), cut)
-        self.bytes_read += tensor.nbytes
-        self._unused.discard(name)
+        tensor = _read(self._slice(name), cut)
+        self._count(name, tensor.nbytes)
         return tensor
+
+    def _read_whole(self, name: str) -> Tensor:
+        path, stored = self._where[name]
+        tensor = self._files[path].get_tensor(stored)
+        self._count(name, tensor.nbytes)
+        return tensor
+
+    def _slice(self, name: str) -> Any:
+        path, stored = self._where[name]
+        return self._files[path].get_slice(stored)
+
+    def _count(self, name: str, num_bytes: int) -> None:
+        """Count what was read. Tensors lie in a file's mapping, which goes when none does any more: where they are copied, or
+        packed one after the other, this rank has little of the files in its memory."""
+        self.bytes_read += num_bytes
+        self._unused.discard(name)
+        self._mapped_bytes += num_bytes
+        self._mapped_files.add(self._where[name][0])
+        if self._mapped_bytes > MOST_MAPPED_BYTES:
+            self._files |= {path: _mapped_anew(path, self._files[path]) for path in self._mapped_files}
+            self._mapped_bytes, self._mapped_files = 0, set()
 
     def _scales(
         self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
@@ -207,9 +215,7 @@ class Checkpoint:
         own = next((name + end for end in _SCALES if name + end in self._where), None)
         if own is None:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name + _SCALES[0]!r}")
-        scales = self._where[own].get_tensor(own)
-        self.bytes_read += scales.nbytes
-        self._unused.discard(own)
+        scales = self._read_whole(own)
         if scales.numel() == 1:
             return scales.view(1, 1), shape
         rows, columns = block or (1, shape[1])
@@ -223,7 +229,7 @@ class Checkpoint:
         own = f"{_stem(name)}.input_scale"
         if own not in self._where:
             return None
-        scale = self._where[own].get_tensor(own)
+        scale = self._read_whole(own)
         return scale.float().view(1) if scale.numel() == 1 else None
 
     def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
@@ -232,8 +238,7 @@ class Checkpoint:
         if own not in self._where:
             return None
         self._unused.difference_update(_parts(name))
-        stored = self._where[own].get_slice(own)
-        return self._read(own, cut or whole(own, tuple(stored.get_shape())))
+        return self._read(own, cut) if cut else self._read_whole(own)
 
     def held(self, name: str, count: int) -> list[int]:
         """Return which of `count` things that have tensors of their own this rank holds. The `Shard` is asked for rows of a
@@ -311,6 +316,13 @@ def _open(path: Path) -> Any:
         return safe_open(path, "pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"cannot read {path}: {error} (an incomplete download?)") from None
+
+
+def _mapped_anew(path: Path, file: Any) -> Any:
+    if isinstance(file, GgufFile):
+        file.give_back()
+        return file
+    return _open(path)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -18,9 +18,11 @@ from models.families import read_spec
 from models.hub import resolve
 from models.registry import load_model
 from models.tokenizer import Tokenizer
+from models.weights import Checkpoint
 from tests.models.checkpoints import CPU, Paged
 from tests.models.gguf_files import write_gguf
 from tests.models.test_cpu_stored import Watched, load, logits, panels_of
+from tests.resident import SMAPS, resident_bytes
 
 PROMPT = list(range(2, 30))
 ROOT = Path(__file__).parents[2]
@@ -102,6 +104,20 @@ def test_a_file_is_unpacked_once_and_again_when_it_has_changed(tmp_path: Path) -
     assert resolve(str(path)) == first
     write_gguf(path, "qwen2", "Q8_0", {"num_hidden_layers": 1, "layer_types": ["full_attention"]})
     assert read_spec(resolve(str(path))).num_layers == 1
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="this system does not say what a process has of a file")
+def test_what_was_read_of_a_file_leaves_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "qwen2", "F16", num_tokens=4096)
+    folder = resolve(str(path))
+    spec, name = read_spec(folder), "model.embed_tokens.weight"
+    shape = spec.vocab_size, spec.hidden_size
+    monkeypatch.setattr("models.weights.MOST_MAPPED_BYTES", 1)
+    stored = Checkpoint(folder, torch.float32, CPU)
+    first = stored.take(name, shape)
+    assert resident_bytes(path) < first.nbytes / 8  # the file has half as many
+    assert torch.equal(stored.take(name, shape), first)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

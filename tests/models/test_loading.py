@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import ConfigError, UnsupportedModel
 from models.registry import load_model
+from models.weights import Checkpoint
 from tests.models.checkpoints import BLOCK, CPU, FAMILIES, SPARSE, VOCAB, Paged, make
+from tests.resident import SMAPS, resident_bytes
 
 PROMPT = list(range(2, 40))
 
@@ -161,3 +163,20 @@ def test_an_incomplete_download(keep: int, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ConfigError, match=r"cannot read .*model\.safetensors"):
         load_model(tmp_path, "float32", CPU)
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="this system does not say what a process has of a file")
+def test_what_was_read_of_a_file_leaves_memory_unless_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, file = (512, 1024), tmp_path / "model.safetensors"
+    matrices = {f"model.layers.{i}.weight": torch.full(shape, float(i)) for i in range(16)}
+    save_file(matrices, file, {"format": "pt"})
+    monkeypatch.setattr("models.weights.MOST_MAPPED_BYTES", 1)
+    stored = Checkpoint(tmp_path, torch.float32, CPU)
+    kept, most = stored.take("model.layers.0.weight", shape), 0
+    for name, matrix in matrices.items():
+        assert torch.equal(stored.take(name, shape), matrix)
+        most = max(most, resident_bytes(file))
+    assert most < 4 * kept.nbytes
+    assert torch.equal(kept, torch.zeros(shape))
