@@ -73,12 +73,7 @@ class Host:
     def num_ray_processes(self) -> int:
         """Raylets, control stores and workers on this machine. Ray's agents hold nothing, and try for a minute to tell a control store
         that is gone of the end of their raylet."""
-        names = [Path(f"/proc/{pid}/cmdline") for pid in self._end.pids()]
-        num = 0
-        for name in names:
-            with contextlib.suppress(OSError):
-                num += any(part in name.read_bytes() for part in (b"raylet/raylet", b"gcs_server", b"ray::"))
-        return num
+        return sum(map(_is_part_of_ray, self._end.pids()))
 
     def kill(self) -> None:
         self._process.kill()
@@ -91,6 +86,16 @@ class Host:
             if not self._end.pids():
                 break
             time.sleep(0.1)
+
+
+def _is_part_of_ray(pid: str) -> bool:
+    """Agents are titled as workers are: `ray::RuntimeEnvAgent`."""
+    with contextlib.suppress(OSError):
+        name = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+        return name.endswith((b"raylet/raylet", b"gcs_server")) or (
+            name.startswith(b"ray::") and b"Agent" not in name
+        )
+    return False
 
 
 @contextlib.contextmanager

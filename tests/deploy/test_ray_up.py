@@ -15,6 +15,7 @@ import httpx
 import pytest
 import yaml
 
+from kernels.cpu.build import cache_folder
 from tests.deploy.hosts import Host, hosts, missing
 from tests.deploy.ray_nodes import last_words
 from tests.e2e.cluster_process import ROOT
@@ -23,13 +24,15 @@ from tests.e2e.reference import corpus_prompts, greedy_text
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PORT = 8000
 BASHRC = """
-export PATH={venv}:$PATH RAY_AUTH_MODE=token RAY_worker_niceness=0 BATON_ROLE={role} BATON_SLOTS={slots}
+export PATH={venv}:$PATH RAY_AUTH_MODE=token RAY_worker_niceness=0 BATON_ROLE={role}
+export XDG_CACHE_HOME={cache}
 cd {root}
 """
 
 
-def bashrc(role: str, slots: int = 1) -> str:
-    return BASHRC.format(venv=ROOT / ".venv" / "bin", role=role, slots=slots, root=ROOT)
+def bashrc(role: str) -> str:
+    """Say what role a machine has. Its home is empty, and each would compile the native kernels for itself."""
+    return BASHRC.format(venv=ROOT / ".venv" / "bin", role=role, cache=cache_folder().parents[1], root=ROOT)
 
 
 @pytest.fixture(scope="module")
