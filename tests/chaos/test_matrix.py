@@ -11,6 +11,8 @@ from tests.chaos.matrix import entries, part, run_all
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 ENTRIES = part(entries())
+NUM_WORLDS = 5
+"""Most of a case is waiting until a silent process is given up."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if hasattr(item, "callspec") and "name" in item.callspec.params
     }
     folder: Path = tmp_path_factory.mktemp("chaos")
-    return asyncio.run(run_all(folder, [entry for entry in ENTRIES if entry.name in wanted]))
+    return asyncio.run(run_all(folder, [entry for entry in ENTRIES if entry.name in wanted], NUM_WORLDS))
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in ENTRIES])

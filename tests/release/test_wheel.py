@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from baton.own_tree import PACKAGES
+from kernels.cpu.build import find_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -47,8 +49,12 @@ def copied(tree: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its native kernels are compiled without optimising, which takes most of the time."""
     tree, dist = copied(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("dist")
-    pip("wheel", "--no-build-isolation", "--wheel-dir", str(dist), str(tree))
+    compiler = tree / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {shlex.join(find_compiler())} "$@" -O0\n')
+    compiler.chmod(0o755)
+    pip("wheel", "--no-build-isolation", "--wheel-dir", str(dist), str(tree), CXX=str(compiler))
     [built] = dist.glob("*.whl")
     return built
 
@@ -70,8 +76,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def pip(command: str, *arguments: str) -> None:
-    run(["-m", "pip", command, "--no-deps", "--no-index", *arguments])
+def pip(command: str, *arguments: str, **environment: str) -> None:
+    run(["-m", "pip", command, "--no-deps", "--no-index", *arguments], **environment)
 
 
 def run(arguments: list[str], cwd: Path = ROOT, **more: str) -> None:

@@ -12,7 +12,7 @@ from sim.coarse.world import CoarseConfig, simulate
 
 INTERACTIVE = Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, priority=2)
 BATCH = Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1)
-DURATION_S = 30.0
+DURATION_S = 12.0
 FLEET = CoarseConfig(
     num_prefill=0, num_decode=0, num_both=2, max_batch_tokens=2048, max_num_seqs=256, num_blocks=2000
 )

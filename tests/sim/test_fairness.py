@@ -1,12 +1,15 @@
 """Tenants under overload: nearly equal service for unequal demand, at 2 % of the goodput."""
 
+import pytest
+
 from benchmarks.fairness import good, jain, offered, run, services
 from core.config import ScheduleConfig
 from sim.outcome_report import served_coarsely
 
-SECONDS = 40.0
+SECONDS = 20.0
 
 
+@pytest.mark.slow
 def test_nearly_equal_service_costs_little_goodput() -> None:
     slack = ScheduleConfig().fairness_slack
     fair = run(offered(5, SECONDS, named=True), SECONDS, slack)
