@@ -209,26 +209,25 @@ async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: P
     model = loaded(tmp_path, family)
     rng = random.Random(family)
     num_right = num_preempted = 0
-    for _ in range(2):
-        asked = requests(rng, 6)
-        plain = await said(model, asked, plain=True, lookahead=False)
-        for source in ("none", "ngram", "suffix", "adversary", "draft:itself"):
-            got = await said(
-                model,
-                asked,
-                drafter=Adversary(tokens_of(plain), rng) if source == "adversary" else None,
-                draft=model if source == "draft:itself" else None,
-                num_blocks=28 if source in ("none", "suffix") else 400,
-                lookahead=rng.random() < 0.7,
-                max_batch_tokens=rng.choice((9, 64)),
-                prefix_cache=rng.random() < 0.7,
-                speculate=source if source != "adversary" else "none",
-                speculate_tokens=rng.choice((1, 3, 8)),
-            )
-            assert got.tokens == plain.tokens, source
-            num_right += got.work.accepted_tokens
-            num_preempted += got.num_preempted
-    assert num_right > 50
+    asked = requests(rng, 6)
+    plain = await said(model, asked, plain=True, lookahead=False)
+    for source in ("none", "ngram", "suffix", "adversary", "draft:itself"):
+        got = await said(
+            model,
+            asked,
+            drafter=Adversary(tokens_of(plain), rng) if source == "adversary" else None,
+            draft=model if source == "draft:itself" else None,
+            num_blocks=24 if source in ("none", "suffix") else 400,
+            lookahead=rng.random() < 0.7,
+            max_batch_tokens=rng.choice((9, 64)),
+            prefix_cache=rng.random() < 0.7,
+            speculate=source if source != "adversary" else "none",
+            speculate_tokens=rng.choice((1, 3, 8)),
+        )
+        assert got.tokens == plain.tokens, source
+        num_right += got.work.accepted_tokens
+        num_preempted += got.num_preempted
+    assert num_right > 25
     assert num_preempted > 0
 
 
