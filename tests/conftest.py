@@ -25,7 +25,6 @@ _OWN_THE_MACHINE = (
     "tests/charts/test_on_ray.py",
     "tests/charts/test_prestop.py",
     "tests/e2e/test_hosts.py",
-    "tests/e2e/test_lifecycle.py",
 )
 """Tests that stop, cut and restart real processes under deadlines, or make networks of their own: one after another."""
 _ONE_SERVER = "tests/cluster/ingress/observability/"

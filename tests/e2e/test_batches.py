@@ -55,8 +55,8 @@ def test_each_line_is_answered_once_whatever_ends(tmp_path: Path) -> None:
         }
         for number in range(NUM_LINES)
     ]
-    arguments = ("--decode", "2", "--set", f"serve.batch_dir={tmp_path / 'batches'}")
-    with serving(*arguments, log=tmp_path / "first.log") as server:
+    arguments = ("--prefill", "0", "--set", f"serve.batch_dir={tmp_path / 'batches'}")
+    with serving(*arguments, "--decode", "2", log=tmp_path / "first.log") as server:
         with client_of(server) as client:
             text = "\n".join(map(json.dumps, lines)).encode()
             file = client.files.create(file=("lines.jsonl", text), purpose="batch")
@@ -73,7 +73,7 @@ def test_each_line_is_answered_once_whatever_ends(tmp_path: Path) -> None:
             "after the decode instance",
             lambda found: completed(found) > completed(before) + 50,
         )
-    with serving(*arguments, log=tmp_path / "second.log") as server:
+    with serving(*arguments, "--decode", "1", log=tmp_path / "second.log") as server:
         found = wait(server, batch.id, "the batch", lambda found: found.status == "completed")
         assert found.request_counts is not None
         assert found.error_file_id is None

@@ -1,4 +1,4 @@
-"""Two prefill and two decode instances over real Ray and real HTTP, against transformers."""
+"""A prefill and two decode instances over real Ray and real HTTP, against transformers."""
 
 import asyncio
 import ipaddress
@@ -38,11 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("serve") / "log"
     # Without this threshold the scheduler would compute short prompts on decode and the hand-over would see little traffic.
     with serving(
-        *("--prefill", "2", "--decode", "2", "--set", "schedule.local_threshold_tokens=4"),
+        *("--prefill", "1", "--decode", "2", "--set", "schedule.local_threshold_tokens=4"),
         *("--tool-call-parser", "hermes", "--reasoning-parser", "think", "--set", "model.pooling=last"),
         log=log,
     ) as server:
-        server.wait_status("four instances", lambda status: len(status["instances"]) == 4)
+        server.wait_status("three instances", lambda status: len(status["instances"]) == 3)
         yield server
 
 
@@ -160,7 +160,7 @@ async def test_32_concurrent_streams_with_shared_prefixes_and_cancellations(
     for i, (prompt, length, text) in enumerate(zip(prompts, lengths, texts, strict=True)):
         expected = greedy_text(prompt, length)
         assert expected.startswith(text) if i in leavers else text == expected, f"stream {i}"
-    await asyncio.to_thread(server.wait_idle, 4)
+    await asyncio.to_thread(server.wait_idle, 3)
 
 
 async def test_seeded_sampling_is_the_same_wherever_it_runs(client: openai.AsyncOpenAI) -> None:
@@ -347,7 +347,7 @@ async def test_a_killed_process_costs_no_client_a_token(
     await killer
     assert texts == expected
     assert constrained == meals
-    await asyncio.to_thread(server.wait_idle, 4)
+    await asyncio.to_thread(server.wait_idle, 3)
 
 
 async def test_embeddings_and_the_prompts_log_probabilities(client: openai.AsyncOpenAI) -> None:

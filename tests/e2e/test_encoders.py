@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 async def test_texts_are_embedded_while_an_instance_is_killed(tmp_path: Path) -> None:
     want = checkpoint(tmp_path, "xlm-roberta", "mean").encode(TEXTS, batch_size=1)
-    arguments = ("--model", str(tmp_path / "model"), "--prefill", "1", "--decode", "2")
+    arguments = ("--model", str(tmp_path / "model"), "--prefill", "1", "--decode", "1")
     with serving(*arguments, log=tmp_path / "log") as server:
-        server.wait_status("three instances", lambda status: len(status["instances"]) == 3)
+        server.wait_status("two instances", lambda status: len(status["instances"]) == 2)
         async with openai.AsyncOpenAI(
             base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=120
         ) as client:

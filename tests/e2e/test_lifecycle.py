@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.cluster_process import ROOT, ServeProcess, serving
+from tests.e2e.cluster_process import ROOT, serving
 from tests.e2e.reference import corpus_prompts, greedy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -110,37 +110,3 @@ def test_one_process_equals_transformers(tmp_path: Path, pools: tuple[str, ...])
             answer = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
             assert answer.json()["choices"][0]["text"] == greedy_text(prompt, 24)
         server.wait_idle(1 if pools[1] == "0" else 3)
-
-
-def test_over_tcp_with_checksums_and_a_killed_prefill(tmp_path: Path) -> None:
-    options = (
-        "--transport",
-        "tcp",
-        "--set",
-        "transfer.checksum=true",
-        "--set",
-        "schedule.local_threshold_tokens=0",
-    )
-    with serving("--prefill", "1", "--decode", "1", *options, log=tmp_path / "log") as server:
-        server.wait_status("both instances", lambda status: len(status["instances"]) == 2)
-        prompts = corpus_prompts(6, min_tokens=100, max_tokens=300)
-
-        def ask(prompt: tuple[int, ...]) -> str:
-            body = {"model": "baton-embedded", "prompt": list(prompt), "max_tokens": 24, "temperature": 0}
-            return httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60).json()["choices"][
-                0
-            ]["text"]
-
-        with ThreadPoolExecutor(6) as pool:
-            running = [pool.submit(ask, prompt) for prompt in prompts]
-            server.replicas("PrefillPool")[0].kill()
-            assert [answer.result() for answer in running] == [greedy_text(prompt, 24) for prompt in prompts]
-        server.wait_idle(2)
-        assert len(ray_sessions(server)) == 1
-        assert server.memory_bytes() < 2e9
-    assert ray_sessions(server) == []
-
-
-def ray_sessions(server: ServeProcess) -> list[Path]:
-    """What Ray has left in its temporary folder for this server."""
-    return list(Path("/tmp/ray").glob(f"session_*_{server.process.pid}"))
