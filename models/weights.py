@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
+from kernels.cpu.pages import give_back_freed
 from kernels.packed import Kind, Weight, on_device, tensors_of
 from models.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
 from models.gguf_folder import WEIGHTS
@@ -205,6 +206,7 @@ class Checkpoint:
         if self._mapped_bytes > MOST_MAPPED_BYTES:
             self._files |= {path: _mapped_anew(path, self._files[path]) for path in self._mapped_files}
             self._mapped_bytes, self._mapped_files = 0, set()
+            give_back_freed()
 
     def _scales(
         self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
@@ -267,6 +269,7 @@ class Checkpoint:
             )
         self._files.clear()
         self._where.clear()
+        give_back_freed()
         if left:
             raise UnsupportedModel(
                 f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}"

@@ -1,14 +1,16 @@
-"""Memory on large pages: for matrices, and for results that are made anew in each step."""
+"""Memory on large pages: for matrices, and for results that are made anew in each step. And what is free is given back."""
 
 import mmap
 import threading
 import weakref
 from contextlib import suppress
+from ctypes import CDLL
 from math import prod
 
 import torch
 from torch import Tensor
 
+_trim = getattr(CDLL(None), "malloc_trim", None)  # glibc's
 _HUGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _HUGE_BYTES = 2 << 20
 _TOGETHER_BYTES, _LEAST_BYTES, _LINE_BYTES = 64 << 20, 64 << 10, 64
@@ -35,6 +37,13 @@ def result(*shape: int) -> Tensor:
     if num_bytes < _KEPT_BYTES:
         return torch.empty(shape)
     return torch.frombuffer(_kept.take(num_bytes), dtype=torch.float32, count=num_bytes // 4).view(shape)
+
+
+def give_back_freed() -> None:
+    """Give the system the memory that lies free between what the C library has handed out. By itself the library gives back only
+    what lies behind all of that, and rows that are joined for a layer's matrix seldom do when they are free."""
+    if _trim is not None:
+        _trim(0)
 
 
 class _Together:

@@ -1,6 +1,7 @@
 """Memory on large pages, of matrices and of results."""
 
 import mmap
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.pages import large_pages, result
+from kernels.cpu.pages import give_back_freed, large_pages, result
 
 MADVISED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+STATUS = Path("/proc/self/status")
 
 
 @pytest.mark.parametrize("num_bytes", [0, 1, 4096, (2 << 20) - 1, 2 << 20, (5 << 20) + 3])
@@ -74,3 +76,20 @@ def test_threads_have_results_of_their_own() -> None:
     with ThreadPoolExecutor(1) as other:
         own, theirs = addresses(), other.submit(addresses).result()
     assert not own & theirs
+
+
+def resident() -> int:
+    (line,) = (one for one in STATUS.read_text().splitlines() if one.startswith("VmRSS"))
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is no glibc here")
+def test_memory_that_is_free_between_what_is_used_is_given_back() -> None:
+    # 64 MB, in pieces for which the C library asks for no mappings of their own
+    pieces = [torch.ones(8 << 10) for _ in range(2000)]
+    used = pieces[::100]
+    del pieces
+    before = resident()
+    give_back_freed()
+    assert resident() < before - (32 << 20)
+    assert all(piece.sum() == 8 << 10 for piece in used)
