@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from cluster.ingress.api.http_server import HttpServer
+from tests.patience import PATIENCE_S
 
 
 @dataclass(kw_only=True)
@@ -72,9 +73,9 @@ def serving(fake: Fake) -> Iterator[Fake]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(PATIENCE_S)
     try:
         yield fake
     finally:
         loops[0].call_soon_threadsafe(end.set)
-        thread.join(20)
+        thread.join(PATIENCE_S)

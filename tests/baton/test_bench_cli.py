@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from baton.cli.bench import bench
 from core.errors import ConfigError
 from tests.baton.openai_fake import Fake, serving
+from tests.patience import PATIENCE_S
 
 app = typer.Typer()
 app.command()(bench)
@@ -120,7 +121,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
             for _ in range(20):
                 fake.bodies.get(timeout=60)
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert process.returncode == 0, output

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from baton.cli.chat import chat
 from core.errors import ConfigError
 from tests.baton.openai_fake import Fake, serving
+from tests.patience import PATIENCE_S
 
 app = typer.Typer()
 app.command()(chat)
@@ -82,7 +83,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program() -> None:
             os.write(ours, b"\x03")
             read_until(ours, "(stopped)")
             os.write(ours, b"/exit\n")
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
             process.wait()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.chaos.witness import SHARD
 from tests.chaos.world import World
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -14,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 async def serve(world: World, prompts: list[tuple[int, ...]]) -> None:
     streams = [world.streams[world.generate("frontend0", prompt, 12)] for prompt in prompts]
     for stream in streams:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await stream.done.wait()
         assert not stream.error
         assert tuple(stream.tokens) == stream.expected

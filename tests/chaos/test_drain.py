@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.world import ON_DEVICE, World
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -29,7 +30,7 @@ async def test_running_sequences_move_with_their_kv(tmp_path: Path, wanted: dict
         await world.nodes["decode0"].wait_for("drained")
         assert not any(stream.done.is_set() for stream in moving), "they were waited for, not moved"
         for stream in streams:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await stream.done.wait()
             assert not stream.error
             assert tuple(stream.tokens) == stream.expected

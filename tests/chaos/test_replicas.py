@@ -7,6 +7,7 @@ import pytest
 
 from tests.chaos.witness import SHARD
 from tests.chaos.world import World
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 SURE = 40
@@ -43,7 +44,7 @@ async def one_kill(folder: Path, replicas: int) -> tuple[int, int]:
         before = await computed(world)
         left_now = left()
         for stream in streams:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await stream.done.wait()
             assert not stream.error
             assert tuple(stream.tokens) == stream.expected

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.world import Stream, World
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TWO = {"serve.schedulers": 2, "engine.num_blocks": 400}
@@ -23,7 +24,7 @@ def begin(world: World, count: int, num_prompt: int = PROMPT, max_tokens: int = 
 
 async def end(streams: list[Stream]) -> None:
     """Each as if nothing had happened."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         for stream in streams:
             await stream.done.wait()
     for stream in streams:
@@ -54,7 +55,7 @@ async def test_a_scheduler_is_killed_under_streams(tmp_path: Path) -> None:
         await world.start("scheduler0")
         await world.settled()
         after: list[Stream] = []
-        async with asyncio.timeout(30):  # frontends look for it every five seconds at the latest
+        async with asyncio.timeout(PATIENCE_S):  # frontends look for it every five seconds at the latest
             while not (await world.nodes["scheduler0"].status())["placed"]:
                 after += begin(world, 8)
                 await end(after)

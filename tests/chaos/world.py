@@ -28,7 +28,6 @@ ON_DEVICE = "on_device"
 """A key beside the configuration's: KV pools lie in the memory of simulated devices."""
 ROLES = ("prefill", "prefill", "decode", "decode", "frontend", "frontend")
 _READY_S = 90.0
-_IDLE_S = 20.0
 
 
 @dataclass(kw_only=True)
@@ -62,7 +61,7 @@ class Process:
         self.do(do="status")
         return await self.wait_for("status")
 
-    async def wait_for(self, event: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    async def wait_for(self, event: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         async with asyncio.timeout(timeout_s):
             while True:
                 seen = await self.events.get()
@@ -213,7 +212,7 @@ class World:
         wanted = {n.address for n in self.nodes.values() if n.role in ("prefill", "decode")}
         held: dict[str, Any] = {}
         try:
-            async with asyncio.timeout(_IDLE_S):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     held = {}
                     for name, node in self.nodes.items():
@@ -227,7 +226,7 @@ class World:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             rest = {k: v if isinstance(v, str) else v["held"] for k, v in held.items()}
-            raise TimeoutError(f"after {_IDLE_S:g} s: {rest}; log: {self.folder / 'log'}") from None
+            raise TimeoutError(f"after {PATIENCE_S:g} s: {rest}; log: {self.folder / 'log'}") from None
 
     def segments_left(self) -> list[str]:
         """Shared-memory files of this world's dead processes."""

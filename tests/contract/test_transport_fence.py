@@ -141,7 +141,7 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
     def held(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             begun.set()
-            assert go_on.wait(10)
+            assert go_on.wait(PATIENCE_S)
             return call(*args)
 
         return run
@@ -157,12 +157,12 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
             def emptying(number: int, chunk: list[CopyRun]) -> None:
                 with intake._lock:
                     begun.set()
-                    assert go_on.wait(10)
+                    assert go_on.wait(PATIENCE_S)
                 empty(number, chunk)
 
             monkeypatch.setattr(intake, "_empty", emptying)
     writing = asyncio.create_task(sender.write(grant.id, grant.regions[0], runs_for([3], [0])))
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
     await asyncio.sleep(0.05)
     assert not fence.done(), "the fetch could still change blocks that belong to somebody else by now"

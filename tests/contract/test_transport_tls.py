@@ -195,14 +195,14 @@ async def test_a_sender_that_closes_while_it_shakes_hands_leaves_no_stream(
         if not dialled:
             return Stream(sock, peer, tls, dialled=False)
         begun.set()
-        assert may_end.wait(10)
+        assert may_end.wait(PATIENCE_S)
         made.append(Stream(sock, peer, tls, dialled=True))
         return made[-1]
 
     monkeypatch.setattr(tcp, "Stream", slow)
     out = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
     writing = asyncio.create_task(out.write("g", holder.region, [CopyRun(0, 0, SIZE)]))
-    assert await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     closing = asyncio.create_task(out.close())
     await asyncio.sleep(0)
     may_end.set()

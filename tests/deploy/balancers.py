@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.cluster_process import ROOT
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 EXAMPLES = ROOT / "examples" / "load-balancer"
@@ -38,7 +39,7 @@ class Ingress:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.deploy.network import NetworkEnd, missing_network, network, run
+from tests.patience import PATIENCE_S
 
 _START = """
 mount -t tmpfs tmpfs /dev/shm
@@ -77,7 +78,7 @@ class Host:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(10)
+        self._process.wait(PATIENCE_S)
 
     def end(self) -> None:
         """Kill it, and wait until its processes have ended."""

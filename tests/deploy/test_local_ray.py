@@ -26,7 +26,7 @@ def get_node(*arguments, **options):
 services.get_node = get_node
 local = LocalRay(2, 0, "test", {})
 assert ray.is_initialized() and killed
-gone, alive = psutil.wait_procs(killed, 10)
+gone, alive = psutil.wait_procs(killed, 60)
 assert not alive, alive
 local.stop()
 print("started")

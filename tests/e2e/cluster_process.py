@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,11 +92,11 @@ class ServeProcess:
         return sum(process.memory_full_info().pss for process in found)
 
     def status(self) -> dict[str, Any]:
-        answer = httpx.get(f"{self.base_url}/cluster", timeout=10)
+        answer = httpx.get(f"{self.base_url}/cluster", timeout=PATIENCE_S)
         answer.raise_for_status()
         return answer.json()
 
-    def wait_status(self, what: str, done: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+    def wait_status(self, what: str, done: Any, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         status: dict[str, Any] = {}
         while time.monotonic() < deadline:
@@ -125,10 +126,10 @@ class ServeProcess:
         descendants = self.descendants()
         self.process.send_signal(signal.SIGTERM)
         try:
-            code = self.process.wait(60)
+            code = self.process.wait(PATIENCE_S)
         finally:
             self.kill()
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + PATIENCE_S
         while (alive := [p for p in descendants if _is_alive(p)]) and time.monotonic() < deadline:
             time.sleep(0.1)
         left = [_describe(process) for process in alive]
@@ -141,7 +142,7 @@ class ServeProcess:
     def kill(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.cluster_process import ROOT, serving
 from tests.e2e.reference import corpus_prompts, greedy_text
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -67,8 +68,8 @@ def test_sigterm_lets_a_running_stream_finish_and_leaves_nothing(tmp_path: Path)
 
         reader = threading.Thread(target=read)
         reader.start()
-        assert started.wait(30)
-    reader.join(30)
+        assert started.wait(PATIENCE_S)
+    reader.join(PATIENCE_S)
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
 
 
@@ -90,12 +91,12 @@ def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
                 if line.startswith("data: {"):
                     texts.append(json.loads(line[6:])["choices"][0]["text"])
                     if len(texts) == 1:
-                        begun.wait(60)
+                        begun.wait(PATIENCE_S)
         return "".join(texts)
 
     with ThreadPoolExecutor(8) as pool, serving(*options, log=tmp_path / "log") as server:
         running = [pool.submit(ask, server.base_url, prompt) for prompt in prompts]
-        begun.wait(60)
+        begun.wait(PATIENCE_S)
     assert [answer.result() for answer in running] == expected
 
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.e2e.cluster_process import serving
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 SETTINGS = {
@@ -59,6 +60,6 @@ def test_load_brings_an_instance_and_calm_takes_one_away_without_a_failed_reques
         assert (pool["wanted"], pool["num_grown"], pool["num_shrunk"]) == (1, 1, 1)
         assert pool["cold_start_s"] not in (0, float(SETTINGS["scaling.cold_start_s"])), "it was measured"
         assert pool["reason"].startswith("whose load is 0")
-        metrics = httpx.get(f"{server.base_url}/metrics", timeout=10).text
+        metrics = httpx.get(f"{server.base_url}/metrics", timeout=PATIENCE_S).text
         assert 'baton_pool_wanted_instances{pool="decode"} 1.0' in metrics
         assert 'baton_pool_resizes_total{direction="up",pool="decode"} 1.0' in metrics

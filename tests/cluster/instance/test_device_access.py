@@ -191,7 +191,7 @@ async def test_a_layer_that_is_sent_before_its_event_is_found_out(
     finish = ResidentPool.finish
 
     def finish_late(pool: ResidentPool) -> None:
-        assert TRIED.wait(20)
+        assert TRIED.wait(PATIENCE_S)
         finish(pool)
 
     monkeypatch.setattr(ResidentPool, "finish", finish_late)

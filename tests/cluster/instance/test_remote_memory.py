@@ -36,6 +36,7 @@ from tests.contract.transports import (
     until,
     write_or_refused,
 )
+from tests.patience import PATIENCE_S
 
 POOL = RankPool(shard=SHARD, num_blocks=BLOCKS, memory=1)
 WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
@@ -64,7 +65,7 @@ class ThreadServer:
         self.ended = True
         self.sock.close()
         if self._thread is not None:
-            self._thread.join(10)
+            self._thread.join(PATIENCE_S)
         self.theirs.close()
 
 
@@ -307,10 +308,10 @@ async def test_who_does_not_answer_is_lost_and_nothing_of_it_is_left_to_fence() 
     await asyncio.sleep(0.1)
     assert inbox.num_live == 1, "it may still be written to there"
     assert not fencing.done()
-    error = await asyncio.wait_for(remote.lost(), 5)
+    error = await asyncio.wait_for(remote.lost(), PATIENCE_S)
     assert "has not answered for 0.5 s" in str(error)
     assert memory_server.ended
-    await asyncio.wait_for(fencing, 1)
+    await asyncio.wait_for(fencing, PATIENCE_S)
     assert not inbox.num_live
     with pytest.raises(ReplicaLost):
         await remote.ask(None)

@@ -12,6 +12,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.patience import PATIENCE_S
+
 Object = dict[str, Any]
 
 
@@ -51,12 +53,12 @@ class FakeApi:
 
         thread = threading.Thread(target=run)
         thread.start()
-        assert ready.wait(10)
+        assert ready.wait(PATIENCE_S)
         try:
             yield f"http://127.0.0.1:{ports[0]}"
         finally:
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.join(PATIENCE_S)
 
     def _app(self) -> web.Application:
         app = web.Application()

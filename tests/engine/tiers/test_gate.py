@@ -6,6 +6,7 @@ import pytest
 
 from core.plan import BlockCopy, SeqWork, StepPlan
 from engine.tiers.layer_gate import Fill, GatedSink, LayerGate
+from tests.patience import PATIENCE_S
 
 
 class Told:
@@ -39,7 +40,7 @@ def test_a_layer_is_told_of_when_all_that_it_reads_is_there() -> None:
     assert waiting.is_alive()
     assert told.layers == [0]
     fill.done(1)
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert told.layers == [0, 1]
 
 
@@ -67,7 +68,7 @@ def test_a_copied_block_is_waited_for_as_a_whole() -> None:
     waiting.join(0.05)
     assert waiting.is_alive()
     fill.end()
-    waiting.join(10)
+    waiting.join(PATIENCE_S)
     assert not waiting.is_alive()
 
 

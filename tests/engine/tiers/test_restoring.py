@@ -42,7 +42,7 @@ class HeldBack(BlockPieces):
 
     def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
         if layer == self.layers[-1]:
-            self.may.wait(10)
+            self.may.wait(PATIENCE_S)
         super().scatter_layer(layer, block, content)
 
 
@@ -103,7 +103,7 @@ class Served:
     async def ask(self, prompt: tuple[int, ...], max_tokens: int = 3) -> int:
         """Checks the answer; returns how many tokens had to be computed for it."""
         before, name = self.num_computed, self.add(prompt, max_tokens)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await self.ends[name].wait()
         assert self.failure is None
         assert tuple(self.tokens[name]) == undisturbed(prompt, max_tokens)
@@ -177,7 +177,7 @@ async def test_requests_that_find_every_block_being_filled_go_on_when_that_is_ov
     await asyncio.sleep(0.2)
     assert served.scheduler.num_used_blocks == NUM_BLOCKS
     HeldBack.may.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(served.ends[name].wait() for name in names))
     for name, prompt in zip(names, prompts(4), strict=True):
         assert tuple(served.tokens[name]) == undisturbed(prompt, 3)
@@ -263,11 +263,11 @@ async def test_many_at_once_with_cancellations_leave_nothing(tmp_path: Path) -> 
     for name in names[::3]:
         served.engine.abort(f"{name}#0")
     for name in set(names) - set(names[::3]):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await served.ends[name].wait()
         prompt = (prompts(8) * 2)[names.index(name)]
         assert tuple(served.tokens[name]) == undisturbed(prompt, 6)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while served.scheduler.num_used_blocks:
             await asyncio.sleep(0.01)
     await served.close()

@@ -16,6 +16,7 @@ import yaml
 
 from tests.cluster.ingress.observability.conftest import KEY, headers, load
 from tests.e2e.cluster_process import ROOT, ServeProcess
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 FILES = ROOT / "charts" / "baton" / "files"
@@ -98,7 +99,7 @@ def prometheus(server: ServeProcess, tmp_path_factory: pytest.TempPathFactory) -
             yield found
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 def _wait_for_scrapes(prometheus: Prometheus, process: "subprocess.Popen[bytes]", log: Path) -> None:
