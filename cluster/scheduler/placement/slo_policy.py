@@ -8,11 +8,11 @@ each the time to the first token and the time per token are predicted (`outlook`
 - in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
 - late otherwise: only if there is no other.
 
-The cost is the GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. An idle
-instance that begins to decode pays for a step of its own for each token; one more sequence in a batch costs nearly nothing. So
-decode batches fill up as far as targets allow, instances without them compute prompts at full speed, and roles move with the
-load, without draining. The time of an instance that may only compute prompts costs a tenth, since nothing else can use it: it
-gets all prompts until its queue endangers a target, and from then on instances that decode compute some themselves.
+The cost is the GPU time that the place takes from the fleet, and a risk that grows as a prediction nears its target. A sequence
+costs what its own tokens and context add to each step. The first one in a batch costs no more: a step that computes prompts reads
+the weights anyway, and under load every instance does both. So sequences spread, and roles move with the load, without draining.
+The time of an instance that may only compute prompts costs a tenth, since nothing else can use it: it gets all prompts until its
+queue endangers a target, and from then on instances that decode compute some themselves.
 
 A late request has no target left to keep, so it goes where it costs others and itself least.
 
@@ -181,11 +181,9 @@ class SloPolicy:
         for decode in decodes:
             step_s = decode_step_s(decode, 1, context)
             floor_s = reach * alone_step_s(decode, context)
-            before_s = 0.0
-            if decode.batch_seqs:
-                if step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
-                    continue
-                before_s = decode_step_s(decode, 0, 0.0)
+            if decode.batch_seqs and step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
+                continue
+            before_s = decode_step_s(decode, 0, 0.0)
             able.append((length * max(0.0, step_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able

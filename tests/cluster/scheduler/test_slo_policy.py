@@ -27,6 +27,15 @@ def fleet(num: int = 4, **changes: object) -> World:
     return world
 
 
+def pools() -> World:
+    """Two of them: `a` does both, `b` computes prompts only."""
+    values = {"num_blocks": 20_000, "max_batch_tokens": 8192, "max_num_seqs": 256, "sends": True}
+    world = World(instance("a", "pd", **values), instance("b", "p", **values))
+    for name in NAMES[:2]:
+        told(world, name)
+    return world
+
+
 def told(world: World, name: str, **changes: object) -> None:
     values = {"free_blocks": 20_000, "tokens_per_s": 35_000.0, "step_s": 0.01, "steps": STEPS, **changes}
     world.on(report(name, **values))
@@ -39,6 +48,11 @@ def wants(
     return replace(event, place=replace(event.place, slo=Slo(name="x", ttft_s=ttft_s, tpot_s=tpot_s)))
 
 
+def without(name: str, event: RequestArrived) -> RequestArrived:
+    """Keep the request from that instance."""
+    return replace(event, place=replace(event.place, exclude=(name,)))
+
+
 def decode_of(route: str) -> str:
     return route.split(">")[-1]
 
@@ -47,12 +61,12 @@ def test_an_idle_fleet_computes_a_prompt_where_it_decodes() -> None:
     assert fleet().placed(wants("r", 4000)) in NAMES
 
 
-def test_decode_batches_fill_up_and_leave_instances_for_prompts() -> None:
+def test_sequences_spread_over_instances_also_where_none_decodes_yet() -> None:
     world = fleet()
     decodes = Counter[str]()
     for i in range(40):
         decodes[decode_of(world.placed(wants(f"r{i}", 40)))] += 1
-    assert len(decodes) == 1
+    assert decodes == dict.fromkeys(NAMES, 10)
 
 
 @pytest.mark.parametrize("tpot_s", [0.012, 0.05])
@@ -72,7 +86,7 @@ def test_no_batch_grows_beyond_its_tightest_target(tpot_s: float) -> None:
 def test_a_tight_request_does_not_join_a_batch_that_is_too_slow_for_it() -> None:
     world = fleet(2)
     for i in range(40):
-        world.on(wants(f"loose{i}", 2000, ttft_s=600.0, tpot_s=10.0))
+        world.on(without("b", wants(f"loose{i}", 2000, ttft_s=600.0, tpot_s=10.0)))
         for name in NAMES[:2]:
             told(world, name, received=(f"loose{i}#0",))
     fullest = max(world.scheduler.members, key=lambda m: m.batch_seqs)
@@ -84,43 +98,38 @@ def test_a_tight_request_does_not_join_a_batch_that_is_too_slow_for_it() -> None
 
 def test_a_prompt_too_long_for_its_batch_goes_to_an_instance_that_does_not_decode() -> None:
     world = fleet(2)
-    busy = decode_of(world.placed(wants("r0", 100, tpot_s=0.014)))
-    for i in range(1, 30):
-        world.on(wants(f"r{i}", 100, tpot_s=0.014))
-    other = next(name for name in NAMES[:2] if name != busy)
-    told(world, busy)
+    for i in range(30):
+        world.on(without("b", wants(f"r{i}", 100, tpot_s=0.014)))
+    told(world, "a")
     route = world.placed(wants("long", 16_000, ttft_s=1.0, tpot_s=0.014))
-    assert route.split(">")[0] == other
+    assert route.split(">")[0] == "b"
 
 
-@pytest.mark.parametrize(("num_output", "moves"), [(6, False), (300, True)])
+@pytest.mark.parametrize(("num_output", "route"), [(6, "a"), (300, "b>a")])
 def test_a_short_answer_is_not_moved_where_its_second_token_would_wait_for_a_step(
-    num_output: int, moves: bool
+    num_output: int, route: str
 ) -> None:
-    world = fleet(2)
+    world = pools()
     for i in range(25):
         world.on(wants(f"old{i}", 100))
         world.on(Finished(f"old{i}", 0, num_output, complete=True))
-    busy = decode_of(world.placed(wants("r0", 100)))
-    for i in range(1, 30):
+    for i in range(30):
         world.on(wants(f"r{i}", 100))
-    other = next(name for name in NAMES[:2] if name != busy)
-    told(world, busy, step_s=0.15)
-    route = world.placed(wants("long", 16_000, ttft_s=1.0))
-    assert route == (f"{other}>{busy}" if moves else other)
+    told(world, "a", step_s=0.15)
+    assert world.placed(wants("long", 16_000, ttft_s=1.0)) == route
 
 
 @pytest.mark.parametrize(("num_output", "moves"), [(5, False), (300, True)])
 def test_a_short_answer_is_not_moved_where_a_long_prompt_has_just_begun(num_output: int, moves: bool) -> None:
     """Nothing decodes there, so nothing bounds that step, and no report shows it yet."""
-    world = fleet(2)
+    world = pools()
     for i in range(25):
         world.on(wants(f"old{i}", 100))
         world.on(Finished(f"old{i}", 0, num_output, complete=True))
-    busy = decode_of(world.placed(wants("long", 6000, ttft_s=0.45, tpot_s=0.04)))
-    other = next(name for name in NAMES[:2] if name != busy)
+    long = wants("long", 6000, ttft_s=0.45, tpot_s=0.04)
+    world.on(without("b", long))
     routes = [route_of(action) for action in world.on(wants("short", 400, ttft_s=0.45, tpot_s=0.04))]
-    assert (f"{other}>{busy}" in routes) == moves
+    assert ("b>a" in routes) == moves
 
 
 def test_a_cached_prefix_draws_a_prompt_until_its_holder_is_too_busy() -> None:
@@ -132,17 +141,23 @@ def test_a_cached_prefix_draws_a_prompt_until_its_holder_is_too_busy() -> None:
     assert "c" not in world.placed(wants("r1", 16_000, ttft_s=1.0, prefix=7))
 
 
+def source_of(line: str) -> str:
+    """What computes the prompt, by the scheduler's log."""
+    _, _, prefill, decode = line.split()
+    return decode if prefill == "local" else prefill
+
+
 def test_when_all_share_a_prefix_they_do_not_pile_up_on_its_holder() -> None:
     world = fleet()
     shared = ask("x", 512, prefix=9).place.block_hashes
     told(world, "a", cache_added=shared)
     for i in range(60):
         world.on(wants(f"r{i}", 9_000 + 16 * i, ttft_s=2.0, prefix=9))
+        last = source_of(world.log[-1])
         for name in NAMES:
-            told(world, name, received=tuple(f"r{j}#0" for j in range(i + 1)))
-    sources = Counter(
-        line.split()[2] if line.split()[2] != "local" else line.split()[3] for line in world.log
-    )
+            received = tuple(f"r{j}#0" for j in range(i + 1))
+            told(world, name, waiting_tokens=9000 if name == last else 0, received=received)
+    sources = Counter(map(source_of, world.log))
     assert len(sources) >= 3
     assert max(sources.values()) <= 40
 
