@@ -111,4 +111,5 @@ class SimulatedFleet:
             make_senders=senders,
             make_group=group,
             host=HOST,
+            steps=config.steps,
         )

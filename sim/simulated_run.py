@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Slo
 from sim.cost import LinkCost, ModelledStep, StepCost
 from sim.fleet_changes import Failure, InstanceLife
@@ -26,6 +27,8 @@ class SimConfig:
     num_kv_heads: int = 2
     head_dim: int = 16
     step: ModelledStep = field(default_factory=StepCost)
+    steps: StepModels = UNKNOWN_STEPS
+    """What instances know of their step times when they start, as from a profile."""
     link: LinkCost = field(default_factory=LinkCost)
     pairs: Mapping[tuple[str, str], LinkCost] = field(default_factory=dict[tuple[str, str], LinkCost])
     """Links of single pairs of instances, as (sender, receiver) by their mail addresses."""

@@ -262,10 +262,9 @@ class Device:
         if not self._seqs.prompts and not self._seqs.waiting:
             return []
         self._seqs.prompts = self._by_turn(self._seqs.prompts, now)
-        budget = self._prompt_budget(now)
-        waiting: Iterable[SimulatedSequence] = ()
-        if self._seqs.waiting and budget > 0:
-            waiting = self._policy.order([seq for seq in self._seqs.waiting if seq.ready_s <= planned_s], now)
+        here = [seq for seq in self._seqs.waiting if seq.ready_s <= planned_s]
+        budget = self._prompt_budget(now, [*self._seqs.prompts, *here])
+        waiting = self._policy.order(here, now) if here and budget > 0 else ()
         chunks: list[_Chunk] = []
         begun, may_admit = set(map(id, self._seqs.prompts)), True
         for seq in self._by_turn((*self._seqs.prompts, *waiting), now):
@@ -282,8 +281,8 @@ class Device:
             return [*seqs]
         return sorted(seqs, key=lambda seq: self._policy.turn(seq, now, self._config.steps))
 
-    def _prompt_budget(self, now: float) -> int:
-        """Prompt tokens that the step that begins now may compute."""
+    def _prompt_budget(self, now: float, prompts: list[SimulatedSequence]) -> int:
+        """Prompt tokens that the step that begins now may compute of those that were here when it was planned."""
         batch, limit = len(self._seqs.decoding), self._config.mixed_batch_tokens
         if batch and limit:
             return limit - batch
@@ -292,7 +291,6 @@ class Device:
             return budget
         decoding, steps = self._seqs.decoding, self._config.steps
         seqs = decoding.counted()
-        prompts = [*self._seqs.prompts, *self._seqs.waiting]
         return self._policy.prompt_tokens(seqs, decoding.context, prompts, steps, budget, now)
 
     def _take_chunk(self, seq: SimulatedSequence, budget: int, chunks: list[_Chunk]) -> int:

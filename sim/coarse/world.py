@@ -1,7 +1,8 @@
 """The coarse simulation's events: arrivals, messages with their latency, the devices' steps and reports, in order of time.
 
 The scheduler is the production one (or a baseline behind the same two methods) and gets what it gets in production: Register,
-RequestArrived, LoadReport, Finished, Tick."""
+RequestArrived, LoadReport, Finished, Tick. The fleet has served before: each instance reports at once what it has learned of its
+step times."""
 
 import gc
 import heapq
@@ -273,6 +274,7 @@ class _World:
         make_device = SendingDevice if config.reports_links else Device
         self.devices[address] = make_device(info, device, policy, self)
         self._feed(0.0, info)
+        self.changed(self.devices[address], 0.0)
 
     def _report(self, now: float, device: Device) -> None:
         self._reporting.discard(device.info.address)

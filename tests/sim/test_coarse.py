@@ -16,6 +16,7 @@ from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.coarse.burst import Burst
 from sim.coarse.coarse_workload import Load, arriving, jobs
+from sim.coarse.learned import learned
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse
@@ -31,8 +32,10 @@ STEP = StepCost(
 )
 LAYERS, HEADS, DIM = 4, 8, 128
 FOREVER_S = 1e9
+STEPS = learned(STEP, CoarseConfig().max_batch_tokens, CoarseConfig().max_num_seqs)
+"""Instances of both know from the start what those of the coarse one have learned. In the full one they learn on."""
 SLO = Slo(tpot_s=1.0)
-"""No step comes near it: what an instance learns of its steps, and so how it paces prompts, is another in the coarse one."""
+"""No step comes near it."""
 
 
 def both(
@@ -47,6 +50,7 @@ def both(
         num_kv_heads=HEADS,
         head_dim=DIM,
         step=STEP,
+        steps=STEPS,
         slo=SLO,
     )
     schedule = load(None, {}, {}).schedule
@@ -76,17 +80,24 @@ def waited(job: SimulatedRequest) -> tuple[float, float]:
     return job.first_s - job.request.arrival_s, job.last_s - job.request.arrival_s
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_same_decisions_and_times_where_one_choice_does_not_upset_the_next(seed: int) -> None:
-    outcome, quick = both(seed, 8.0, 1, 1)
-    assert [job.num_output for job in quick.jobs] == [len(tokens) for tokens in outcome.tokens]
-    there, here = placed(outcome.decisions), placed(quick.decisions)
-    assert sum(a == b for a, b in zip(there, here, strict=True)) >= 52
-    first, last = zip(*map(waited, quick.jobs), strict=True)
-    off = sorted(abs(a - b) for a, b in zip(first, outcome.first_token_s, strict=True))
-    assert off[len(off) // 2] < 0.001, "half of the first tokens to the millisecond; a step takes 10 to 70"
-    assert statistics.mean(first) == pytest.approx(statistics.mean(outcome.first_token_s), rel=0.07)
-    assert statistics.mean(last) == pytest.approx(statistics.mean(outcome.last_token_s), rel=0.01)
+def test_the_same_decisions_and_times_where_one_choice_does_not_upset_the_next() -> None:
+    """A prompt that comes within a step may be in the next one or not, so first tokens agree in the mean of all workloads."""
+    first_there: list[float] = []
+    first_here: list[float] = []
+    for seed in range(3):
+        outcome, quick = both(seed, 8.0, 1, 1)
+        assert [job.num_output for job in quick.jobs] == [len(tokens) for tokens in outcome.tokens]
+        there, here = placed(outcome.decisions), placed(quick.decisions)
+        assert sum(a == b for a, b in zip(there, here, strict=True)) >= 52
+        first, last = zip(*map(waited, quick.jobs), strict=True)
+        off = sorted(abs(a - b) for a, b in zip(first, outcome.first_token_s, strict=True))
+        assert off[len(off) // 2] < 0.001, (
+            "half of the first tokens to the millisecond; a step takes 10 to 70"
+        )
+        assert statistics.mean(last) == pytest.approx(statistics.mean(outcome.last_token_s), rel=0.01)
+        first_there += outcome.first_token_s
+        first_here += first
+    assert statistics.mean(first_here) == pytest.approx(statistics.mean(first_there), rel=0.04)
 
 
 @pytest.mark.parametrize(("prefill", "decode", "blocks"), [(2, 2, 4000), (2, 2, 400), (0, 3, 4000)])
