@@ -3,7 +3,11 @@
 This lets any instance prefill, decode or do both. Without sequences that decode the whole step is for prompts. Beside them a step
 computes what it can while it reads weights and KV, which costs nearly nothing. It gets longer where prompts need it for their
 first tokens, up to the instant at which the first of the decoding sequences must have its next token. What a sequence got early
-it may spend later; one that is behind gets the shortest steps in which prompts still go on."""
+it may spend later; one that is behind gets the shortest steps in which prompts still go on.
+
+Prompts that no deadline hurries may still keep others waiting, in the scheduler, which sends no more than these before they are
+computed. So where there are more than it sends ahead, steps get longer as well, as far as that computes more in the same time and
+all keep their pace."""
 
 from collections.abc import Sequence as Seq
 from math import inf
@@ -16,6 +20,10 @@ from core.steps import ChunkLaw, StepModels
 GAINFUL: Final = 3.0
 """Where all have time, prompts get so many times a step's overhead beside what decoding takes. That is three quarters of the full
 rate."""
+AHEAD_S: Final = 0.1
+"""The scheduler sends an instance prompts for so long ahead. More are there while others wait behind them."""
+BACKLOG_GAIN: Final = 9.0
+"""Prompts that take longer than that get up to so many times a step's overhead: nine tenths of the full rate."""
 CATCH_UP_GAIN: Final = 1.0
 """Prompts get so much of it also beside a sequence that is behind, which may be so for good: half the full rate."""
 SURE: Final = 2.0
@@ -40,11 +48,13 @@ def tokens_in_time(
     if not decoding or not steps.prompt.num_steps:
         return budget_tokens
     law = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
+    pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
+    needed_s = max(_needed_s(prompts, law, steps, starts_s), min(_backlog_s(prompts, law, steps), pace_s))
     return _tokens(
         law,
         steps,
         budget_tokens,
-        needed_s=_needed_s(prompts, law, steps, starts_s),
+        needed_s=needed_s,
         slack_s=min(slack_s(seq, starts_s) for seq in decoding),
     )
 
@@ -73,6 +83,12 @@ def _needed_s(prompts: Seq[ServedSequence], law: ChunkLaw, steps: StepModels, st
     return law.computes_s + min(prompts_s, most_s)
 
 
+def _backlog_s(prompts: Seq[ServedSequence], law: ChunkLaw, steps: StepModels) -> float:
+    """Return how long a step is with which prompts that keep others waiting get nearly the full rate; 0 where none do."""
+    work_s = sum(steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts)
+    return law.step_s(0) + BACKLOG_GAIN * steps.prompt.fixed_s if work_s > AHEAD_S else 0.0
+
+
 def _due(pair: tuple[float, ServedSequence]) -> float:
     return pair[0]
 
@@ -88,9 +104,13 @@ def prompt_tokens(
 
 
 def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float) -> int:
-    sure = max(0.0, 1 - SURE * steps.prompt.error)
     reads_s, fixed_s = law.step_s(0), steps.prompt.fixed_s
     wanted_s = max(needed_s, law.step_s(law.free_tokens), reads_s + GAINFUL * fixed_s)
-    limit_s = max(min(wanted_s, sure * slack_s), reads_s + CATCH_UP_GAIN * fixed_s)
+    limit_s = max(min(wanted_s, _sure(steps) * slack_s), reads_s + CATCH_UP_GAIN * fixed_s)
     tokens = max(law.free_tokens, law.tokens_within(limit_s))
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))
+
+
+def _sure(steps: StepModels) -> float:
+    """Return the share of a time up to which steps may be predicted to take it."""
+    return max(0.0, 1 - SURE * steps.prompt.error)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from core.config import EngineConfig
-from core.pacing import CATCH_UP_GAIN, GAINFUL, MIN_TOKENS, prompt_tokens
+from core.pacing import AHEAD_S, CATCH_UP_GAIN, GAINFUL, MIN_TOKENS, prompt_tokens
 from core.plan import Sampled, StepPlan, StepResult
 from core.steps import StepModel, StepModels
 from core.types import Request, SamplingParams, Slo, TokenOut
@@ -22,6 +22,10 @@ WIDE = StepModels(
     StepModel(fixed_s=0.020, num_steps=100), StepModel(fixed_s=0.002, token_s=25e-6, num_steps=100)
 )
 """720 tokens can."""
+QUICK = StepModels(
+    StepModel(fixed_s=0.0008, num_steps=100), StepModel(fixed_s=0.0008, token_s=2.5e-6, num_steps=100)
+)
+"""Ten times as quick as `STEPS`."""
 
 
 def _request(name: str, num_prompt: int, tpot_s: float, salt: int, ttft_s: float = 100.0) -> Request:
@@ -88,16 +92,56 @@ def test_what_a_sequence_got_early_it_may_spend_on_a_prompt_in_a_hurry() -> None
 
 def test_steps_are_as_long_as_the_prompts_that_wait_need() -> None:
     """A prompt that needs three quarters of the time gets steps of four times what decoding takes, and is in time to a step."""
-    engine = Engine()
+    engine = Engine(QUICK)
     engine.scheduler.add(_request("loose", 100, 1.0, 1_000))
     engine.step()
-    due_at = engine.now + 9000 * 25e-6 / 0.75
+    due_at = engine.now + 9000 * 2.5e-6 / 0.75
     engine.scheduler.add(_request("long", 9000, 1.0, 10_000, ttft_s=due_at))
-    engine.scheduler.add(_request("late", 9000, 1.0, 50_000, ttft_s=engine.now + 0.1))
-    assert expected_s(engine.step(), STEPS) == pytest.approx(4 * 0.008, rel=0.1)
+    engine.scheduler.add(_request("late", 9000, 1.0, 50_000, ttft_s=engine.now + 0.01))
+    assert expected_s(engine.step(), QUICK) == pytest.approx(4 * 0.0008, rel=0.1)
     while engine.scheduler.num_decoding < 2:
         engine.step()
-    assert abs(engine.now - due_at) < (1 + GAINFUL) * 0.008
+    assert abs(engine.now - due_at) < (1 + GAINFUL) * 0.0008
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+def test_prompts_with_time_that_keep_others_waiting_get_nine_tenths_of_the_full_rate(
+    num_prompts: int,
+) -> None:
+    """225 ms of work each, for which the scheduler lets more prompts wait. They have 100 s."""
+    engine = Engine()
+    engine.scheduler.add(_request("decodes", 100, 10.0, 1_000))
+    engine.step()
+    for i in range(num_prompts):
+        engine.scheduler.add(_request(f"long{i}", 9000, 1.0, 10_000 * (i + 1)))
+    plan = engine.step()
+    assert _prompt_part(plan) * STEPS.prompt.token_s / expected_s(plan, STEPS) == pytest.approx(0.9, rel=0.01)
+
+
+def test_prompts_with_time_are_computed_within_the_time_for_which_they_are_sent_ahead() -> None:
+    """Half of that, or two thirds, is work. Steps are no longer than that asks for."""
+    for share in (0.5, 2 / 3):
+        engine = Engine(QUICK)
+        engine.scheduler.add(_request("decodes", 100, 1.0, 1_000))
+        engine.step()
+        began_at, num_prompt = engine.now, int(share * AHEAD_S / 2.5e-6)
+        engine.scheduler.add(_request("long", num_prompt, 1.0, 10_000))
+        assert expected_s(engine.step(), QUICK) <= (1 + GAINFUL) * 0.0008 * 1.02
+        while engine.scheduler.num_decoding < 2:
+            engine.step()
+        assert engine.now - began_at <= AHEAD_S
+
+
+def test_prompts_with_time_use_up_nothing_that_a_sequence_has_in_reserve() -> None:
+    """However many wait. What it got early is for prompts in a hurry."""
+    engine, tpot_s = Engine(), 0.05
+    engine.scheduler.add(_request("early", 100, tpot_s, 1_000))
+    for _ in range(4):
+        engine.step()
+    for i in range(3):
+        engine.scheduler.add(_request(f"long{i}", 9000, 1.0, 10_000 * (i + 1)))
+    for _ in range(5):
+        assert expected_s(engine.step(), STEPS) == pytest.approx(tpot_s, rel=0.02)
 
 
 def test_prompts_that_have_time_make_steps_no_longer_than_they_gain_by_it() -> None:

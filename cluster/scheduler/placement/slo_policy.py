@@ -31,6 +31,7 @@ from cluster.scheduler.placement.learned_paces import LearnedPaces
 from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.transfer import transfer_s
+from core.pacing import AHEAD_S
 
 _SHORTLIST: Final = 4
 
@@ -58,7 +59,7 @@ class SloModel:
     """The cost of a second of an instance that does not decode, in seconds of one that does."""
     risk_weight: float = 2.0
     """The cost of a prediction at its margin, in times of the request's own GPU time."""
-    room_s: float = 0.1
+    room_s: float = AHEAD_S
     """Seconds of prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the
     scheduler."""
     unlearned_room_s: float = 1.0
