@@ -79,15 +79,15 @@ class Placer:
         cached = _cached(place, candidates)
         ask = self._queries.of(place, cached, waiter.due_at, late=waiter.is_late(now))
         early, level = may_be_early and _is_urgent(waiter, now), place.slo.priority
-        decodes = self._with_blocks(waiter, ask, usable, wanted)
+        decodes, seen_from = self._with_blocks(waiter, ask, usable, wanted), -NO_LEVEL
         found = self._choose(waiter, ask, decodes, candidates, now)
         if (found is None or found.late) and any(m.lowest_level < level for m in usable):
             roomier = self._with_blocks(waiter, ask, [m.above(level) for m in usable], wanted)
             over_lower = self._choose(waiter, ask, roomier, candidates, now, level=level)
             if found is None or (over_lower is not None and not over_lower.late):
-                found, decodes = over_lower, roomier
+                found, decodes, seen_from = over_lower, roomier, level
         if (found is None or found.late) and early:
-            in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=level)
+            in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=seen_from)
             found = in_line or found
         if not decodes:
             self._claim_for(waiter, usable, now)

@@ -208,3 +208,13 @@ def test_a_higher_class_goes_where_the_step_that_runs_for_lower_ones_ends_soon(s
     route = world.placed(replace(high, place=replace(high.place, slo=urgent)))
     assert route != slow
     assert route in NAMES
+
+
+def test_a_late_request_of_a_higher_class_is_not_handed_over_to_the_instance_that_computes_it() -> None:
+    """It is late behind the step that runs, whether the lower class gives way or not."""
+    world = fleet(1)
+    world.placed(wants("low", 2000, ttft_s=10.0))
+    told(world, "a", step_s=0.3, waiting_tokens=2000, waiting_by_priority=((0, 2000),), received=("low#0",))
+    high = wants("high", 4000)
+    urgent = Slo(name="urgent", ttft_s=0.45, tpot_s=0.05, priority=2)
+    assert world.placed(replace(high, place=replace(high.place, slo=urgent))) == "a"
