@@ -8,7 +8,9 @@ schema in turns; its growth is the median of the rounds' ratios. `first token` i
 ingress and the rank know, or that is new to both, less the same without a schema. `bomb`: p99 of the same gaps of 16 sequences,
 every other one held to a schema, while new costly schemas come one after the other: in turns one of 3,000 optional members, which
 the ingress' checker refuses, and one of 375 branches, which it compiles, then the rank, and which is then answered. Its growth is
-the median of the ratios of neighbouring rounds. The same beside a process that only counts says what the other core costs."""
+the median of the ratios of neighbouring rounds. The same beside a process that only counts says what the other core costs; and
+beside requests without a schema, as many and as long as those that were answered, what any request costs whose prompt joins a
+step."""
 
 import asyncio
 import json
@@ -42,7 +44,10 @@ from engine.execution.pool_size import size_pool
 from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
 
-PREDICTION = "gaps at 32 grow by 4 %; a known schema adds 1 ms to the first token, a new one 8 ms at p90; the bomb 8 % to p99"
+PREDICTION = (
+    "gaps at 32 grow by 4 %; a known schema adds 1 ms to the first token, a new one 8 ms at p90; "
+    "the bomb 8 % to p99, and 3 % to p99 beside as many requests without a schema"
+)
 NUM_MERGES, NUM_TOKENS, PROMPT = 130_815, 24, 128
 
 
@@ -186,9 +191,8 @@ async def added_to_steps(bench: Bench, known: str, rounds: int) -> dict[str, Any
     for number in range(2 * rounds):
         for grammar in ("", known)[:: 1 if number % 2 else -1]:  # each follows the other as often
             (bound if grammar else free).append(statistics.median(await bench.itls([grammar] * 32)))
-    growth = statistics.median(b / f for f, b in zip(free, bound, strict=True)) - 1
     itl = {"free": ms(statistics.median(free)), "constrained": ms(statistics.median(bound))}
-    return {"step_ms": itl, "step_growth": round(growth, 4)}
+    return {"step_ms": itl, "step_growth": growth(free, bound)}
 
 
 async def added_to_first_tokens(
@@ -213,8 +217,11 @@ async def beside_bombs(
     bench: Bench, checker: GrammarChecker, known: str, rounds: int, num_members: int
 ) -> dict[str, Any]:
     ends = {"refused": 0, "answered": 0}
+    waited = [0.5]
+    """Seconds from one answered bomb's last token until the next one is compiled."""
 
     async def bombs() -> None:
+        began = time.perf_counter()
         for number in range(10**9):
             for bomb in (members_schema(number, num_members), branches_schema(number, num_members // 8)):
                 try:
@@ -222,14 +229,21 @@ async def beside_bombs(
                 except RequestError:
                     ends["refused"] += 1
                 else:
+                    waited.append(time.perf_counter() - began)
                     await bench.ended[bench.add(16, 8, bomb)]
+                    began = time.perf_counter()
                     ends["answered"] += 1
 
-    beside = {"quiet": lambda: asyncio.sleep(0), "loud": bombs, "busy": busy}
+    async def others() -> None:
+        while True:
+            await asyncio.sleep(statistics.median(waited))
+            await bench.ended[bench.add(16, 8)]
+
+    beside = {"quiet": lambda: asyncio.sleep(0), "loud": bombs, "others": others, "busy": busy}
     found = {kind: list[float]() for kind in beside}
     for number in range(2 * rounds):
         kinds = [*beside]
-        for _ in range(number % 3):  # each comes behind each other one
+        for _ in range(number % len(kinds)):  # each comes behind each other one
             kinds.append(kinds.pop(0))
         for kind in kinds[:: 1 if number % 2 else -1]:
             task = asyncio.create_task(beside[kind]())
@@ -238,12 +252,20 @@ async def beside_bombs(
             for failed in await asyncio.gather(task, return_exceptions=True):
                 if isinstance(failed, Exception):  # not that it was cancelled
                     raise failed
-    growth = {
-        kind: round(statistics.median(b / a for a, b in zip(found["quiet"], found[kind], strict=True)) - 1, 4)
-        for kind in ("loud", "busy")
-    }
     p99 = {f"{kind}_p99_ms": ms(statistics.median(each)) for kind, each in found.items()}
-    return {**p99, "growth": growth["loud"], "growth_beside_a_busy_loop": growth["busy"], "schemas": ends}
+    return {
+        **p99,
+        "growth": growth(found["quiet"], found["loud"]),
+        "growth_beside_others": growth(found["quiet"], found["others"]),
+        "growth_by_others": growth(found["others"], found["loud"]),
+        "growth_beside_a_busy_loop": growth(found["quiet"], found["busy"]),
+        "schemas": ends,
+    }
+
+
+def growth(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the median of the rounds' ratios, less one."""
+    return round(statistics.median(b / a for a, b in zip(before, after, strict=True)) - 1, 4)
 
 
 async def busy() -> None:
