@@ -76,6 +76,18 @@ def _losses(content: Any, find: Find) -> list[float]:
     return [row["loss"] for row in rows]
 
 
+def _guesses(content: Any, _: Find) -> list[float]:
+    """The best source at batch 1, greedily, and the worst one at the largest batch, whatever the temperature."""
+
+    def speeds(runs: dict[str, Any]) -> list[float]:
+        return [run["speed"] for source, run in runs.items() if isinstance(run, dict) and source != "none"]
+
+    found = content["results"]
+    most = max(int(batch.split(",")[0].removeprefix("batch ")) for batch in found)
+    large = [runs for batch, runs in found.items() if batch.startswith(f"batch {most},")]
+    return [max(speeds(found["batch 1, temperature 0"])), min(min(speeds(runs)) for runs in large)]
+
+
 def _products(content: Any, find: Find) -> list[float]:
     found = find(content["by_rows"], num_rows=96)
     shares, rates = found["share_of_rate_in_registers"], found["gop_s"]
@@ -126,6 +138,7 @@ FIGURES: dict[str, list[Figures]] = {
     "simulator_speed.json": [lambda d, find: [find(d["results"], seconds=3600.0)["took_min"]]],
     "plan_questions.json": [lambda d, _: [d["num_asked"], d["slowest_s"], d["num_held"]]],
     "fidelity.json": [_itl_at_4],
+    "speculation.json": [_guesses],
     "engine_overhead.json": [lambda d, _: [d["results"]["batch 32, prompt 128"]["step p50"]]],
     "step_planning.json": [
         lambda d, find: [find(d["results"], context_tokens=n)["step_ms"] for n in (1000, 128_000)]
