@@ -240,7 +240,7 @@ def test_architectures_that_keep_something_else_are_refused_by_their_configurati
     config.architectures = [name]
     config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=name):
-        read_spec(tmp_path)
+        read_spec(tmp_path, "transformers")
 
 
 def test_architectures_that_build_their_attention_in_are_refused(tmp_path: Path) -> None:

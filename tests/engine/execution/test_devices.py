@@ -66,13 +66,19 @@ def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> N
 
 def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
     model = Mock(ops=reference_ops())
-    model.spec.recurrent = None
+    model.spec.recurrent, model.spec.chunks = None, ()
     assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("only Triton's kernels")
 
 
 def test_recurrent_layers_are_not_captured() -> None:
     pool = Mock(device=torch.device("cuda"))
     assert why_no_graphs(Mock(), pool) == "recurrent layers cannot be captured"
+
+
+def test_attention_within_chunks_is_not_captured() -> None:
+    model = Mock()
+    model.spec.recurrent, model.spec.chunks = None, (8192, 0)
+    assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("attention within chunks")
 
 
 def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +89,7 @@ def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.Monk
         Mock(side_effect=RuntimeError("operation not permitted when stream is capturing")),
     )
     pool, model = Mock(spec=ResidentPool, device=torch.device("cuda")), Mock()
-    model.spec.recurrent = None
+    model.spec.recurrent, model.spec.chunks = None, ()
     assert build_group.make_graphs(model, pool, EngineConfig(), 1024) is None
     with pytest.raises(RuntimeError, match="not permitted"):
         build_group.make_graphs(model, pool, EngineConfig(cuda_graphs=(1, 8)), 1024)

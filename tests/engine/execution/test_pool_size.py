@@ -28,7 +28,7 @@ def sized(
     """Qwen3-8B's, whose token takes 36 layers of 8 heads of K and V: 288 KiB in float32, 144 KiB in bfloat16."""
     return size_pool(
         write_config(folder, "Qwen/Qwen3-8B"),
-        # What `auto` keeps on a host depends on whether there are native kernels.
+        # What `auto` keeps on a host depends on whether there are native kernels, which keep an embedding in 16 bits in any case.
         ModelConfig(dtype="float32" if memory.is_host else "auto"),
         EngineConfig(**keys),
         mesh,
@@ -70,7 +70,7 @@ def test_an_instance_that_starts_last_has_its_share_still(tmp_path: Path) -> Non
     # An instance beside them whose pool's size is said needs no more than what is free.
     sized(tmp_path, replace(host, free_bytes=32 * GIB), sharers=3, kv_bytes=GIB // 2)
     with pytest.raises(ConfigError, match=r"more than 16\.00 GiB, its free memory among 2 ranks"):
-        sized(tmp_path, replace(host, free_bytes=32 * GIB), Mesh(tp=2), sharers=3, kv_bytes=2 * GIB)
+        sized(tmp_path, replace(host, free_bytes=32 * GIB), Mesh(tp=2), sharers=3, kv_bytes=4 * GIB)
 
 
 def test_memory_beside_the_device_limits_the_pool(tmp_path: Path) -> None:
@@ -94,7 +94,11 @@ def test_what_the_configuration_says_wins(tmp_path: Path, keys: dict[str, Any]) 
         (replace(H100, total_bytes=16 * GIB), {}, r"15\.2\d GiB of weights, .* more than 12\.40 GiB"),
         (replace(H100, free_bytes=10 * GIB), {}, r"more than 8\.00 GiB, .*with 10\.00 GiB free"),
         (H100, {"kv_bytes": 80 * GIB}, r"80\.00 GiB of KV are more than 70\.00 GiB.*lower engine\.kv_bytes"),
-        (replace(HOST, free_bytes=20 * GIB), {}, r"30\.5\d GiB of weights.*20\.00 GiB, its free memory"),
+        (
+            replace(HOST, free_bytes=20 * GIB),
+            {},
+            r"(29\.3|30\.5)\d GiB of weights.*20\.00 GiB, its free memory",
+        ),
         (HOST, {"num_blocks": 1}, r"num_blocks of 1 holds 1 blocks"),
         (HOST, {"kv_bytes": 1}, r"kv_bytes of 1 holds 0 blocks"),
     ],
