@@ -49,7 +49,10 @@ def tokens_in_time(
         return budget_tokens
     law = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
     pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
-    needed_s = max(_needed_s(prompts, law, steps, starts_s), min(_backlog_s(prompts, law, steps), pace_s))
+    works_s = [steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts]
+    needed_s = max(
+        _needed_s(prompts, works_s, law, starts_s), min(_backlog_s(sum(works_s), law, steps), pace_s)
+    )
     return _tokens(
         law,
         steps,
@@ -67,13 +70,14 @@ def slack_s(seq: ServedSequence, now: float) -> float:
     return seq.first_token_s + seq.num_after_first * tpot_s - now
 
 
-def _needed_s(prompts: Seq[ServedSequence], law: ChunkLaw, steps: StepModels, starts_s: float) -> float:
-    """Return how long a step must be so that all prompts that can be in time are. Up to one of them, prompts need a share of the
-    time that is left; each step spends what decoding computes beside them, and none is longer than they need."""
+def _needed_s(prompts: Seq[ServedSequence], works_s: Seq[float], law: ChunkLaw, starts_s: float) -> float:
+    """Return how long a step must be so that all prompts that can be in time are. `works_s` is what each takes. Up to one of
+    them, prompts need a share of the time that is left; each step spends what decoding computes beside them, and none is longer
+    than they need."""
     least_s, work_s, share, most_s = law.step_s(0), 0.0, 0.0, 0.0
-    for due, seq in sorted(((due_s(seq.request), seq) for seq in prompts), key=_due):
+    dues_s = [due_s(seq.request) for seq in prompts]
+    for due, own_s in sorted(zip(dues_s, works_s, strict=True), key=_due):
         left_s = due - starts_s - least_s
-        own_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
         if own_s > left_s:
             continue  # it is late already
         work_s += own_s
@@ -83,13 +87,12 @@ def _needed_s(prompts: Seq[ServedSequence], law: ChunkLaw, steps: StepModels, st
     return law.computes_s + min(prompts_s, most_s)
 
 
-def _backlog_s(prompts: Seq[ServedSequence], law: ChunkLaw, steps: StepModels) -> float:
+def _backlog_s(work_s: float, law: ChunkLaw, steps: StepModels) -> float:
     """Return how long a step is with which prompts that keep others waiting get nearly the full rate; 0 where none do."""
-    work_s = sum(steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts)
     return law.step_s(0) + BACKLOG_GAIN * steps.prompt.fixed_s if work_s > AHEAD_S else 0.0
 
 
-def _due(pair: tuple[float, ServedSequence]) -> float:
+def _due(pair: tuple[float, float]) -> float:
     return pair[0]
 
 
