@@ -6,6 +6,7 @@ core.kv's layout, which may have 8 bits with a scale for each vector."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -73,11 +74,8 @@ class AttentionMeta:
         slots: Tensor,
         states: StateBlocks | None = None,
     ) -> "AttentionMeta":
-        starts = [0]
-        for length in query_lens:
-            starts.append(starts[-1] + length)
         return cls(
-            query_starts=tuple(starts),
+            query_starts=tuple(accumulate(query_lens, initial=0)),
             query_lens=tuple(query_lens),
             context_lens=tuple(context_lens),
             block_tables=tuple(torch.from_numpy(table) for table in block_tables),

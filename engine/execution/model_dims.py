@@ -55,11 +55,10 @@ def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
 
 def rules_of(spec: ModelSpec) -> tuple[Rule, ...]:
     """Return how the model's tensors are cut, named as its checkpoints name them."""
-    if spec.moe is None or not (spec.moe.by_turns or spec.moe.transposed):
-        return RULES + EXPERTS
-    if spec.moe.transposed:
-        return RULES + TRANSPOSED
-    return RULES + (BY_TURNS_MXFP4 if spec.moe.mxfp4 else BY_TURNS)
+    moe = spec.moe
+    if moe is not None and moe.by_turns:
+        return RULES + (BY_TURNS_MXFP4 if moe.mxfp4 else BY_TURNS)
+    return RULES + (TRANSPOSED if moe is not None and moe.transposed else EXPERTS)
 
 
 def mesh_of(parallel: ParallelConfig) -> Mesh:

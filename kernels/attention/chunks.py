@@ -4,6 +4,7 @@ No implementation of `Ops.paged_attention` knows chunks. A sequence's chunks are
 before they are stored, and what is left of positions is which keys a query sees."""
 
 from dataclasses import replace
+from itertools import accumulate
 
 from torch import Tensor
 
@@ -35,12 +36,9 @@ def _cut(meta: AttentionMeta, chunk_tokens: int, block_size: int) -> AttentionMe
             context_lens.append(end - begin)
             tables.append(table[begin // block_size :])
             at = end
-    starts = [0]
-    for query_len in query_lens:
-        starts.append(starts[-1] + query_len)
     return replace(
         meta,
-        query_starts=tuple(starts),
+        query_starts=tuple(accumulate(query_lens, initial=0)),
         query_lens=tuple(query_lens),
         context_lens=tuple(context_lens),
         block_tables=tuple(tables),

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,19 @@ from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, Paged
 PREFIXES = ["model.language_model.", "language_model.model."]
 """What transformers writes today, and published checkpoints."""
 PROMPT = [random.Random(1).randrange(2, VOCAB) for _ in range(30)]
+
+
+def saved(model: Any, folder: Path) -> Any:
+    model = model.float().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([PROMPT])).logits[0]
 
 
 def make_larger(folder: Path) -> torch.Tensor:
@@ -40,12 +54,8 @@ def make_larger(folder: Path) -> torch.Tensor:
         eoi_token_index=VOCAB - 3,
         eos_token_id=[5, 6],
     )
-    model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(folder)
-    with torch.inference_mode():
-        return model(torch.tensor([PROMPT])).logits[0]
+    model = saved(transformers.Gemma3ForConditionalGeneration(config), folder)
+    return logits(model)
 
 
 def make_llama4(folder: Path) -> torch.Tensor:
@@ -65,12 +75,8 @@ def make_llama4(folder: Path) -> torch.Tensor:
     config = transformers.Llama4Config(
         text_config=FAMILIES["llama4"](random.Random(3), 0), vision_config=vision, eos_token_id=[5, 6]
     )
-    model = transformers.Llama4ForConditionalGeneration(config).float().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    model.save_pretrained(folder)
-    with torch.inference_mode():
-        return model.language_model(torch.tensor([PROMPT])).logits[0]
+    model = saved(transformers.Llama4ForConditionalGeneration(config), folder)
+    return logits(model.language_model)
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
