@@ -11,40 +11,39 @@ from tests.models.stored import compressed, four_bits, packed_parts, quantise_al
 from tests.models.test_quantised import equal_models
 
 SIZES: dict[str, dict[str, Any]] = {"llama4": {"no_rope_layers": [1, 0]}}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
+"""A matrix as it is stored, and the floats that this stands for."""
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_eight_bits_say_what_their_floats_say(family: str, tmp_path: Path) -> None:
-    made: list[torch.Tensor] = []
+def int8(weight: torch.Tensor) -> Stored:
+    values, scales = scaled(weight, "int", "channel")
+    return {"weight": values, "weight_scale": scales}, values.float() * scales
+
+
+def awq(weight: torch.Tensor) -> Stored:
+    parts = packed_parts("awq", weight, 16)
+    return parts, four_bits("awq", parts, 16)
+
+
+WAYS: dict[str, Any] = {
+    "int8": (int8, compressed(num_bits=8, type="int", strategy="channel")),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}),
+}
+CASES = [(family, "int8") for family in sorted(FAMILIES)]
+CASES += [(family, "awq") for family in ("gemma3", "glm4", "granite", "olmo3", "phi3")]
+
+
+@pytest.mark.parametrize(("family", "way"), CASES)
+def test_it_says_what_its_floats_say(family: str, way: str, tmp_path: Path) -> None:
+    (store, how), sizes = WAYS[way], {"head_dim": 16, **SIZES.get(family, {})}
+    floats: list[torch.Tensor] = []
 
     def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        values, scales = scaled(weight, "int", "channel")
-        made.append(values.float() * scales)
-        return {"weight": values, "weight_scale": scales}
+        parts, meant = store(weight)
+        floats.append(meant)
+        return parts
 
-    how = compressed(num_bits=8, type="int", strategy="channel")
-    sizes = {"head_dim": 16, **SIZES.get(family, {})}
     quantise_all(tmp_path / "stored", family, quantise, sizes, quantization_config=how)
-    floats = iter(made)
-    quantise_all(tmp_path / "plain", family, lambda _: {"weight": next(floats)}, sizes)
-    equal_models(tmp_path / "stored", tmp_path / "plain")
-
-
-@pytest.mark.parametrize("family", ["gemma3", "glm4", "granite", "olmo3", "phi3"])
-def test_four_bits_say_what_their_floats_say(family: str, tmp_path: Path) -> None:
-    made: list[dict[str, torch.Tensor]] = []
-
-    def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        made.append(packed_parts("awq", weight, 16))
-        return made[-1]
-
-    quantise_all(tmp_path / "stored", family, quantise, {"head_dim": 16}, quantization_config=AWQ)
-    parts = iter(made)
-    quantise_all(
-        tmp_path / "plain",
-        family,
-        lambda _: {"weight": four_bits("awq", next(parts), 16)},
-        {"head_dim": 16},
-    )
+    plain = iter(floats)
+    quantise_all(tmp_path / "plain", family, lambda _: {"weight": next(plain)}, sizes)
     equal_models(tmp_path / "stored", tmp_path / "plain")
