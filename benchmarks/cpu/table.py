@@ -29,12 +29,17 @@ def baton_over_peers(rows: list[Row], rate: str) -> dict[tuple[str, int], dict[s
     return found
 
 
-def means(rows: list[Row], rate: str) -> dict[int, float]:
-    """{bits: the geometric mean over all cells of Baton's rate by the best peer's}."""
-    worst: dict[int, list[float]] = {}
+def by_best_peer(rows: list[Row], rate: str) -> dict[int, list[float]]:
+    """{bits: Baton's rate by the best peer's, of each cell}, most bits first."""
+    found: dict[int, list[float]] = {}
     for (_, bits), ratios in baton_over_peers(rows, rate).items():
-        worst.setdefault(bits, []).append(min(ratios.values()))
-    return {bits: statistics.geometric_mean(values) for bits, values in sorted(worst.items(), reverse=True)}
+        found.setdefault(bits, []).append(min(ratios.values()))
+    return dict(sorted(found.items(), reverse=True))
+
+
+def means(rows: list[Row], rate: str) -> dict[int, float]:
+    """{bits: the geometric mean of all cells}"""
+    return {bits: statistics.geometric_mean(ratios) for bits, ratios in by_best_peer(rows, rate).items()}
 
 
 def show(record: Record, out: TextIO) -> None:

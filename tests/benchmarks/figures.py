@@ -5,7 +5,7 @@ A function takes the content of the file and `find`, which finds a row of a list
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.cpu.table import baton_over_peers, means
+from benchmarks.cpu.table import by_best_peer, means
 
 Find = Callable[..., Any]
 Figures = Callable[[Any, Find], list[float]]
@@ -60,13 +60,6 @@ def _structured(content: Any, _: Find) -> list[float]:
 def _native_attention(content: Any, _: Find) -> list[float]:
     by_way = list(content["cpu_ms"].values())[-2]
     return [by_way["torch"]["total"] / by_way["native"]["total"]]
-
-
-def _worst_of_peers(content: Any, _: Find) -> list[float]:
-    worst: dict[int, list[float]] = {}
-    for (_, bits), ratios in baton_over_peers(content["cells"], "tokens_per_s").items():
-        worst.setdefault(bits, []).extend(ratios.values())
-    return [min(worst[bits]) for bits in sorted(worst, reverse=True)]
 
 
 def _losses(content: Any, find: Find) -> list[float]:
@@ -154,7 +147,7 @@ FIGURES: dict[str, list[Figures]] = {
     "cpu_step.json": [_native_attention],
     "cpu_peers.json": [
         lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
-        _worst_of_peers,
+        lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
     ],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],
