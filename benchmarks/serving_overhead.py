@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from benchmarks.report import parser, write
 from cluster.local import LocalCluster
 from core.config import load
 from core.types import Request, SamplingParams
+from tests.ports import free_port
 
 STREAMS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 16, 48, 64, 64
 
@@ -64,9 +64,7 @@ async def direct(work: Sequence[BenchRequest]) -> list[Record]:
 
 @contextlib.contextmanager
 def server(*args: str) -> Generator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "baton.cli", "serve", "--port", str(port), *args]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
     url = f"http://127.0.0.1:{port}"

@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from benchmarks.cpu.peers.baton import QUANTIZATION
 from benchmarks.cpu.peers.transformers import fast_dtype
 from benchmarks.cpu.shapes import SHAPES, make_checkpoint
 from benchmarks.report import parser, write
+from tests.ports import free_port
 
 PREDICTION = (
     "Baton in one process makes 1.3 times as many tokens a second as vLLM in 16 bits and 1.5 times in 8; over Ray 0.95 times as "
@@ -85,9 +85,7 @@ def started(
     command: list[str], threads: int, health: str, log: Path
 ) -> Generator[tuple[str, psutil.Process]]:
     """Yield its URL and its first process. Raises NoServer."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     cores = sorted(os.sched_getaffinity(0))[:threads]
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),

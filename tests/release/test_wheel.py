@@ -4,7 +4,6 @@ import contextlib
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from baton.own_tree import PACKAGES
 from kernels.cpu.build import find_compiler
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -88,7 +88,7 @@ def run(arguments: list[str], cwd: Path = ROOT, **more: str) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,10 +97,7 @@ def run(arguments: list[str], cwd: Path = ROOT, **more: str) -> None:
 @contextlib.contextmanager
 def serving(installed: Path, folder: Path) -> Iterator[str]:
     """The URL of `baton serve --local` of the installed wheel; the server has ended when the context is left."""
-    with contextlib.closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / "log"
+    port, log = free_port(), folder / "log"
     with log.open("wb") as out:
         # -P keeps the working folder off the path, and PYTHONPATH comes before an editable install.
         server = subprocess.Popen(

@@ -1,7 +1,6 @@
 """The collective check with real processes, and the command as an operator runs it."""
 
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import pytest
 from cluster.preflight.collective_check import LocalNode, check_as_rank, check_fabric
 from cluster.preflight.findings import Verdict
 from core.errors import ConfigError
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -109,8 +109,7 @@ def doctor_as_rank(rank: int, world: int, port: int) -> subprocess.Popen[str]:
 
 
 def test_pods_that_nobody_steers_check_each_other() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     ranks = [doctor_as_rank(rank, 2, port) for rank in (1, 0)]
     for process in ranks:
         out, errors = process.communicate(timeout=110)
@@ -120,10 +119,8 @@ def test_pods_that_nobody_steers_check_each_other() -> None:
 
 
 async def test_a_rank_that_stays_alone_says_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     (finding,) = await check_as_rank(
-        1, 2, f"127.0.0.1:{port}", "gloo", mib=1, wait_s=2.0, expected_bytes_per_s=0
+        1, 2, f"127.0.0.1:{free_port()}", "gloo", mib=1, wait_s=2.0, expected_bytes_per_s=0
     )
     assert finding.verdict is Verdict.FAIL
     assert finding.where == "rank 1"
