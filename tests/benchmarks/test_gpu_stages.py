@@ -30,8 +30,8 @@ def stage(folder: Path, name: str, code: str, limit_s: float = 60) -> Stage:
     return Stage(name, limit_s)
 
 
-def run(folder: Path, *stages: Stage, budget_s: float = 600) -> int:
-    return run_stages(stages, folder, budget_s, smoke=False)
+def run(folder: Path, *stages: Stage, budget_s: float = 600, smoke: bool = False) -> int:
+    return run_stages(stages, folder, budget_s, smoke=smoke)
 
 
 def test_a_stage_that_is_complete_is_not_run_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,7 +46,7 @@ def test_a_stage_that_is_complete_is_not_run_again(folder: Path, capsys: pytest.
 def test_a_stage_that_is_cut_leaves_what_it_has_written(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hangs = stage(folder, "hangs", "write(False)\ntime.sleep(600)", limit_s=3)
+    hangs = stage(folder, "hangs", "write(False)\ntime.sleep(600)", limit_s=6)
     after = stage(folder, "after", "write(True)")
     assert run(folder, hangs, after) == 1
     assert json.loads((folder / "hangs.json").read_text())["verdicts"][0]["measured"] == 2.0
@@ -70,6 +70,11 @@ def test_a_failed_stage_shows_why_and_the_next_one_runs(
 def test_a_missed_target_is_said_and_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, stage(folder, "slow", "write(True, measured=0.5, met=False)")) == 1
     assert "MISSED speed: 0.5 (at least 1)" in capsys.readouterr().out
+
+
+def test_a_smoke_run_is_interpreted(folder: Path) -> None:
+    code = 'import os\nassert os.environ["TRITON_INTERPRET"] == "1"\nassert "--interpret-smoke" in sys.argv\nwrite(True)'
+    assert run(folder, stage(folder, "smoke", code), smoke=True) == 0
 
 
 def test_no_stage_begins_when_the_time_is_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -339,6 +339,7 @@ class Node:
                 return {
                     "held": held,
                     "instances": [i.address for i in status.instances],
+                    "computed": sum(i.work.computed_tokens for i in status.instances),
                     "routes": routes,
                     "peers": self.scheduler.peer_schedulers,
                     "placed": self.num_placed,

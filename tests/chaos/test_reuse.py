@@ -28,7 +28,9 @@ async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> N
             return await computed(world) - before
 
         await turn(first, ANSWER)
-        await asyncio.sleep(0.3)  # the scheduler hears what is cached with the next report
+        async with asyncio.timeout(PATIENCE_S):  # the scheduler hears what is cached with what was computed
+            while (await world.nodes["scheduler"].status())["computed"] != await computed(world):
+                await asyncio.sleep(0.01)
         second = (*first, *undisturbed(first, ANSWER), *world.fresh_prompt(10))
         assert await turn(second, 4) < 30, "the first turn was computed again"
         await world.settled()

@@ -24,8 +24,9 @@ from kvtransfer.transport.loopback_transport import (
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
-from tests.contract.transports import BLOCKS, KEY, SHARD, WRITER, until
+from tests.contract.transports import BLOCKS, KEY, SHARD, WRITER
 from tests.models.checkpoints import CPU
+from tests.patience import until
 
 NUM_BYTES = 1 << 13
 SLOT_BYTES = 1 << 10

@@ -26,9 +26,9 @@ from tests.contract.transports import (
     make_sender,
     runs_for,
     source_for,
-    until,
     write_or_refused,
 )
+from tests.patience import until
 
 
 async def test_bytes_land_in_the_granted_blocks_and_nowhere_else(holder: Holder) -> None:

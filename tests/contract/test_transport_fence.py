@@ -33,10 +33,9 @@ from tests.contract.transports import (
     make_sender,
     runs_for,
     source_for,
-    until,
 )
 from tests.forked import FORKED
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 DEADLINE_S = 120.0
 """Within which a busy machine does anything that happens at all."""

@@ -1,9 +1,7 @@
 """What the suites over every KV transport share: a holder, writers of each kind, and what they move."""
 
-import asyncio
 import contextlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +38,6 @@ from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
 from tests.contract.device_pools import DevicePoolView, FromDevice
 from tests.contract.fake_cuda import FakeRuntime
-from tests.patience import PATIENCE_S
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
@@ -190,12 +187,6 @@ async def write_or_refused(sender: Sender, grant_id: str, region: RegionKey, run
     """Whether the writer hears of a refusal is the transport's business."""
     with contextlib.suppress(TransferError):
         await sender.write(grant_id, region, runs)
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not done():
-            await asyncio.sleep(0.002)
 
 
 def commit(grant_id: str, num_bytes: int) -> Commit:

@@ -22,7 +22,7 @@ from kvtransfer.pusher import MAX_WRITES, Pusher
 from kvtransfer.staging import Staging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.wire import content_of, pack
-from tests.patience import PATIENCE_S
+from tests.patience import until
 
 LAYERS, HEADS, DIM, BLOCKS = 3, 2, 8, 12
 FIRST = TokenOut(request_id="r", attempt=0, index=0, token=7)
@@ -76,12 +76,6 @@ def works(grant: Grant, blocks: Sequence[int], start: int, count: int) -> StepPl
         push=KVPush(grant.id, start, count),
     )
     return StepPlan(step=0, new=(), copies=(), work=(work,), drop=())
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not done():
-            await asyncio.sleep(0.002)
 
 
 @pytest.mark.parametrize(
@@ -181,6 +175,13 @@ class Gate:
     async def close(self) -> None: ...
 
 
+async def tell_of_layers(done: Callable[[int, int], None], gate: Gate) -> None:
+    """Each is a write of its own: the one before has begun, as long as so many may."""
+    for layer in range(LAYERS):
+        done(0, layer)
+        await until(lambda told=layer + 1: len(gate.order) == min(told, MAX_WRITES))
+
+
 def grant_of(name: str, theirs: KVShard, block: int, content: bytes = b"") -> Grant:
     region = RegionKey(
         transport="gate",
@@ -212,10 +213,7 @@ async def test_the_request_that_is_due_first_overtakes_at_the_next_layer() -> No
     for grant, due_s in ((late, 9.0), (soon, 1.0)):
         pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why), (0.0, due_s))
     done = pusher.step_started(works(late, (1,), 0, 4))
-    for layer in (0, 1):
-        done(0, layer)
-        await until(lambda num=layer + 1: len(gate.order) == num)  # on its way
-    done(0, 2)
+    await tell_of_layers(done, gate)
     done = pusher.step_started(works(soon, (2,), 0, 4))
     for layer in range(LAYERS):
         done(0, layer)
@@ -252,9 +250,7 @@ async def test_the_commit_does_not_wait_for_the_writes_and_what_they_read_does()
     delivered: list[str] = []
     pusher.open(grant, delivered.append, lambda _: None, lambda _, why: pytest.fail(why))
     done = pusher.step_started(works(grant, (1,), 0, 4))
-    for layer in range(LAYERS):
-        done(0, layer)
-        await asyncio.sleep(0.002)
+    await tell_of_layers(done, gate)
     pusher.finish("g", [FIRST])
     assert mail.sent == [
         Commit(grant_id="g", num_chunks=1, num_bytes=LAYERS * shard().block_bytes, first=FIRST, times=ANY)
@@ -297,15 +293,15 @@ async def test_what_is_sent_of_a_step_that_is_taken_back_counts_and_is_waited_fo
 async def test_of_two_writes_that_fail_the_first_says_so() -> None:
     gate, mail = Gate(), FakeMail()
 
-    async def fail(*_: object) -> None:
+    async def fail(grant_id: str, *_: object) -> None:
+        gate.order.append((grant_id, 0))
         await gate.open.acquire()
         raise ReplicaLost("the link broke")
 
     gate.write = fail  # type: ignore[method-assign]
     pusher = Pusher(shard(), BLOCKS, mail, [gate])
     grant = grant_of("g", shard(), 1)
-    failed: list[str] = []
-    quiet: list[str] = []
+    failed, quiet = list[str](), list[str]()
 
     def on_failed(grant_id: str, why: str) -> None:
         failed.append(why)
@@ -313,9 +309,7 @@ async def test_of_two_writes_that_fail_the_first_says_so() -> None:
 
     pusher.open(grant, lambda _: pytest.fail("nothing was delivered"), quiet.append, on_failed)
     done = pusher.step_started(works(grant, (1,), 0, 4))
-    for layer in range(LAYERS):
-        done(0, layer)
-        await asyncio.sleep(0.002)
+    await tell_of_layers(done, gate)
     gate.open.release()
     await until(lambda: bool(failed))
     assert not quiet, "the other write still reads the blocks"

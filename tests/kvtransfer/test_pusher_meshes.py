@@ -16,7 +16,8 @@ from kvtransfer.memory import OwnMemory
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import Staging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
-from tests.kvtransfer.test_pusher import BLOCKS, DIM, FIRST, HEADS, LAYERS, FakeMail, until, works
+from tests.kvtransfer.test_pusher import BLOCKS, DIM, FIRST, HEADS, LAYERS, FakeMail, works
+from tests.patience import until
 
 STAGES = [[(0, 3)], [(0, 1), (1, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 2), (2, 3)]]
 RANKS = [[(0, 2)], [(0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2)], [(0, 1), (0, 1), (1, 2), (1, 2)]]

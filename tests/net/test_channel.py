@@ -91,7 +91,7 @@ async def test_a_stranger_that_reflects_our_proof_is_refused() -> None:
     port = mirror.sockets[0].getsockname()[1]
     with pytest.raises(ProtocolError, match="cluster key"):
         await connect(f"127.0.0.1:{port}", KEY, DIALLER)
-    await asyncio.wait_for(done.wait(), 5)
+    await asyncio.wait_for(done.wait(), PATIENCE_S)
     mirror.close()
     await mirror.wait_closed()
 

@@ -21,6 +21,7 @@ from engine.ranks.rank_messages import MemoryPlace, RankSetup
 from engine.ranks.start_ranks import setups_of
 from parallel.mesh import Mesh
 from tests.parallel.test_served import checkpoint, ranks
+from tests.patience import PATIENCE_S
 
 KEPT: list[memoryview] = []
 """As an instance keeps the memory of its ranks."""
@@ -87,7 +88,7 @@ def test_ranks_die_with_their_instance_and_leave_no_file(tmp_path: Path) -> None
         assert len(pids) == 2
         assert all(map(psutil.pid_exists, pids))
         host.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "a rank has outlived its instance"
         time.sleep(0.02)

@@ -1,5 +1,4 @@
 import asyncio
-import time
 
 import pytest
 
@@ -19,10 +18,8 @@ def test_hours_pass_in_no_time_and_in_order() -> None:
         await asyncio.gather(at(7200, "c"), at(0.5, "a"), at(3600, "b"))
         return clock.now()
 
-    started = time.monotonic()
     assert run_virtual(main()) == 7200
     assert seen == [(0.5, "a"), (3600, "b"), (7200, "c")]
-    assert time.monotonic() - started < 5
 
 
 def test_deadlines_are_virtual_too() -> None:

@@ -25,6 +25,7 @@ from core.messages import (
 from core.reports import Status
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
+from tests.patience import until
 
 
 class Peer:
@@ -119,7 +120,7 @@ async def test_reordered_and_doubled_tokens_come_out_once_in_order(world: World)
 
     world.decode(act)
     assert await world.run(world.request()) == [100, 101, 102, 103, 104, 105]
-    await asyncio.sleep(0.01)
+    await until(lambda: len(world.scheduler.got) == 2)
     assert [type(m) for m in world.scheduler.got] == [Place, Finished]
     assert not any(isinstance(m, Cancel) for m in world.decodes[0].got)
 
@@ -153,9 +154,8 @@ async def test_closing_the_stream_cancels_at_the_worker_and_frees_the_place(worl
     stream = world.frontend.generate(world.request())
     assert (await anext(stream)).index == 0
     await stream.aclose()
-    await asyncio.sleep(0.01)
-    assert isinstance(decode.got[-1], Cancel)
-    assert isinstance(world.scheduler.got[-1], Finished)
+    await until(lambda: isinstance(decode.got[-1], Cancel))
+    await until(lambda: isinstance(world.scheduler.got[-1], Finished))
     assert world.frontend.num_running == 0
 
 

@@ -174,8 +174,9 @@ async def test_requests_that_find_every_block_being_filled_go_on_when_that_is_ov
     served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     HeldBack.may.clear()
     names = [served.add(prompt) for prompt in prompts(4)]  # 10 blocks each of 40
-    await asyncio.sleep(0.2)
-    assert served.scheduler.num_used_blocks == NUM_BLOCKS
+    async with asyncio.timeout(PATIENCE_S):
+        while served.scheduler.num_used_blocks < NUM_BLOCKS:
+            await asyncio.sleep(0.001)
     HeldBack.may.set()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(served.ends[name].wait() for name in names))

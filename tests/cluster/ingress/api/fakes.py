@@ -119,6 +119,8 @@ class FakeGenerator:
         self.count = 0
         self.ready_answer = (True, "")
         self.stall_at: int | None = None
+        self.go_on = asyncio.Event()
+        """What it waits for before this token."""
 
     def new_request_id(self) -> str:
         self.count += 1
@@ -140,7 +142,7 @@ class FakeGenerator:
                 if self.fail_at and self.fail_at[0] == index:
                     raise self.fail_at[1]
                 if self.stall_at == index:
-                    await asyncio.Event().wait()
+                    await self.go_on.wait()
                 if self.pause_s:
                     await asyncio.sleep(self.pause_s)
                 stop = token in request.sampling.stop_token_ids

@@ -17,6 +17,7 @@ from core.errors import ConfigError
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import Api
 from tests.contract.test_transport_tls import Authority
+from tests.patience import PATIENCE_S
 
 GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -79,7 +80,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(begun)
-        answered = await asyncio.wait_for(reader.read(), 5)
+        answered = await asyncio.wait_for(reader.read(), PATIENCE_S)
         assert answered.startswith(b"HTTP/1.1 200" if begun.startswith(GET) else b"")
         assert bool(answered) == begun.startswith(GET)
         writer.close()
@@ -106,5 +107,5 @@ async def test_a_head_without_end_is_not_collected() -> None:
                 writer.write(b"x" * 16384)
                 await writer.drain()
                 await asyncio.sleep(0)
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
         writer.close()

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,7 @@ from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.request_params import ApiSettings
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, OK, SETTINGS, Api
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 
 @contextlib.asynccontextmanager
@@ -29,12 +29,6 @@ async def serving(
 def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {length or len(body)}\r\n\r\n".encode() + body
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -78,7 +72,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async with serving(FakeGenerator(), settings) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(http_post(COMPLETIONS, b'{"model"', length=100))
-        assert b" 408 " in await asyncio.wait_for(reader.readline(), 5)
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
         writer.close()
         await writer.wait_closed()
 
@@ -87,6 +81,6 @@ async def test_a_body_that_is_announced_too_long_is_not_read() -> None:
     async with serving(FakeGenerator()) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(http_post(COMPLETIONS, b"{", length=1 << 40))
-        assert b" 413 " in await asyncio.wait_for(reader.readline(), 5)
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), PATIENCE_S)
         writer.close()
         await writer.wait_closed()

@@ -15,7 +15,7 @@ from cluster.ingress.api.live_rules import LiveRules
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 from tests.e2e.cluster_process import serving
-from tests.patience import PATIENCE_S
+from tests.patience import until
 
 
 def write(path: Path, content: Any) -> None:
@@ -28,12 +28,6 @@ def write(path: Path, content: Any) -> None:
 def config(tmp_path: Path, **serve: Any) -> ClusterConfig:
     settings = {"live_file": str(tmp_path / "live.yaml"), "api_keys": ["base"], **serve}
     return load({"serve": settings, "tenants": {"fixed": {"keys": ["k-fixed"]}}}, {})
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def holds(rules: LiveRules, key: str) -> bool:
@@ -161,17 +155,10 @@ def test_a_running_server_takes_new_limits_and_classes(tmp_path: Path) -> None:
         limits = {"keys": ["k-acme"], "max_requests_per_min": 1}
         write(file, {"tenants": {"acme": limits}, "slo_classes": {"gold": {"ttft_s": 1, "tpot_s": 1}}})
         log = tmp_path / "log"
-        _wait(lambda: "new live configuration" in log.read_text())
+        asyncio.run(until(lambda: "new live configuration" in log.read_text()))
         assert [ask("gold").status_code, ask("gold").status_code] == [200, 429]
         write(file, "nonsense: 1")
-        _wait(lambda: "is refused, the old one holds: 'nonsense' cannot change" in log.read_text())
+        asyncio.run(
+            until(lambda: "is refused, the old one holds: 'nonsense' cannot change" in log.read_text())
+        )
         assert ask("gold").status_code == 429
-
-
-def _wait(condition: Any) -> None:
-    async def wait() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                await asyncio.sleep(0.05)
-
-    asyncio.run(wait())

@@ -16,7 +16,7 @@ from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, SETTINGS, Api
 from tests.cluster.ingress.api.test_tools import HERMES, last_rendered, served
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 PATH = "/v1/responses"
 ASK = "Weather in Zürich?"
@@ -203,17 +203,24 @@ async def test_another_tenants_responses_are_not_there() -> None:
         await theirs.create(model=NAME, input="b", previous_response_id=response.id)
 
 
+async def ended(responses: Any, response: Any) -> Any:
+    async with asyncio.timeout(PATIENCE_S):
+        while response.status == "in_progress":
+            await asyncio.sleep(0.005)
+            response = await responses.retrieve(response.id)
+    return response
+
+
 async def test_a_background_response_ends_by_itself() -> None:
-    responses = Api(FakeGenerator("hello", pause_s=0.001)).openai.responses
+    api = Api(FakeGenerator("hello"))
+    api.generator.stall_at, responses = 3, api.openai.responses
     response = await responses.create(model=NAME, input="a", background=True)
     assert (response.status, response.output) == ("in_progress", [])
     with pytest.raises(openai.BadRequestError) as refused:
         await responses.create(model=NAME, input="b", previous_response_id=response.id)
     assert "in_progress" in refused.value.message
-    async with asyncio.timeout(PATIENCE_S):
-        while response.status == "in_progress":
-            await asyncio.sleep(0.005)
-            response = await responses.retrieve(response.id)
+    api.generator.go_on.set()
+    response = await ended(responses, response)
     assert (response.status, response.output_text) == ("completed", "hello")
 
 
@@ -223,23 +230,21 @@ async def test_a_background_response_is_cancelled(way: str) -> None:
     api.generator.stall_at = 3
     responses = api.openai.responses
     response = await responses.create(model=NAME, input="a", background=True)
-    await asyncio.sleep(0.01)
+    await until(lambda: bool(api.generator.requests))
     if way == "cancel":
         assert (await responses.cancel(response.id)).status == "cancelled"
         assert (await responses.retrieve(response.id)).status == "cancelled"
     else:
         await responses.delete(response.id)
-        await asyncio.sleep(0.01)
-        assert not await there(responses, response.id)
-    assert api.generator.closed == ["r1"]
+    await until(lambda: api.generator.closed == ["r1"])
+    assert await there(responses, response.id) == (way == "cancel")
 
 
 async def test_a_background_response_that_fails_says_why() -> None:
     api = Api(FakeGenerator())
     api.generator.fail_at = (0, Overloaded("too much", retry_after_s=2.0))
-    response = await api.openai.responses.create(model=NAME, input="a", background=True)
-    await asyncio.sleep(0.01)
-    response = await api.openai.responses.retrieve(response.id)
+    responses = api.openai.responses
+    response = await ended(responses, await responses.create(model=NAME, input="a", background=True))
     assert response.error is not None
     assert (response.status, response.error.code, response.error.message) == (
         "failed",

@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Prometheus:
 
     def has_data(self, query: str) -> bool:
         """Soon: where the scheduler did not answer in time a scrape has nothing of the instances in it."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not any(math.isfinite(value) for value in self.values(query)):
             if time.monotonic() > deadline:
                 return False
@@ -94,21 +94,23 @@ def prometheus(server: ServeProcess, tmp_path_factory: pytest.TempPathFactory) -
     try:
         found = Prometheus(f"http://127.0.0.1:{port}")
         with load(server) as num_asked:
-            _wait_for_scrapes(found, process, folder / "log")
-            assert num_asked() > 4
+            _wait_for_scrapes(found, process, folder / "log", num_asked)
             yield found
     finally:
         process.terminate()
         process.wait(PATIENCE_S)
 
 
-def _wait_for_scrapes(prometheus: Prometheus, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 90
+def _wait_for_scrapes(
+    prometheus: Prometheus, process: "subprocess.Popen[bytes]", log: Path, num_asked: Callable[[], int]
+) -> None:
+    deadline = time.monotonic() + 2 * PATIENCE_S
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()[-2000:]
         try:
             if (
-                prometheus.values('count_over_time(baton_slo_requests_total{attained="true"}[1m])')
+                num_asked() > 4
+                and prometheus.values('count_over_time(baton_slo_requests_total{attained="true"}[1m])')
                 and min(
                     prometheus.values('count_over_time(baton_requests_finished_total{reason="length"}[1m])')
                 )
@@ -176,17 +178,21 @@ def test_figures_are_what_happened(prometheus: Prometheus) -> None:
         for role in ("prefill", "decode", "both")
     ]
     assert by_role == [[1.0], [2.0], [0.0]]
-    assert prometheus.values("sum(baton_kv_transfers_total)")[0] > 0
+    assert prometheus.values("sum(last_over_time(baton_kv_transfers_total[30s]))")[0] > 0
     # Instances report their counts now and then, while the ingress counts a transfer at once.
     assert prometheus.values("sum(last_over_time(baton_instance_grants_total[30s]))") >= prometheus.values(
-        "sum(baton_kv_transfers_total offset 5s)"
+        "sum(last_over_time(baton_kv_transfers_total[30s] offset 5s))"
     )
     assert prometheus.values("sum(last_over_time(baton_instance_prefix_hit_tokens_total[30s]))")[0] > 0
     assert (
-        prometheus.values('sum(baton_requests_refused_total{tenant="small",reason="rate_limit_exceeded"})')[0]
+        prometheus.values(
+            'sum(last_over_time(baton_requests_refused_total{tenant="small",reason="rate_limit_exceeded"}[30s]))'
+        )[0]
         > 0
     )
-    assert prometheus.values("sum(baton_output_tokens_total) - sum(vllm:generation_tokens_total)") == [0.0]
+    ours, theirs = "baton_output_tokens_total", "vllm:generation_tokens_total"
+    missing = f"sum(last_over_time({ours}[30s])) - sum(last_over_time({theirs}[30s]))"
+    assert prometheus.values(missing) == [0.0]
 
 
 def test_promtool_finds_nothing_to_complain_of(server: ServeProcess) -> None:
