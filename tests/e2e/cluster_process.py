@@ -18,7 +18,8 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SILENCE_S = 180.0
-"""How long a server that starts may say nothing new, however busy the machine is."""
+"""How long a server that starts may say nothing new, and a status may take to come, however busy the machine is: a replica that is
+started again imports for seconds of a processor."""
 
 
 class ServeProcess:
@@ -96,8 +97,8 @@ class ServeProcess:
         answer.raise_for_status()
         return answer.json()
 
-    def wait_status(self, what: str, done: Any, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
+    def wait_status(self, what: str, done: Any) -> dict[str, Any]:
+        deadline = time.monotonic() + SILENCE_S
         status: dict[str, Any] = {}
         while time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
@@ -105,7 +106,7 @@ class ServeProcess:
                 if done(status):
                     return status
             time.sleep(0.1)
-        raise AssertionError(f"not within {timeout_s:g} s: {what}; last status {status}")
+        raise AssertionError(f"not within {SILENCE_S:g} s: {what}; last status {status}")
 
     def wait_idle(self, num_instances: int) -> dict[str, Any]:
         """Every instance is there, holds no used block and found its accounting in order."""
