@@ -19,7 +19,7 @@ from kernels.cpu.build import cache_folder
 from tests.deploy.hosts import Host, hosts, missing
 from tests.deploy.ray_nodes import last_words
 from tests.e2e.cluster_process import ROOT
-from tests.e2e.reference import corpus_prompts, greedy_text
+from tests.e2e.reference import corpus_prompts, greedy_texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PORT = 8000
@@ -139,7 +139,7 @@ def test_from_ray_up_to_ray_down(machines: tuple[list[Host], Path], tmp_path: Pa
     assert "DecodePool 2/2" in cli("status", "--cluster", cluster)
     url = f"http://{head.address}:{PORT}"
     prompts = corpus_prompts(3, min_tokens=100, max_tokens=200)
-    expected = [greedy_text(prompt, 150) for prompt in prompts]
+    expected = greedy_texts(prompts, 150)
 
     assert Reader(url, prompts[0], 150).join() == expected[0]
     readers = [Reader(url, prompt, 150) for prompt in prompts]

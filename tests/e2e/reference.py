@@ -1,6 +1,8 @@
 """Somebody else's truth: greedy continuations by transformers, in float32."""
 
+from collections.abc import Sequence
 from functools import cache
+from itertools import takewhile
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -31,18 +33,21 @@ def last_states(prompt: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
 @cache
 def greedy(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
     """Up to `max_tokens` ids; ends before the end-of-sequence token."""
-    model = _model()
-    with torch.inference_mode():
-        ids = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            attention_mask=torch.ones(1, len(prompt)),
-        )[0, len(prompt) :].tolist()
+    return greedy_all((prompt,), max_tokens)[0]
+
+
+@torch.inference_mode()
+def greedy_all(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[tuple[int, ...]]:
+    """What `greedy` gives for each, computed as one batch: most of what so small a model takes for a token is overhead."""
+    model, longest = _model(), max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    rows = model.generate(
+        ids, attention_mask=mask, max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+    )[:, longest:].tolist()
     eos = model.generation_config.eos_token_id
     ends = {eos} if isinstance(eos, int) else set(eos or ())
-    return tuple(ids[:-1] if ids and ids[-1] in ends else ids)
+    return [tuple(takewhile(lambda token: token not in ends, row)) for row in rows]
 
 
 def beams(prompt: tuple[int, ...], max_tokens: int, width: int) -> list[str]:
@@ -62,6 +67,12 @@ def beams(prompt: tuple[int, ...], max_tokens: int, width: int) -> list[str]:
 
 def greedy_text(prompt: tuple[int, ...], max_tokens: int) -> str:
     return tokenizer().decode(greedy(prompt, max_tokens), skip_special_tokens=True)
+
+
+def greedy_texts(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[str]:
+    """What `greedy_text` gives for each, computed as one batch."""
+    outputs = greedy_all(prompts, max_tokens)
+    return [tokenizer().decode(tokens, skip_special_tokens=True) for tokens in outputs]
 
 
 def corpus_prompts(count: int, min_tokens: int = 5, max_tokens: int = 300) -> list[tuple[int, ...]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.cluster_process import ServeProcess, serving
-from tests.e2e.reference import corpus_prompts, greedy_text
+from tests.e2e.cluster_process import SILENCE_S, ServeProcess, serving
+from tests.e2e.reference import corpus_prompts, greedy_texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 NUM_TOKENS = 32
@@ -54,7 +54,7 @@ async def test_every_answer_equals_transformers_and_nothing_is_left(
     status = server.wait_status("two instances", lambda status: len(status["instances"]) == 2)
     assert all(one["prefills"] and one["decodes"] for one in status["instances"])
     prompts = corpus_prompts(16)
-    want = [greedy_text(prompt, NUM_TOKENS) for prompt in prompts]
+    want = await asyncio.to_thread(greedy_texts, prompts, NUM_TOKENS)
     at_once = asyncio.Semaphore(8)
 
     async def one(prompt: tuple[int, ...]) -> str:
@@ -70,7 +70,7 @@ async def test_either_scheduler_may_be_killed_under_streams(
     server: ServeProcess, client: openai.AsyncOpenAI
 ) -> None:
     prompts = corpus_prompts(8, min_tokens=150, max_tokens=420)
-    expected = [await asyncio.to_thread(greedy_text, prompt, 48) for prompt in prompts]
+    expected = await asyncio.to_thread(greedy_texts, prompts, 48)
     victims = server.replicas("Scheduler")
     assert len(victims) == 2
     for victim in victims:
@@ -78,7 +78,7 @@ async def test_either_scheduler_may_be_killed_under_streams(
         await asyncio.sleep(0.25)
         victim.kill()
         assert await asyncio.gather(*streams) == expected
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SILENCE_S):
             while len({p.pid for p in server.replicas("Scheduler")} - {victim.pid}) < 2:
                 await asyncio.sleep(0.1)
         await asyncio.to_thread(server.wait_idle, 2)
