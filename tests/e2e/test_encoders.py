@@ -1,4 +1,4 @@
-"""An encoder on Ray: both pools embed, and a client notices nothing of an instance's death."""
+"""An encoder on Ray: both pools embed, a client notices nothing of an instance's death, and Ray leaves nothing behind."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.cluster.ingress.api.test_encoders import TEXTS, checkpoint
-from tests.e2e.cluster_process import serving
+from tests.e2e.cluster_process import ServeProcess, serving
 
 pytestmark = pytest.mark.slow
 
@@ -31,3 +31,12 @@ async def test_texts_are_embedded_while_an_instance_is_killed(tmp_path: Path) ->
             server.replicas("DecodePool")[0].kill()
             for got in (*await asyncio.gather(*running), await embedded()):
                 np.testing.assert_allclose(got, want, atol=1e-5)
+        server.wait_status("two instances again", lambda status: len(status["instances"]) == 2)
+        assert len(ray_sessions(server)) == 1
+        assert server.memory_bytes() < 2e9
+    assert ray_sessions(server) == []
+
+
+def ray_sessions(server: ServeProcess) -> list[Path]:
+    """What Ray has left in its temporary folder for this server."""
+    return list(Path("/tmp/ray").glob(f"session_*_{server.process.pid}"))

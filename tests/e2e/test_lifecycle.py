@@ -7,12 +7,13 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.e2e.cluster_process import ROOT, serving
-from tests.e2e.reference import corpus_prompts, greedy_text
+from tests.e2e.reference import corpus_prompts, greedy_texts
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -48,66 +49,47 @@ def test_an_unknown_configuration_key_is_named() -> None:
     assert "engine.blocksize" in result.stderr
 
 
-def test_sigterm_lets_a_running_stream_finish_and_leaves_nothing(tmp_path: Path) -> None:
-    prompt = corpus_prompts(1)[0]
-    body = {
-        "model": "baton-embedded",
-        "prompt": list(prompt),
-        "max_tokens": 200,
-        "temperature": 0,
-        "stream": True,
-    }
-    started, lines = threading.Event(), []
-    with serving("--local", log=tmp_path / "log") as server:
-
-        def read() -> None:
-            with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=60) as answer:
-                for line in answer.iter_lines():
-                    lines.append(line)
-                    started.set()
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        assert started.wait(PATIENCE_S)
-    reader.join(PATIENCE_S)
-    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+POOLS = [
+    pytest.param(("--prefill", "0"), 1, 0, id="one instance"),
+    pytest.param(
+        ("--prefill", "1", "--decode", "2", "--set", "schedule.local_threshold_tokens=0"),
+        3,
+        1,
+        id="two pools",
+    ),
+]
 
 
-def test_sigterm_under_load_loses_no_accepted_request(tmp_path: Path) -> None:
-    """A request that was answered at all gets the whole answer."""
-    prompts = corpus_prompts(8, min_tokens=50, max_tokens=200)
-    expected = [greedy_text(prompt, 120) for prompt in prompts]
-    options = ("--local", "--set", "serve.drain_notice_s=1")
-
+@pytest.mark.parametrize(("pools", "num_instances", "notice_s"), POOLS)
+def test_one_process_equals_transformers_and_sigterm_lets_running_streams_finish(
+    tmp_path: Path, pools: tuple[str, ...], num_instances: int, notice_s: int
+) -> None:
+    """A request that was answered at all gets the whole answer. Nothing of the server is left then."""
+    short, prompts = corpus_prompts(4), corpus_prompts(8, min_tokens=50, max_tokens=200)
     begun = threading.Barrier(len(prompts) + 1)
 
-    def ask(url: str, prompt: tuple[int, ...]) -> str:
-        body = {"model": "baton-embedded", "prompt": list(prompt), "max_tokens": 120, "temperature": 0}
+    def streamed(url: str, prompt: tuple[int, ...]) -> str:
         texts: list[str] = []
-        with httpx.stream(
-            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=60
-        ) as answer:
-            for line in answer.iter_lines():
+        body = asking(prompt, 120) | {"stream": True}
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
+            for line in filter(None, answer.iter_lines()):
                 if line.startswith("data: {"):
                     texts.append(json.loads(line[6:])["choices"][0]["text"])
                     if len(texts) == 1:
                         begun.wait(PATIENCE_S)
+        assert line == "data: [DONE]"
         return "".join(texts)
 
-    with ThreadPoolExecutor(8) as pool, serving(*options, log=tmp_path / "log") as server:
-        running = [pool.submit(ask, server.base_url, prompt) for prompt in prompts]
+    options = ("--local", *pools, "--set", f"serve.drain_notice_s={notice_s}")
+    with ThreadPoolExecutor(len(prompts)) as threads, serving(*options, log=tmp_path / "log") as server:
+        url = f"{server.base_url}/v1/completions"
+        answers = [httpx.post(url, json=asking(prompt, 24), timeout=PATIENCE_S) for prompt in short]
+        assert [answer.json()["choices"][0]["text"] for answer in answers] == greedy_texts(short, 24)
+        server.wait_idle(num_instances)
+        running = [threads.submit(streamed, url, prompt) for prompt in prompts]
         begun.wait(PATIENCE_S)
-    assert [answer.result() for answer in running] == expected
+    assert [stream.result() for stream in running] == greedy_texts(prompts, 120)
 
 
-@pytest.mark.parametrize(
-    "pools",
-    [("--prefill", "0"), ("--prefill", "1", "--decode", "2", "--set", "schedule.local_threshold_tokens=0")],
-)
-def test_one_process_equals_transformers(tmp_path: Path, pools: tuple[str, ...]) -> None:
-    with serving("--local", *pools, log=tmp_path / "log") as server:
-        for prompt in corpus_prompts(4):
-            body = {"model": "baton-embedded", "prompt": list(prompt), "max_tokens": 24, "temperature": 0}
-            answer = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
-            assert answer.json()["choices"][0]["text"] == greedy_text(prompt, 24)
-        server.wait_idle(1 if pools[1] == "0" else 3)
+def asking(prompt: tuple[int, ...], max_tokens: int) -> dict[str, Any]:
+    return {"model": "baton-embedded", "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
